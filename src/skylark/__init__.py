@@ -1,0 +1,1 @@
+"""Skylark: Apache RocketMQ rebuilt in Python (work in progress; see README.md)."""

@@ -1,0 +1,1 @@
+"""Foundations every other package stands on: errors, clock, names, configuration, metrics."""

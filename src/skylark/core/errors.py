@@ -1,0 +1,190 @@
+"""The exception tree: everything Skylark raises on purpose derives from :class:`SkylarkError`.
+
+``retriable`` says whether the same call may succeed later without any change by the caller.
+``hint`` is one sentence for a person: what to do about it. ``str(error)`` holds both.
+
+Peer and disk data never raise anything outside this tree; a ``KeyError`` or ``struct.error`` that
+escapes from a decoder is a defect.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SkylarkError(Exception):
+    """Base of all errors raised by Skylark."""
+
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(SkylarkError):
+    """A setting is unknown, malformed or contradicts another one."""
+
+
+class ProtocolError(SkylarkError):
+    """Bytes or calls that break the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own code tried to send something that cannot be represented: a bug on this side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that cannot be understood; the connection is of no further use."""
+
+
+class HeaderFieldError(RemoteProtocolError):
+    """A custom header lacks a required field, or a field holds the wrong type.
+
+    The frame itself is sound: the request is answered with code 1 and the connection stays.
+    """
+
+    def __init__(self, field: str, message: str | None = None) -> None:
+        super().__init__(message or f"the custom field <{field}> is null")
+        self.field = field
+
+
+class TransportError(SkylarkError):
+    """A call failed below the protocol: connect, write, wait or close."""
+
+    retriable: ClassVar[bool] = True
+
+
+class ConnectError(TransportError):
+    """No connection could be made."""
+
+
+class ConnectionClosedError(TransportError):
+    """The connection ended before the answer came."""
+
+
+class RequestTimeoutError(TransportError):
+    """No answer within the caller's timeout."""
+
+
+class TooManyRequestsError(TransportError):
+    """No permit for a further outstanding call was free ("invoke too fast")."""
+
+
+class BrokerError(SkylarkError):
+    """A request was answered with a code other than success.
+
+    It travels both ways: a handler raises it to answer with ``code`` and ``remark``, a client
+    raises it when such an answer arrives. :func:`broker_error` picks the subclass by code.
+    """
+
+    code: int = 1
+
+    def __init__(self, remark: str, *, code: int | None = None, hint: str | None = None) -> None:
+        super().__init__(remark, hint=hint)
+        self.remark = remark
+        if code is not None:
+            self.code = code
+
+
+class SystemBusyError(BrokerError):
+    """The server sheds load; the same request may succeed a little later."""
+
+    code = 2
+    retriable: ClassVar[bool] = True
+
+
+class RequestNotSupportedError(BrokerError):
+    """The server does not know this request code."""
+
+    code = 3
+
+
+class MessageIllegalError(BrokerError):
+    """A message breaks a limit or a rule of its topic."""
+
+    code = 13
+
+
+class ServiceNotAvailableError(BrokerError):
+    """The server cannot serve now: shutting down, disk full, or a slave."""
+
+    code = 14
+    retriable: ClassVar[bool] = True
+
+
+class NoPermissionError(BrokerError):
+    """Access was refused by permission bits, configuration or access control."""
+
+    code = 16
+
+
+class TopicNotExistError(BrokerError):
+    """The topic has no route, or does not exist on this broker."""
+
+    code = 17
+
+
+class QueryNotFoundError(BrokerError):
+    """What was asked for does not exist."""
+
+    code = 22
+
+
+class SubscriptionGroupNotExistError(BrokerError):
+    """The consumer group does not exist."""
+
+    code = 26
+
+
+class InvalidParameterError(BrokerError):
+    """A field of the request holds a value that is not allowed."""
+
+    code = 29
+
+
+class ConsumerNotOnlineError(BrokerError):
+    """No member of the group is connected."""
+
+    code = 206
+
+
+class GoAwayError(BrokerError):
+    """The server shuts down; connect again and repeat."""
+
+    code = 1500
+    retriable: ClassVar[bool] = True
+
+
+def _by_code(base: type[BrokerError]) -> dict[int, type[BrokerError]]:
+    table: dict[int, type[BrokerError]] = {}
+    for subclass in base.__subclasses__():
+        if subclass.code in table:
+            raise TypeError(f"two error classes for code {subclass.code}")
+        table[subclass.code] = subclass
+    return table
+
+
+_BROKER_ERRORS = _by_code(BrokerError)
+
+
+def broker_error(code: int, remark: str, *, hint: str | None = None) -> BrokerError:
+    """The error for a response code; codes without a class of their own give the base class."""
+    return _BROKER_ERRORS.get(code, BrokerError)(remark, code=code, hint=hint)
+
+
+class StoreError(SkylarkError):
+    """The message store could not do what was asked."""
+
+
+class CorruptLogError(StoreError):
+    """A stored file holds something that cannot be a record; nothing was deleted."""
+
+    def __init__(self, message: str, *, file: str, offset: int, hint: str | None = None) -> None:
+        super().__init__(f"{file} at offset {offset}: {message}", hint=hint)
+        self.file = file
+        self.offset = offset

@@ -1,0 +1,235 @@
+"""Who starts what, in which order, and who owns a task.
+
+:class:`Lifecycle` starts components in the order in which they were added and stops them in
+reverse, so that each finds what it stands on alive. :class:`Tasks` owns background tasks: every
+task has exactly one owner, which keeps a reference, reports a failure once, and ends it.
+
+Invariants:
+
+- A component whose ``start`` raises has cleaned up after itself and is not stopped; those started
+  before it are. The caller sees the first error; errors while undoing are logged.
+- ``stop`` goes on after an error and raises all of them together at the end, as an
+  ``ExceptionGroup``. It may be called at any time and any number of times: while a start is under
+  way it waits for that, and when nothing runs it does nothing.
+- A cancellation ends no clean-up half way: the rest is stopped, then the cancellation goes on.
+- A task that fails is logged, or collected while the owner ends, never both and never silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+from skylark.core.errors import SkylarkError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TASK_COUNT_MAX = 10_000
+
+
+class LifecycleError(SkylarkError):
+    """Started twice, or used after its end."""
+
+
+class TaskLimitError(LifecycleError):
+    """The owner already runs as many tasks as it may."""
+
+    retriable: ClassVar[bool] = True
+
+
+class Component(Protocol):
+    """Something with a beginning and an end."""
+
+    async def start(self) -> None:
+        """Begin to work; when this raises, nothing is left behind."""
+
+    async def stop(self) -> None:
+        """End all work and release everything."""
+
+
+C = TypeVar("C", bound=Component)
+
+
+class State(enum.Enum):
+    """Life of a :class:`Lifecycle`; it runs once."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class Lifecycle:
+    """Ordered start and stop of components; is itself a component."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.NEW
+        self._components: list[tuple[str, Component]] = []
+        self._started: list[tuple[str, Component]] = []
+        self._lock = asyncio.Lock()  # a stop waits for a start under way, and for another stop
+
+    def add(self, component: C, name: str | None = None) -> C:
+        """Append a component to the order; returns it, so that it can be kept in one line."""
+        if self.state is not State.NEW:
+            raise LifecycleError(f"{self.name} is {self.state.value}: nothing can be added")
+        self._components.append((name or type(component).__name__, component))
+        return component
+
+    async def start(self) -> None:
+        async with self._lock:
+            if self.state is not State.NEW:
+                raise LifecycleError(f"{self.name} cannot start: it is {self.state.value}")
+            self.state = State.RUNNING
+            for name, component in self._components:
+                log.debug("%s: starting %s", self.name, name)
+                try:
+                    await component.start()
+                except BaseException:
+                    await self._undo_start()
+                    raise
+                self._started.append((name, component))
+            log.info("%s: started", self.name)
+
+    async def stop(self) -> None:
+        async with self._lock:
+            if self.state is State.NEW:
+                self.state = State.STOPPED
+            if self.state is State.STOPPED:
+                return
+            self.state = State.STOPPED
+            errors, cancelled = await self._stop_started()
+            log.info("%s: stopped", self.name)
+        if cancelled is not None:
+            for error in errors:
+                log.error("%s: %s", self.name, error, exc_info=error)
+            raise cancelled
+        if errors:
+            raise ExceptionGroup(f"{self.name} did not stop cleanly", errors)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def _undo_start(self) -> None:
+        self.state = State.STOPPED
+        errors, _ = await self._stop_started()
+        for error in errors:
+            log.error("%s: undoing a failed start: %s", self.name, error, exc_info=error)
+
+    async def _stop_started(self) -> tuple[list[Exception], asyncio.CancelledError | None]:
+        errors: list[Exception] = []
+        cancelled: asyncio.CancelledError | None = None
+        while self._started:
+            name, component = self._started.pop()
+            log.debug("%s: stopping %s", self.name, name)
+            try:
+                await component.stop()
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except Exception as error:  # noqa: BLE001 - the other components must stop too
+                error.add_note(f"while {self.name} stopped {name}")
+                errors.append(error)
+        return errors, cancelled
+
+
+class Tasks:
+    """The owner of background tasks.
+
+    ``limit`` bounds how many may run at once. ``on_failure`` is told of every task that fails on
+    its own (after it was logged); tasks that fail while the owner ends are raised from
+    :meth:`cancel_and_wait` instead.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int = TASK_COUNT_MAX,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._ending = False
+        self._errors: list[Exception] = []  # of tasks that failed while ending
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run a coroutine as a task of this owner.
+
+        Raises LifecycleError after :meth:`close` and TaskLimitError at the limit; the coroutine
+        is closed then, so that it does not linger un-awaited.
+        """
+        if self._closed:
+            work.close()
+            raise LifecycleError(f"{self.name} is closed: {name} cannot start")
+        if len(self._tasks) >= self.limit:
+            work.close()
+            raise TaskLimitError(
+                f"{self.name} already runs {self.limit} tasks: {name} cannot start"
+            )
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.name}:{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def close(self) -> None:
+        """Refuse new tasks; those that run go on."""
+        self._closed = True
+
+    async def wait(self) -> None:
+        """Wait until no task is left, the caller's own aside."""
+        while tasks := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(tasks)
+
+    async def cancel_and_wait(self) -> None:
+        """Close, cancel every task and wait for its end; raise what they raised meanwhile.
+
+        May be called from one of the tasks, which is then left to end by itself. Further calls
+        wait too, and raise what is new.
+        """
+        self.close()
+        self._ending = True
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel(f"{self.name} ends")
+        await self.wait()
+        errors, self._errors = self._errors, []
+        if errors:
+            raise ExceptionGroup(f"tasks of {self.name} failed while ending", errors)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if self._ending and isinstance(error, Exception):
+            error.add_note(f"in task {task.get_name()}")
+            self._errors.append(error)
+            return
+        log.error("task %s failed: %s", task.get_name(), error, exc_info=error)
+        if self._on_failure is not None:
+            self._on_failure(task.get_name(), error)

@@ -1,0 +1,60 @@
+"""What all tests share: the time per folder at the end, and the seeds of long runs."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import PurePosixPath
+
+import pytest
+
+
+def folder_of(node_id: str) -> str:
+    """``tests/unit/wire/test_frame.py::test_x`` -> ``tests/unit/wire``."""
+    return str(PurePosixPath(node_id.partition("::")[0]).parent)
+
+
+class FolderTimes:
+    """Adds up what the tests of each folder took, set-up and tear-down included.
+
+    ``make test`` has a time budget per part; these lines show who spends it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.tests: defaultdict[str, int] = defaultdict(int)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        folder = folder_of(report.nodeid)
+        self.seconds[folder] += report.duration
+        self.tests[folder] += report.when == "call"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("time per folder")
+        for folder, seconds in sorted(self.seconds.items()):
+            tests = self.tests[folder]
+            terminalreporter.write_line(f"{seconds:8.1f} s  {tests:6} tests  {folder}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FolderTimes(), "folder-times")
+
+
+def parse_seeds(text: str) -> range | None:
+    """``"5-7"`` -> 5, 6, 7; ``"5"`` -> 5 alone; nothing -> ``None``: the test's own choice."""
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    try:
+        seeds = range(int(first), int(last or first) + 1)
+    except ValueError:
+        seeds = range(0)
+    if not seeds:
+        raise pytest.UsageError(f"SEEDS={text}: expected <seed> or <first>-<last>")
+    return seeds
+
+
+@pytest.fixture(scope="session")
+def seeds() -> range | None:
+    """The seeds of ``make crash SEEDS=<first>-<last>``, or ``None`` for the default of the run."""
+    return parse_seeds(os.environ.get("SEEDS", ""))

@@ -1,0 +1,233 @@
+r"""Runs what the documents tell a reader to type.
+
+A document is Markdown with fenced blocks. What happens to a block depends on its language:
+
+===========  =====================================================================================
+console      every line that starts with ``$ `` is run by bash; the lines below it, if there are
+             any, are the expected output. ``...`` stands for any text within a line; alone on a
+             line, for any number of lines. A command goes on in the next line after a ``\``.
+sh           the whole block is run as one bash script and must succeed
+python       the whole block is run as a program and must succeed
+text, ...    shown only (:data:`SHOWN`)
+===========  =====================================================================================
+
+A block without language, or with an unknown one, is an error: it would escape this runner. A block
+that cannot run says why in the line above it: ``<!-- not run: needs a JDK -->``.
+
+The blocks of one document run in order in one empty folder, in which ``.venv`` is the environment
+of this interpreter. ``make`` commands are not run but put to ``make -n`` in the repository, which
+knows whether the target and its variables are good.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN = frozenset({"console", "python", "sh"})
+SHOWN = frozenset({"ini", "java", "json", "properties", "text", "toml", "yaml"})
+TIMEOUT_S = 60
+
+_FENCE = re.compile(r"( *)(`{3,})\s*([^`\s]*)[^`]*$")
+_NOT_RUN = re.compile(r"\s*<!--\s*not run(.*?)-->\s*$")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Variables that would make the outcome depend on who runs the tests, or on being run by make.
+_DROPPED = re.compile(r"MAKE|MFLAGS|SKYLARK_|NAMESRV_ADDR|ROCKETMQ_|PYTEST_|PYTHONPATH")
+
+
+class DocError(Exception):
+    """A document that this runner cannot read, or whose commands do not do what it says."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it starts, its language, its lines, and why it is not run."""
+
+    line: int
+    language: str
+    lines: tuple[str, ...]
+    not_run: str | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a console block; no ``expected`` lines mean that any output will do."""
+
+    line: int
+    text: str
+    expected: tuple[str, ...]
+
+
+def parse_blocks(text: str) -> list[Block]:
+    """All fenced blocks of a document."""
+    blocks: list[Block] = []
+    lines = text.splitlines()
+    reason: str | None = None
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if mark := _NOT_RUN.match(line):
+            reason = mark.group(1).strip().removeprefix(":").strip()
+            if not reason:
+                raise DocError(f"line {number}: 'not run' without a reason")
+            continue
+        fence = _FENCE.match(line)
+        if fence is None:
+            if reason and line.strip():
+                raise DocError(f"line {number}: 'not run' stands above no block")
+            continue
+        indent, ticks, language = fence.groups()
+        first = number
+        while number < len(lines) and lines[number].strip() != ticks:
+            number += 1
+        if number == len(lines):
+            raise DocError(f"line {first}: block is never closed")
+        body = tuple(content.removeprefix(indent) for content in lines[first:number])
+        number += 1
+        if language not in RUN | SHOWN:
+            known = ", ".join(sorted(RUN | SHOWN))
+            raise DocError(f"line {first}: language {language!r} is not one of {known}")
+        if reason and language in SHOWN:
+            raise DocError(f"line {first}: 'not run' above a block that is only shown")
+        blocks.append(Block(first, language, body, reason))
+        reason = None
+    if reason:
+        raise DocError("the document ends with 'not run'")
+    return blocks
+
+
+def parse_console(block: Block) -> list[Command]:
+    """The commands of a console block with the output expected of each."""
+    commands: list[Command] = []
+    lines = iter(enumerate(block.lines, block.line + 1))
+    for number, line in lines:
+        if line.startswith("$ "):
+            text = line.removeprefix("$ ")
+            while text.endswith("\\"):
+                _, more = next(lines, (0, None))
+                if more is None:
+                    raise DocError(f"line {number}: the command goes on after the block")
+                text = f"{text}\n{more.removeprefix('> ')}"
+            commands.append(Command(number, text, ()))
+        elif commands:
+            last = commands[-1]
+            commands[-1] = Command(last.line, last.text, (*last.expected, line))
+        else:
+            raise DocError(f"line {number}: a console block starts with '$ '")
+    if not commands:
+        raise DocError(f"line {block.line}: empty console block")
+    return commands
+
+
+def output_matches(expected: tuple[str, ...], output: str) -> bool:
+    """Compare line by line; blanks at line ends and empty lines at the end do not count."""
+    pattern = ""
+    for line in expected:
+        if line.strip() == "...":
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            parts = (re.escape(part) for part in line.rstrip().split("..."))
+            pattern += "[^\n]*".join(parts) + "\n"
+    actual = "".join(f"{line.rstrip()}\n" for line in output.rstrip().splitlines())
+    return re.fullmatch(pattern, actual) is not None
+
+
+class Runner:
+    """Runs the blocks of one document in ``folder``."""
+
+    def __init__(self, root: Path, folder: Path, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._root = root
+        self._folder = folder
+        self._timeout_s = timeout_s
+        (folder / ".venv").symlink_to(sys.prefix)
+        self._environ = {
+            key: value for key, value in os.environ.items() if not _DROPPED.match(key)
+        } | {
+            "HOME": str(folder),
+            "PATH": os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", "")]),
+        }
+
+    def run(self, text: str) -> int:
+        """Run a document; the number of commands that were run or checked."""
+        done = 0
+        for block in parse_blocks(text):
+            if block.not_run or block.language in SHOWN:
+                continue
+            for command in self._commands(block):
+                self._check(command)
+                done += 1
+        return done
+
+    def _commands(self, block: Block) -> Iterator[Command]:
+        if block.language == "console":
+            yield from parse_console(block)
+            return
+        program = "\n".join(block.lines) + "\n"
+        if block.language == "python":
+            script = self._folder / f"block_{block.line}.py"
+            script.write_text(program)
+            program = f"{shlex.quote(sys.executable)} -W error {script.name}"
+        yield Command(block.line, program, ())
+
+    def _check(self, command: Command) -> None:
+        if command.text.split()[:1] == ["make"]:
+            code, output = self._execute(f"make -n {command.text[len('make') :]}", self._root)
+            expected: tuple[str, ...] = ()
+        else:
+            code, output = self._execute(command.text, self._folder)
+            expected = command.expected
+        where = f"line {command.line}: {command.text}"
+        if code != 0:
+            raise DocError(f"{where}\nended with {code}:\n{output}")
+        if expected and not output_matches(expected, output):
+            wanted = "\n".join(expected)
+            raise DocError(f"{where}\nexpected:\n{wanted}\nbut got:\n{output}")
+
+    def _execute(self, script: str, folder: Path) -> tuple[int | str, str]:
+        # A file, not a pipe: a server left in the background would hold a pipe open.
+        log = self._folder / ".output"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", script],
+                cwd=folder,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code: int | str
+            try:
+                code = process.wait(self._timeout_s)
+            except subprocess.TimeoutExpired:
+                code = f"no end after {self._timeout_s:g} s"
+            finally:
+                _end_group(process.pid)
+                process.wait()
+        return code, log.read_text(errors="replace")
+
+
+def _end_group(group: int) -> None:
+    """End whatever a command started and left running."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # nothing left
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """Links to files that do not exist; links to the web are not followed."""
+    targets = (match.group(1).partition("#")[0] for match in _LINK.finditer(text))
+    return [
+        target
+        for target in targets
+        if target and "://" not in target and not (folder / target).exists()
+    ]

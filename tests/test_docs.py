@@ -1,0 +1,211 @@
+"""The documents are true: their commands run, their links lead somewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs_runner import (
+    Block,
+    Command,
+    DocError,
+    Runner,
+    broken_links,
+    output_matches,
+    parse_blocks,
+    parse_console,
+)
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_document(document: Path, tmp_path: Path) -> None:
+    text = document.read_text()
+    try:
+        done = Runner(ROOT, tmp_path).run(text)
+    except DocError as error:
+        pytest.fail(f"{document.relative_to(ROOT)}, {error}", pytrace=False)
+    assert done > 0
+    assert broken_links(text, document.parent) == []
+
+
+def test_the_readme_lists_every_folder() -> None:
+    listed = set(
+        re.findall(r"^\| `([a-z_/.]+)/` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    )
+    packages = {
+        f"src/skylark/{path.parent.name}" for path in (ROOT / "src/skylark").glob("*/__init__.py")
+    }
+    others = {"bench", "newsfragments", "tests", "tools"}
+    if (ROOT / "docs").is_dir() and any((ROOT / "docs").iterdir()):
+        others.add("docs")
+    assert listed == packages | others
+
+
+# ---- the parser ------------------------------------------------------------------------------
+
+
+def test_blocks_are_found_with_language_and_place() -> None:
+    text = "# T\n\n```console\n$ ls\n```\n\ntext\n\n  ```python\n  if x:\n      y()\n  ```\n"
+    assert parse_blocks(text) == [
+        Block(3, "console", ("$ ls",)),
+        Block(9, "python", ("if x:", "    y()")),
+    ]
+
+
+def test_a_longer_fence_may_hold_a_shorter_one() -> None:
+    (block,) = parse_blocks("````text\n```sh\nls\n```\n````\n")
+    assert block.lines == ("```sh", "ls", "```")
+
+
+def test_a_block_may_say_why_it_is_not_run() -> None:
+    (block,) = parse_blocks("<!-- not run: needs a JDK -->\n\n```sh\nls\n```\n")
+    assert block.not_run == "needs a JDK"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```\nls\n```\n", "line 1: language '' is not one of"),
+        ("```bash\nls\n```\n", "line 1: language 'bash' is not one of"),
+        ("```sh\nls\n", "line 1: block is never closed"),
+        ("<!-- not run -->\n```sh\nls\n```\n", "line 1: 'not run' without a reason"),
+        ("<!-- not run:  -->\n```sh\nls\n```\n", "line 1: 'not run' without a reason"),
+        ("<!-- not run: x -->\ntext\n```sh\nls\n```\n", "line 2: 'not run' stands above no block"),
+        ("<!-- not run: x -->\n", "ends with 'not run'"),
+        ("<!-- not run: x -->\n```text\nls\n```\n", "line 2: 'not run' above a block that is only"),
+    ],
+)
+def test_bad_blocks_are_refused(text: str, message: str) -> None:
+    with pytest.raises(DocError, match=re.escape(message)):
+        parse_blocks(text)
+
+
+def test_console_commands_and_their_output() -> None:
+    block = Block(10, "console", ("$ echo a \\", "> b", "a b", "", "$ true", "$ ls", "..."))
+    assert parse_console(block) == [
+        Command(11, "echo a \\\nb", ("a b", "")),
+        Command(15, "true", ()),
+        Command(16, "ls", ("...",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("output", "$ ls"), "line 2: a console block starts with"),
+        (("$ ls \\",), "line 2: the command goes on after the block"),
+        ((), "line 1: empty console block"),
+    ],
+)
+def test_bad_console_blocks_are_refused(lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DocError, match=re.escape(message)):
+        parse_console(Block(1, "console", lines))
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "matches"),
+    [
+        (("a", "b"), "a\nb\n", True),
+        (("a", "b"), "a  \nb\n\n", True),
+        (("a",), "a\nb\n", False),
+        (("a", "b"), "a\n", False),
+        (("a.c",), "abc\n", False),
+        (("port ... ready",), "port 9876 ready\n", True),
+        (("port ... ready",), "port\n9876 ready\n", False),
+        (("a", "..."), "a\n", True),
+        (("a", "...", "d"), "a\nb\nc\nd\n", True),
+        (("a", "...", "d"), "a\nb\nc\n", False),
+        (("...",), "", True),
+        (("x",), "", False),
+    ],
+)
+def test_output_matching(expected: tuple[str, ...], output: str, matches: bool) -> None:
+    assert output_matches(expected, output) is matches
+
+
+# ---- the runner ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(ROOT, tmp_path, timeout_s=20)
+
+
+def console(*lines: str) -> str:
+    return "\n".join(["```console", *lines, "```", ""])
+
+
+def test_commands_share_a_folder_and_the_environment(runner: Runner, tmp_path: Path) -> None:
+    text = (
+        console(
+            "$ echo hello > file", "$ cat file", "hello", "$ which python", f"{sys.prefix}/bin/..."
+        )
+        + "```sh\ntest -f file\necho more >> file\n```\n"
+        + "```python\nassert open('file').read() == 'hello\\nmore\\n'\n```\n"
+        + console("$ .venv/bin/python -c 'import skylark'", '$ echo "$HOME"', str(tmp_path))
+        + "```text\nnot a command\n```\n"
+        + "<!-- not run: it would fail -->\n```sh\nfalse\n```\n"
+    )
+    assert runner.run(text) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (console("$ true", "$ exit 3"), "line 3: exit 3\nended with 3"),
+        (console("$ echo a", "b"), "expected:\nb\nbut got:\na"),
+        (console("$ false | true"), "ended with 1"),
+        (console('$ echo "$UNSET_NAME"'), "ended with 1"),
+        ("```sh\nfalse\ntrue\n```\n", "ended with 1"),
+        ("```python\nassert False\n```\n", "AssertionError"),
+        ("```python\nimport warnings\nwarnings.warn('old')\n```\n", "UserWarning: old"),
+        (console("$ make nosuch"), "No rule to make target"),
+        (console("$ make interop PART=nosuch"), "make interop needs PART="),
+    ],
+)
+def test_what_does_not_work_is_reported(runner: Runner, text: str, message: str) -> None:
+    with pytest.raises(DocError) as caught:
+        runner.run(text)
+    assert message in str(caught.value)
+
+
+def test_make_commands_are_checked_and_not_run(runner: Runner) -> None:
+    assert runner.run(console("$ make", "$ make test", "$ make clean ARGS=-q")) == 3
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
+    hasty = Runner(ROOT, tmp_path, timeout_s=0.2)
+    with pytest.raises(DocError, match=r"no end after 0\.2 s"):
+        hasty.run(console("$ sleep 600"))
+
+
+def test_what_a_command_leaves_running_is_ended(runner: Runner, tmp_path: Path) -> None:
+    holder = (
+        "import fcntl, signal\n"
+        "file = open('lock', 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "open('held', 'w').close()\n"
+        "signal.pause()\n"
+    )
+    (tmp_path / "holder.py").write_text(holder)
+    text = console("$ python holder.py & while [ ! -e held ]; do sleep 0.01; done")
+    assert runner.run(text) == 1
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the lock goes with its holder; waits for it if need be
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("")
+    text = "[a](there.md) [b](there.md#part) [c](https://example.org/x) [d](#here) [e](gone.md)"
+    assert broken_links(text, tmp_path) == ["gone.md"]

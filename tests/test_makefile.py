@@ -1,0 +1,70 @@
+"""The Makefile tells its user what there is: targets, and the parts of the long suites."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SUITES = {"interop": "tests/interop/test_", "crash": "tests/crash/test_", "bench": "bench/"}
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def parts_of(suite: str) -> list[str]:
+    folder, _, prefix = SUITES[suite].rpartition("/")
+    names = [path.stem.removeprefix(prefix) for path in (ROOT / folder).glob(f"{prefix}*.py")]
+    if suite == "bench":
+        names.remove("harness")
+    return sorted(names)
+
+
+def test_make_alone_lists_every_target() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    shown = make()
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == phony.group(1).split()
+    assert all(len(line.split()) > 2 for line in lines[1:])
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("part", [[], ["PART=nosuch"], ["PART="]])
+def test_a_missing_or_wrong_part_lists_the_parts(suite: str, part: list[str]) -> None:
+    run = make(suite, *part)
+    assert run.returncode == 2
+    listed = ", ".join(parts_of(suite)).replace(",", "") or "none yet"
+    assert f"make {suite} needs PART=<part>, one of: {listed}." in run.stderr
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_part_is_a_file(suite: str) -> None:
+    for part in parts_of(suite):
+        run = make("-n", suite, f"PART={part}", "SEEDS=1-5", "ROWS=a*,b c")
+        assert run.returncode == 0, run.stderr
+        assert f"bench.{part}" in run.stdout or f"{SUITES[suite]}{part}.py" in run.stdout
+        if suite == "crash":
+            assert "SEEDS='1-5'" in run.stdout
+        if suite == "bench":
+            assert "--rows 'a*,b c'" in run.stdout
+
+
+def test_ci_calls_make_test_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines() == [
+        "#!/bin/bash",
+        "set -euo pipefail",
+        'cd "$(dirname "$0")/.."',
+        "make test",
+    ]
