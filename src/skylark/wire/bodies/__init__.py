@@ -1,0 +1,1 @@
+"""JSON bodies of commands as typed structs, one module per family."""

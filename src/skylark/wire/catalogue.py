@@ -1,0 +1,51 @@
+"""THE catalogue: one row for every request code, read by everything that asks about requests.
+
+Dispatch takes the header types from here, access control what a caller needs, metrics the names,
+the reference pages all of it; and a request nobody implements is refused by its name. The rows
+stand by family in ``skylark.wire.rows``; here they are joined with the types of their JSON bodies
+(``skylark.wire.bodies.table``) and checked against each other when the module is imported: no code
+twice, none forgotten, a body type exactly where the row says JSON.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.rows import administration, clients, cluster, rare
+from skylark.wire.rows.row import BodyKind, Row
+
+
+def _build() -> dict[int, Row]:
+    catalogue: dict[int, Row] = {}
+    for row in (*clients.ROWS, *cluster.ROWS, *administration.ROWS, *rare.ROWS):
+        code = int(row.code)
+        assert code not in catalogue, f"two rows for {row.name}"
+        has_json = (row.request_body is BodyKind.JSON, row.response_body is BodyKind.JSON)
+        assert has_json == (code in REQUEST_BODIES, code in RESPONSE_BODIES), row.name
+        known_codes = set(row.response_codes + row.header_codes) <= set(ResponseCode)
+        assert known_codes, f"{row.name} answers with a code that does not exist"
+        catalogue[code] = msgspec.structs.replace(
+            row,
+            request_body_type=REQUEST_BODIES.get(code),
+            response_body_type=RESPONSE_BODIES.get(code),
+        )
+    missing = [code.name for code in RequestCode if code not in catalogue]
+    assert not missing, f"codes without a row: {missing}"
+    return dict(sorted(catalogue.items()))
+
+
+#: All rows by code, in the order of the codes.
+CATALOGUE: dict[int, Row] = _build()
+
+
+def lookup(code: int) -> Row | None:
+    """The row of a request code, None for a code that no RocketMQ and no Skylark knows."""
+    return CATALOGUE.get(code)
+
+
+def name_of(code: int) -> str:
+    """``SEND_MESSAGE_V2``, or ``UNKNOWN(9999)``: for logs, metrics and error texts."""
+    row = CATALOGUE.get(code)
+    return f"UNKNOWN({code})" if row is None else row.name

@@ -1,0 +1,130 @@
+"""Headers of administration: topics, groups, statistics, settings.
+
+Many of these requests carry their content in the body (settings as Java properties text, topics
+and groups as JSON) and a header only to say which topic or group is meant. Answers to
+``CreateTopicRequestHeader``, ``GetConsumeStatsRequestHeader`` and others.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from skylark.wire.fields import Header, Int32, Int64
+
+
+class CreateTopicRequestHeader(Header, kw_only=True, rename="camel"):
+    """UPDATE_AND_CREATE_TOPIC and UPDATE_AND_CREATE_STATIC_TOPIC."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    #: Bits of :class:`~skylark.wire.codes.Perm`.
+    perm: Int32
+    topic_filter_type: str
+    topic_sys_flag: Int32 | None = None
+    order: bool = False
+    #: Changes such as ``+message.type=FIFO,-other``.
+    attributes: str | None = None
+    force: bool = False
+
+
+class DeleteSubscriptionGroupRequestHeader(Header, kw_only=True, rename="camel"):
+    """DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class UpdateGroupForbiddenRequestHeader(Header, kw_only=True, rename="camel"):
+    """UPDATE_AND_GET_GROUP_FORBIDDEN; without ``readable`` it only asks."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class GetConsumeStatsRequestHeader(Header, kw_only=True, rename="camel"):
+    """GET_CONSUME_STATS: how far a group is behind."""
+
+    consumer_group: str
+    topic: str | None = None
+    #: Joined by semicolons.
+    topic_list: str | None = None
+
+
+class GetConsumeStatsInBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """GET_BROKER_CONSUME_STATS: all groups of a broker."""
+
+    is_order: bool = False
+
+
+class QuerySubscriptionByConsumerRequestHeader(Header, kw_only=True, rename="camel"):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str | None = None
+
+
+class QueryConsumeTimeSpanRequestHeader(Header, kw_only=True, rename="camel"):
+    """QUERY_CONSUME_TIME_SPAN."""
+
+    topic: str
+    group: str
+
+
+class QueryConsumeQueueRequestHeader(Header, kw_only=True, rename="camel"):
+    """QUERY_CONSUME_QUEUE: raw entries of a consume queue."""
+
+    topic: str | None = None
+    queue_id: Int32 = 0
+    index: Int64 = 0
+    count: Int32 = 0
+    consumer_group: str | None = None
+
+
+class ViewBrokerStatsDataRequestHeader(Header, kw_only=True, rename="camel"):
+    """VIEW_BROKER_STATS_DATA: one counter, such as TOPIC_PUT_NUMS of a topic."""
+
+    stats_name: str
+    stats_key: str
+
+
+class GetBrokerConfigResponseHeader(Header, kw_only=True, rename="camel"):
+    """GET_BROKER_CONFIG: the DataVersion of the settings as JSON."""
+
+    version: str
+
+
+class AddBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """ADD_BROKER, to a broker container; the body holds the settings."""
+
+    config_path: str | None = None
+
+
+class RemoveBrokerRequestHeader(Header, kw_only=True, rename="camel"):
+    """REMOVE_BROKER, from a broker container."""
+
+    broker_name: str
+    broker_cluster_name: str
+    broker_id: Int64
+
+
+class CheckRocksdbCqWriteProgressRequestHeader(Header, kw_only=True, rename="camel"):
+    """CHECK_ROCKSDB_CQ_WRITE_PROGRESS."""
+
+    topic: str
+    check_store_time: Int64 = 0
+
+
+class ExportRocksDBConfigToJsonRequestHeader(Header, kw_only=True, rename="camel"):
+    """EXPORT_ROCKSDB_CONFIG_TO_JSON."""
+
+    #: Some of topics, subscriptionGroups, consumerOffsets, joined by semicolons.
+    config_type: str
+
+
+class SetCommitLogReadModeRequestHeader(Header, kw_only=True):
+    """SET_COMMITLOG_READ_MODE; Java reads the entry without a header class."""
+
+    read_ahead_mode: str | None = field(default=None, name="READ_AHEAD_MODE")

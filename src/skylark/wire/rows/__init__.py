@@ -1,0 +1,1 @@
+"""The rows of the catalogue by family; ``skylark.wire.catalogue`` puts them together."""

@@ -1,0 +1,129 @@
+"""What the catalogue says about one request code.
+
+Parties are written as letters: C client, B broker, S slave broker, N name server, A admin tool, K
+controller. ``C->B`` is a request from client to broker, ``SA->B`` has two kinds of senders, and in
+``A->B->C`` the broker passes the request on to a client.
+
+Access follows RocketMQ's ACL 2.0: a request needs *each* of its :class:`Access` entries, and for an
+entry any *one* of its actions suffices. A retry topic belongs to its group: where an entry asks for
+the topic and the name is a ``%RETRY%`` one, the group's ``Sub`` counts instead (or the entry falls
+away if the group is asked for anyway). Java leaves requests without header class unchecked, such as
+UPDATE_BROKER_CONFIG; here every request that reads or changes something says what it needs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from skylark.wire.bodies.table import BodyType
+from skylark.wire.codes import RequestCode
+from skylark.wire.fields import Header
+
+Resource = Literal["Topic", "Group", "Cluster"]
+Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
+
+
+class Priority(StrEnum):
+    """How much a request matters; an unused one is defined in Java, but nobody sends it."""
+
+    P0 = "P0"
+    P1 = "P1"
+    P2 = "P2"
+    UNUSED = "unused"
+
+
+class Oneway(StrEnum):
+    """Whether Java sends the request without waiting for an answer."""
+
+    NEVER = "never"
+    SOMETIMES = "sometimes"
+    ALWAYS = "always"
+
+
+class BodyKind(StrEnum):
+    """What the body of a command is."""
+
+    NONE = "none"
+    #: The fastjson dialect; the type stands in the tables of ``skylark.wire.bodies.table``.
+    JSON = "json"
+    #: The body of one message as the application gave it, or a batch of messages.
+    MESSAGE = "message"
+    #: Messages in commit-log encoding, one after the other.
+    RECORDS = "records"
+    #: Java properties: ``key=value`` lines.
+    PROPERTIES = "properties"
+    TEXT = "text"
+    BINARY = "binary"
+
+
+class Access(msgspec.Struct, frozen=True):
+    """One thing a caller must be allowed to do."""
+
+    resource: Resource
+    actions: tuple[Action, ...]
+    #: The ext entry that names the resource. None: the names are in the body, or it is the cluster.
+    field: str | None = None
+    #: The entry holds several names, joined by this.
+    separator: str | None = None
+
+
+def topic(*actions: Action, field: str | None = "topic", separator: str | None = None) -> Access:
+    """Access to the topic named by an ext entry, or (``field=None``) by the body."""
+    return Access("Topic", actions, field, separator)
+
+
+def group(
+    *actions: Action, field: str | None = "consumerGroup", separator: str | None = None
+) -> Access:
+    """Access to the consumer group named by an ext entry, or (``field=None``) by the body."""
+    return Access("Group", actions, field, separator)
+
+
+CLUSTER_GET = (Access("Cluster", ("Get",)),)
+CLUSTER_UPDATE = (Access("Cluster", ("Update",)),)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One request code."""
+
+    code: RequestCode
+    priority: Priority
+    #: See the module's text.
+    direction: str = ""
+    request_header: type[Header] | None = None
+    response_header: type[Header] | None = None
+    request_body: BodyKind = BodyKind.NONE
+    response_body: BodyKind = BodyKind.NONE
+    oneway: Oneway = Oneway.NEVER
+    access: tuple[Access, ...] = ()
+    #: What may be answered besides 0 (success), 1 (any exception), 2 (busy) and 3 (not supported).
+    response_codes: tuple[int, ...] = ()
+    #: The response codes that come with the response header.
+    header_codes: tuple[int, ...] = (0,)
+    #: Skylark's own addition to this request; None: exactly as Apache.
+    extension: str | None = None
+    #: The types of JSON bodies, filled in by the catalogue.
+    request_body_type: BodyType | None = None
+    response_body_type: BodyType | None = None
+
+    @property
+    def name(self) -> str:
+        """Java's name of the code."""
+        return self.code.name
+
+    def header_of_response(self, response_code: int) -> type[Header] | None:
+        """The header type of an answer with this code, None where the answer has none."""
+        return self.response_header if response_code in self.header_codes else None
+
+    @property
+    def senders(self) -> frozenset[str]:
+        """The letters of the parties that send this request."""
+        return frozenset("".join(self.direction.split("->")[:-1]))
+
+    @property
+    def receivers(self) -> frozenset[str]:
+        """The letters of the parties that must handle or refuse this request."""
+        return frozenset("".join(self.direction.split("->")[1:]))

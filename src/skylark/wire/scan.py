@@ -1,0 +1,509 @@
+"""Records by the column: the vectorised twin of :mod:`skylark.wire.message`.
+
+A buffer of concatenated records becomes numpy arrays, one element per record, for readers that want
+many messages and no object for each: recovery, Arrow and Spark. Nothing is copied but the fixed
+fields; bodies, topics and properties are (start, size) pairs into the buffer.
+
+All records are worked on at once, in steps. Where a step finds that a record breaks a rule, the
+scan begins again with the records before it; at the end the plain decoder is asked what is wrong
+with the first bad one. So both decoders name the same faults by construction, and the rules here
+only have to be complete.
+
+Properties are a second pass (:func:`scan_properties`). The property strings of all records are
+joined by 0x02, so that one search finds every separator and no item crosses into the next record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from skylark.core.hashing import body_crc
+from skylark.wire.layout import (
+    BLANK_SIZE_MIN,
+    BORN_HOST_POSITION,
+    FLAG_BORN_HOST_V6,
+    FLAG_HOSTS_V6_MASK,
+    FLAG_STORE_HOST_V6,
+    HOST_V4_SIZE,
+    HOST_V6_EXTRA,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEAD_SIZE,
+    RECORD_SIZE_MIN,
+    RECORD_TAIL_SIZE,
+    TOPIC_SIZE_V1_MAX,
+    TOPIC_SIZE_V2_MAX,
+    TOTAL_SIZE,
+    record_head_dtype,
+    record_tail_dtype,
+)
+from skylark.wire.message import ReadBuffer, RecordError, RecordFault, Verify, decode_record
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class RecordColumns(msgspec.Struct, kw_only=True):
+    """The records of a buffer, one element each in every column; blanks are left out."""
+
+    buffer: ReadBuffer
+    end_position: int = 0  # where the scan stopped
+    fault: RecordFault | None = None  # why it stopped there; None: nothing is left to scan
+    blank_count: int = 0
+
+    position: Int64s
+    total_size: Int64s
+    magic: Int32s
+    body_crc: Int32s
+    queue_id: Int32s
+    flag: Int32s
+    queue_offset: Int64s
+    log_offset: Int64s
+    sys_flag: Int32s
+    born_timestamp: Int64s
+    store_timestamp: Int64s
+    reconsume_times: Int32s
+    prepared_transaction_offset: Int64s
+    body_start: Int64s
+    body_size: Int64s
+    topic_start: Int64s
+    topic_size: Int64s
+    properties_start: Int64s
+    properties_size: Int64s
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @property
+    def born_host_start(self) -> Int64s:
+        """Where the packed born host stands; 8 bytes, or 20 where SYSFLAG says IPv6."""
+        return self.position + BORN_HOST_POSITION
+
+    @property
+    def store_host_start(self) -> Int64s:
+        """Where the packed store host stands; 8 bytes, or 20 where SYSFLAG says IPv6."""
+        return _host_ends(self.position, self.sys_flag)[0] + 8
+
+
+def scan_records(
+    buffer: ReadBuffer,
+    position: int = 0,
+    end: int | None = None,
+    *,
+    verify: Verify | None = None,
+    log_start: int | None = None,
+    strict: bool = True,
+) -> RecordColumns:
+    """The columns of all records from ``position`` to ``end``; see :func:`iter_records`.
+
+    At bytes that are no record a strict scan raises :class:`RecordError`; one that is not strict,
+    as in recovery, stops there and says where and why. ``verify`` and ``log_start`` check more
+    than the structure, as in :func:`decode_record`.
+    """
+    if end is None:
+        end = len(buffer)
+    starts, stop = _walk(buffer, position, end)
+    while True:
+        try:
+            columns = _columns(buffer, starts, stop)
+            _check(columns, verify, log_start)
+        except _BadRecordError as bad:
+            stop = bad.position
+            starts = starts[: np.searchsorted(starts, stop)]
+        else:
+            break
+    columns.end_position = stop
+    if stop < end:
+        try:
+            decode_record(buffer, stop, end, verify=verify, log_start=log_start)
+        except RecordError as error:
+            if strict:
+                raise
+            columns.fault = error.fault
+        else:
+            raise AssertionError(f"the two decoders disagree about position {stop}")
+    return columns
+
+
+class _BadRecordError(Exception):
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def _require(valid: Bools, starts: Int64s) -> None:
+    if not valid.all():
+        raise _BadRecordError(int(starts[valid.argmin()]))
+
+
+def _windows(buffer: ReadBuffer, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Element ``i`` is the item that starts at byte ``i``: indexing gathers from any positions."""
+    dtype = np.dtype(dtype)
+    count = len(buffer) - dtype.itemsize + 1
+    if count <= 0:
+        return np.empty(0, dtype)
+    return np.ndarray((count,), dtype, buffer, strides=(1,))
+
+
+# ---- where the records start ---------------------------------------------------------------------
+
+# Sizes chain the records, and following a chain is one unpacking after another. In a large buffer
+# many places are followed in step instead: "lanes" that begin where the magic code is found. Those
+# bytes may also occur in a body, so a lane counts only if the one before it arrives at its start.
+_SAMPLE_BYTES: Final = 16 * 1024
+_SAMPLE_COUNT_MIN: Final = 8  # larger records are too few to be worth lanes
+_LANES_MIN: Final = 48  # fewer are followed faster one by one
+_LANES_MAX: Final = 1024
+_MAGIC_V1_BYTES: Final = MAGIC_V1.to_bytes(4, "big", signed=True)
+
+
+def _walk(buffer: ReadBuffer, position: int, end: int) -> tuple[Int64s, int]:
+    """Follow the sizes from record to record: where each starts, and where the chain breaks."""
+    bound = end - BLANK_SIZE_MIN + 1
+    if end - position < 16 * _SAMPLE_BYTES:
+        starts, position = _walk_on(buffer, position, bound, end)
+        return np.array(starts, np.int64), position
+    sample, position = _walk_on(buffer, position, position + _SAMPLE_BYTES, end)
+    pieces = [np.array(sample, np.int64)]
+    if len(sample) >= _SAMPLE_COUNT_MIN:
+        lanes = _lanes(buffer, position, bound, sample)
+        if len(lanes) >= _LANES_MIN:
+            followed, position = _walk_lanes(buffer, lanes, bound, end)
+            pieces.append(followed)
+    rest, position = _walk_on(buffer, position, bound, end)
+    return np.concatenate((*pieces, np.array(rest, np.int64))), position
+
+
+def _walk_on(buffer: ReadBuffer, position: int, bound: int, end: int) -> tuple[list[int], int]:
+    """Follow the sizes from ``position`` while records start before ``bound``."""
+    unpack = TOTAL_SIZE.unpack_from
+    starts: list[int] = []
+    append = starts.append
+    while position < bound:
+        size = unpack(buffer, position)[0]
+        if size < BLANK_SIZE_MIN:
+            break
+        append(position)
+        position += size
+    if position > end:  # the last one is torn
+        position = starts.pop()
+    return starts, position
+
+
+def _lanes(buffer: ReadBuffer, position: int, bound: int, sample: list[int]) -> Int64s:
+    """``position`` and, evenly spread after it, places where records seem to start."""
+    size_mean = (position - sample[0]) // len(sample)
+    expected = (bound - position) // size_mean
+    if expected < _LANES_MIN:
+        return np.array([position])
+    # So many lanes that finding them costs about as much as following them.
+    count = min(_LANES_MAX, expected, int((10 * expected) ** 0.5))
+    # If all records have one size, every place is a start and nothing is searched.
+    stride = expected // count * size_mean
+    places = np.arange(position, bound - 2 * size_mean, stride)
+    hits = _windows(buffer, ">i4")[places + 4] == MAGIC_V1
+    for index in np.flatnonzero(~hits[1:]) + 1:
+        place = int(places[index])
+        found = bytes(buffer[place : place + 2 * size_mean]).find(_MAGIC_V1_BYTES)
+        places[index] = place + found - 4 if found >= 4 else position
+    return np.unique(places)
+
+
+def _walk_lanes(buffer: ReadBuffer, lanes: Int64s, bound: int, end: int) -> tuple[Int64s, int]:
+    """Like :func:`_walk_on` from the first lane, but may stop early, at a sure place."""
+    bounds = np.append(lanes[1:], bound)
+    sizes = _windows(buffer, ">i4")
+    current = lanes
+    rows = [lanes]
+    while True:
+        size = sizes[current]
+        following = current + size
+        going = (size >= BLANK_SIZE_MIN) & (following < bounds)
+        if going.all():
+            rows.append(following)
+            current = following
+            continue
+        # Few remaining lanes, or few of many, would waste time and memory on the others.
+        if np.count_nonzero(going) < max(_LANES_MIN, len(lanes) // 4):
+            break
+        rows.append(np.where(going, following, -1))
+        current = np.where(going, following, current)
+    starts = np.array(rows).T.ravel()  # lane after lane, each in order
+    starts = starts[starts >= 0]
+    arrivals = np.where((size >= BLANK_SIZE_MIN) & (following <= end), following, current)
+    extra: list[int] = []
+    for lane in np.flatnonzero(going).tolist():
+        more, arrivals[lane] = _walk_on(buffer, int(arrivals[lane]), int(bounds[lane]), end)
+        extra += more
+    if extra:
+        starts = np.insert(starts, np.searchsorted(starts, extra), extra)
+    # The chain is sure up to the first lane that was not met by the one before it.
+    met = arrivals[:-1] == lanes[1:]
+    final = len(lanes) - 1 if met.all() else int(met.argmin())
+    stop = int(arrivals[final])
+    return starts[: np.searchsorted(starts, min(stop, int(bounds[final])))], stop
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
+    """The columns of records that start at ``starts``, the last of which ends at ``stop``."""
+    starts, sizes, blank_count = _without_blanks(buffer, starts, stop)
+    ends = starts + sizes
+    # Items without fields are gathered by one memory copy each, the fields seen in afterwards.
+    head = _windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
+    magic = head["magic"].astype(np.int32)
+    sys_flag = head["sys_flag"].astype(np.int32)
+    store_timestamp = head["store_timestamp"].astype(np.int64)
+    reconsume_times = head["reconsume_times"].astype(np.int32)
+    prepared_transaction_offset = head["prepared_transaction_offset"].astype(np.int64)
+    body_start = starts + RECORD_HEAD_SIZE
+    body_size = head["body_size"].astype(np.int64)
+    v6 = np.flatnonzero(sys_flag & FLAG_HOSTS_V6_MASK)
+    if len(v6):
+        born_end, tail_start = _host_ends(starts[v6], sys_flag[v6])
+        _require(tail_start + (RECORD_TAIL_SIZE + 3) <= ends[v6], starts[v6])
+        tail = _windows(buffer, f"V{RECORD_TAIL_SIZE}")[tail_start].view(record_tail_dtype())
+        store_timestamp[v6] = _windows(buffer, ">i8")[born_end]
+        reconsume_times[v6] = tail["reconsume_times"]
+        prepared_transaction_offset[v6] = tail["prepared_transaction_offset"]
+        body_start[v6] = tail_start + RECORD_TAIL_SIZE
+        body_size[v6] = tail["body_size"]
+    body_end = body_start + body_size
+    _require((body_size >= 0) & (body_end + 3 <= ends), starts)
+
+    word = _windows(buffer, ">u2")[body_end].astype(np.int64)
+    topic_start = body_end + 1
+    topic_size = word >> 8
+    topic_size_max: Int64s | int = TOPIC_SIZE_V1_MAX
+    v2 = magic == MAGIC_V2
+    if v2.any():
+        topic_start += v2
+        topic_size = np.where(v2, word, topic_size)
+        topic_size_max = np.where(v2, TOPIC_SIZE_V2_MAX, TOPIC_SIZE_V1_MAX)
+    topic_end = topic_start + topic_size
+    properties_start = topic_end + 2
+    properties_size = ends - properties_start
+    _require((topic_size <= topic_size_max) & (properties_size >= 0), starts)
+    _require(_windows(buffer, ">i2")[topic_end] == properties_size, starts)
+    return RecordColumns(
+        buffer=buffer,
+        blank_count=blank_count,
+        position=starts,
+        total_size=sizes,
+        magic=magic,
+        body_crc=head["body_crc"].astype(np.int32),
+        queue_id=head["queue_id"].astype(np.int32),
+        flag=head["flag"].astype(np.int32),
+        queue_offset=head["queue_offset"].astype(np.int64),
+        log_offset=head["log_offset"].astype(np.int64),
+        sys_flag=sys_flag,
+        born_timestamp=head["born_timestamp"].astype(np.int64),
+        store_timestamp=store_timestamp,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body_start=body_start,
+        body_size=body_size,
+        topic_start=topic_start,
+        topic_size=topic_size,
+        properties_start=properties_start,
+        properties_size=properties_size,
+    )
+
+
+def _without_blanks(buffer: ReadBuffer, starts: Int64s, stop: int) -> tuple[Int64s, Int64s, int]:
+    """Starts and sizes of what has the magic code of a record, and how many blanks there were."""
+    sizes = np.diff(starts, append=stop)
+    magic = _windows(buffer, ">i4")[starts + 4]
+    known = magic == MAGIC_V1
+    if known.all():
+        blank_count = 0
+    else:
+        known |= magic == MAGIC_V2
+        blank = magic == MAGIC_BLANK
+        _require(known | blank, starts)
+        starts, sizes = starts[known], sizes[known]
+        blank_count = int(np.count_nonzero(blank))
+    _require(sizes >= RECORD_SIZE_MIN, starts)
+    return starts, sizes, blank_count
+
+
+def _host_ends(starts: Int64s, sys_flag: Int32s) -> tuple[Int64s, Int64s]:
+    """Where BORNHOST and STOREHOST end."""
+    born_v6 = (sys_flag & FLAG_BORN_HOST_V6) != 0
+    store_v6 = (sys_flag & FLAG_STORE_HOST_V6) != 0
+    born_end = starts + (BORN_HOST_POSITION + HOST_V4_SIZE) + HOST_V6_EXTRA * born_v6
+    return born_end, born_end + (8 + HOST_V4_SIZE) + HOST_V6_EXTRA * store_v6
+
+
+def _check(columns: RecordColumns, verify: Verify | None, log_start: int | None) -> None:
+    """What the structure does not show: the right place and the right checksum."""
+    if log_start is not None:
+        _require(columns.log_offset == columns.position + log_start, columns.position)
+    if verify is None:
+        return
+    if verify is Verify.BODY:
+        view = memoryview(columns.buffer)
+        spans = zip(
+            columns.body_start.tolist(),
+            (columns.body_start + columns.body_size).tolist(),
+            strict=True,
+        )
+        actual = np.array([body_crc(view[start:end]) for start, end in spans], np.int32)
+        _require((actual == columns.body_crc) | (columns.body_size == 0), columns.position)
+        return
+    for position in columns.position.tolist():
+        try:
+            decode_record(columns.buffer, position, verify=verify)
+        except RecordError:
+            raise _BadRecordError(position) from None
+
+
+# ---- properties ----------------------------------------------------------------------------------
+
+# Records are taken in blocks whose separators and masks stay in the processor's cache.
+_BLOCK: Final = 2048
+_PADDING: Final = bytes(8)  # so that a word may be read anywhere in a joined string
+# Equal names are looked for by comparing each item with so many neighbours.
+_NEIGHBOURS_MAX: Final = 16
+
+
+class PropertyItems(msgspec.Struct):
+    """All properties of all records, in order; of equal names in a record only the last one.
+
+    Names are compared as bytes: two different malformed names stay two, even if both decode to the
+    same U+FFFD.
+    """
+
+    buffer: ReadBuffer
+    record_count: int
+    record: Int64s  # index of the record in its columns; never decreases
+    name_start: Int64s
+    name_size: Int64s
+    value_start: Int64s
+    value_size: Int64s
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def column(self, name: str) -> tuple[Int64s, Int64s]:
+        """Start and size of the value of ``name`` for each record; size 0 where it has none."""
+        raw = name.encode()
+        start = np.zeros(self.record_count, np.int64)
+        size = np.zeros(self.record_count, np.int64)
+        found = np.flatnonzero(self.name_size == len(raw))
+        names = _windows(self.buffer, f"S{len(raw)}")[self.name_start[found]]
+        found = found[names == raw]
+        start[self.record[found]] = self.value_start[found]
+        size[self.record[found]] = self.value_size[found]
+        return start, size
+
+
+def scan_properties(columns: RecordColumns) -> PropertyItems:
+    """Find every property of every record, by the rules of :func:`parse_properties`."""
+    count = len(columns)
+    blocks = [_property_block(columns, first) for first in range(0, count, _BLOCK)]
+    merged = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+    if not merged:
+        merged = [np.empty(0, np.int64)] * 5
+    return PropertyItems(columns.buffer, count, *merged)
+
+
+def _property_block(columns: RecordColumns, first: int) -> tuple[Int64s, ...]:
+    """The columns of :class:`PropertyItems` for the records from ``first`` on."""
+    buffer = columns.buffer
+    starts = columns.properties_start[first : first + _BLOCK]
+    sizes = columns.properties_size[first : first + _BLOCK]
+    ends = starts + sizes
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    joined = b"\x02".join([*[buffer[start:end] for start, end in spans], _PADDING])
+    text = np.frombuffer(joined, np.uint8, len(joined) - len(_PADDING))
+
+    separators = np.flatnonzero((text - 1) < 2)
+    closes = text[separators] == 2  # 0x02 ends an item, 0x01 a name
+    # A name ends at the first 0x01 after an 0x02; further ones belong to the value.
+    opens = np.empty(len(separators), np.bool_)
+    opens[0] = True
+    opens[1:] = closes[:-1]
+    index = np.flatnonzero(opens & ~closes)
+    name_end = separators[index]
+    name_start = separators[index - 1] + 1
+    name_start[:1] *= index[:1] > 0  # nothing stands before the very first item
+    value_end = separators[index + 1]
+    if not closes[index + 1].all():  # a value with 0x01 in it: count the ends before it instead
+        value_end = separators[closes][np.cumsum(closes)[index]]
+    whole = (name_end > name_start) & (value_end > name_end + 1)
+    if not whole.all():
+        name_start, name_end, value_end = name_start[whole], name_end[whole], value_end[whole]
+
+    joined_ends = np.cumsum(sizes + 1)
+    counts = np.diff(np.searchsorted(name_end, joined_ends), prepend=0)
+    record = np.repeat(np.arange(first, first + len(starts)), counts)
+    kept = _last_of_equals(joined, record, counts, name_start, name_end)
+    shift = np.repeat(ends + 1 - joined_ends, counts)  # from the joined string to the buffer
+    items = (
+        record,
+        name_start + shift,
+        name_end - name_start,
+        name_end + 1 + shift,
+        value_end - name_end - 1,
+    )
+    return items if kept is None else tuple(item[kept] for item in items)
+
+
+def _last_of_equals(
+    joined: bytes, record: Int64s, counts: Int64s, name_start: Int64s, name_end: Int64s
+) -> Bools | None:
+    """Mask of the items that no later item of the same record and name replaces; None: all."""
+    kept = np.ones(len(record), np.bool_)
+    neighbours = int(counts.max(initial=0))
+    if neighbours > _NEIGHBOURS_MAX:
+        neighbours = _NEIGHBOURS_MAX
+        _drop_in_long_records(joined, counts, name_start, name_end, kept)
+    size = name_end - name_start
+    # Size and four bytes of the name tell most names of a record apart.
+    word = _windows(joined, ">u4")[name_start].astype(np.int64)
+    if neighbours and size.min() < 4:
+        word >>= 8 * np.maximum(4 - size, 0)
+    key = (record << 48) ^ (size << 32) ^ word
+    for distance in range(1, neighbours):
+        earlier = np.flatnonzero(key[:-distance] == key[distance:])
+        if len(earlier):
+            later = earlier + distance
+            equal = _equal_names(joined, name_start[earlier], name_start[later], size[earlier])
+            kept[earlier[equal & (size[earlier] == size[later])]] = False
+    return None if kept.all() else kept
+
+
+def _equal_names(joined: bytes, one: Int64s, other: Int64s, size: Int64s) -> Bools:
+    """Whether ``size`` bytes from ``one`` and from ``other`` are the same, pair by pair."""
+    words = _windows(joined, ">u8")
+    equal = np.ones(len(size), np.bool_)
+    open_pairs = np.arange(len(size))
+    offset = 0
+    while len(open_pairs):
+        beyond = np.maximum(8 - (size[open_pairs] - offset), 0).astype(np.uint64) * np.uint64(8)
+        same = (words[one[open_pairs] + offset] ^ words[other[open_pairs] + offset]) >> beyond == 0
+        equal[open_pairs[~same]] = False
+        offset += 8
+        open_pairs = open_pairs[same & (size[open_pairs] > offset)]
+    return equal
+
+
+def _drop_in_long_records(
+    joined: bytes, counts: Int64s, name_start: Int64s, name_end: Int64s, kept: Bools
+) -> None:
+    ends = np.cumsum(counts)
+    for index in np.flatnonzero(counts > _NEIGHBOURS_MAX).tolist():
+        last: dict[bytes, int] = {}
+        for item in range(int(ends[index] - counts[index]), int(ends[index])):
+            name = joined[name_start[item] : name_end[item]]
+            if name in last:
+                kept[last[name]] = False
+            last[name] = item

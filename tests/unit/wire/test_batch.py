@@ -1,0 +1,90 @@
+"""Batch bodies."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from skylark.core.errors import LocalProtocolError, RemoteProtocolError
+from skylark.wire.batch import BatchMessage, encode_batch, split_batch
+
+X1 = BatchMessage(b"x1", b"TAGS\x01A\x02")
+X1_BYTES = bytes.fromhex("0000001f000000000000000000000000000000027831000754414753014102")
+
+
+@pytest.mark.spec("store.12.12")
+def test_one_message_of_a_batch() -> None:
+    assert encode_batch([X1]) == X1_BYTES
+    assert split_batch(X1_BYTES) == [X1]
+
+
+@pytest.mark.spec("store.12.12")
+def test_three_messages_follow_each_other() -> None:
+    messages = [
+        X1,
+        BatchMessage(b"", b"", -2),
+        BatchMessage(bytes(3000), b"a\x01b\x02", 0x12345678),
+    ]
+    encoded = encode_batch(messages)
+    assert len(encoded) == 31 + 22 + 3026
+    assert encoded.startswith(X1_BYTES)
+    assert split_batch(encoded) == messages
+
+
+def test_an_empty_body_is_an_empty_batch() -> None:
+    assert encode_batch([]) == b""
+    assert split_batch(b"") == []
+
+
+def test_magic_and_checksum_of_the_parts_are_ignored() -> None:
+    changed = X1_BYTES[:4] + b"\xff" * 8 + X1_BYTES[12:]
+    assert split_batch(changed) == [X1]
+
+
+def patched(position: int, layout: str, value: int) -> bytes:
+    raw = bytearray(X1_BYTES)
+    struct.pack_into(layout, raw, position, value)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *[X1_BYTES[:size] for size in range(1, 31)],
+        X1_BYTES + b"\x00",
+        patched(0, ">i", 30),
+        patched(0, ">i", 32),
+        patched(0, ">i", -1),
+        patched(0, ">i", 0),
+        patched(0, ">i", 0x7FFF_FFFF),
+        patched(16, ">i", -1),
+        # Backwards, to where the flag reads as the right property length.
+        X1_BYTES[:12] + struct.pack(">ii", 17 << 16, -8) + X1_BYTES[20:],
+        patched(16, ">i", 0x7FFF_FFFF),
+        patched(16, ">i", 3),
+        patched(22, ">h", -1),
+        patched(22, ">h", 6),
+        patched(22, ">h", 0x7FFF),
+    ],
+)
+def test_what_is_no_batch_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        split_batch(body)
+
+
+def test_limits() -> None:
+    three = encode_batch([X1] * 3)
+    assert len(split_batch(three, size_max=93, count_max=3)) == 3
+    with pytest.raises(RemoteProtocolError, match="93 bytes exceeds 92"):
+        split_batch(three, size_max=92)
+    with pytest.raises(RemoteProtocolError, match="more than 2 messages"):
+        split_batch(three, count_max=2)
+
+
+def test_properties_that_do_not_fit_are_our_mistake() -> None:
+    assert split_batch(encode_batch([BatchMessage(b"", bytes(32767))]))[0].properties == bytes(
+        32767
+    )
+    with pytest.raises(LocalProtocolError, match="32768 bytes exceed 32767"):
+        encode_batch([BatchMessage(b"", bytes(32768))])

@@ -1,0 +1,98 @@
+"""JSON headers: what Java writes, and what other clients really send."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from skylark.core.errors import LocalProtocolError, RemoteProtocolError
+from skylark.wire.command import Command
+from skylark.wire.header_json import decode_json_header, encode_json_header
+
+
+@pytest.mark.spec("remoting.10.7")
+def test_ext_numbers_and_an_unknown_language_are_accepted() -> None:
+    command = decode_json_header(
+        b'{"code":310,"language":"FOO","extFields":{"topic":"T","queueId":0},"opaque":7}'
+    )
+    assert command.ext == {"topic": "T", "queueId": "0"}
+    assert command.language == "FOO"
+    assert (command.flag, command.version) == (0, 0)
+
+
+@pytest.mark.spec("remoting.10.7")
+def test_what_is_written_has_only_string_ext_values_and_no_null() -> None:
+    text = encode_json_header(Command(code=0, flag=1, opaque=7, ext={"offset": "5"}, version=513))
+    members = json.loads(text)
+    assert members == {
+        "code": 0,
+        "extFields": {"offset": "5"},
+        "flag": 1,
+        "language": "JAVA",
+        "opaque": 7,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": 513,
+    }
+    assert list(members) == sorted(members)
+    assert b" " not in text
+    assert b"null" not in text
+
+
+def test_ext_values_become_text_as_in_java() -> None:
+    command = decode_json_header(
+        b'{"code":"34","opaque":"-5","flag":null,"extFields":'
+        b'{"n":1.0E10,"t":true,"f":false,"o":{"a":[1]},"z":null,"d":1.5,"i":-3}}'
+    )
+    assert (command.code, command.opaque, command.flag) == (34, -5, 0)
+    assert command.ext == {
+        "n": "1.0E10",
+        "t": "true",
+        "f": "false",
+        "o": '{"a":[1]}',
+        "d": "1.5",
+        "i": "-3",
+    }
+
+
+def test_language_as_ordinal_and_missing() -> None:
+    assert decode_json_header(b'{"code":1,"language":9}').language == 9
+    assert decode_json_header(b'{"code":1}').language == "JAVA"
+    assert decode_json_header(b'{"code":1,"language":null}').language is None
+    assert decode_json_header(b'{"code":1,"language":{"x":1}}').language is None
+
+
+def test_unknown_members_cannot_reach_our_own_fields() -> None:
+    command = decode_json_header(b'{"code":1,"(body)":"aGk=","(serialize_type)":9,"zone":[1]}')
+    assert command.body is None
+    assert command.serialize_type == 0
+    assert command.ext_entries is None
+    assert decode_json_header(b'{"code":1,"(body)":17}').body is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'{"code":1',
+        b'{"code":"x"}',
+        b'{"code":1.5}',
+        b'{"code":true}',
+        b'{"code":99999999999}',
+        b'{"opaque":2147483648}',
+        b'{"code":1,"extFields":7}',
+        b'{"code":1,"remark":"\xff"}',
+        b'{"code":"' + b"1" * 5000 + b'"}',
+        b'{"code":1,"extFields":' + b'{"a":' * 100_000,
+    ],
+)
+def test_garbage_is_one_typed_error(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_json_header(header)
+
+
+def test_text_that_is_no_utf8_cannot_be_written() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_json_header(Command(code=1, remark="\ud800"))
