@@ -1,0 +1,1 @@
+"""asyncio shells over the sans-IO protocol: server, client, dispatch, metrics endpoint."""

@@ -1,0 +1,281 @@
+"""The calling side: one shared, pipelined connection per address.
+
+A call finds or opens the connection to its address, sends, and waits for the answer; connecting,
+waiting for room (a permit, and a peer that reads) and waiting for the answer all come out of the
+caller's one timeout. Many calls may be under way on one connection. Concurrent callers share a
+connection attempt, and none of them can spoil it for the others; after a failed attempt the next
+ones wait a growing back-off, so that a dead server is not hammered.
+
+GO_AWAY: the server answers 1500 while it shuts down. The call is repeated once on a new
+connection to the same address within what is left of its timeout; the old connection stays open
+until its last pending call is settled. A second 1500 is the caller's to see.
+
+Servers send requests too (rebalance notices, transaction checks): they go to ``dispatcher``.
+Answers to ``NettyRemotingClient``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from functools import partial
+
+import msgspec
+
+from skylark.core.clock import Clock
+from skylark.core.errors import (
+    ConnectError,
+    GoAwayError,
+    RequestTimeoutError,
+    TooManyRequestsError,
+)
+from skylark.core.names import parse_address
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.limits import NetLimits
+from skylark.net.transport import Network
+from skylark.wire.codes import CURRENT_VERSION, ResponseCode
+from skylark.wire.command import SERIALIZE_JSON, Command
+from skylark.wire.exchange import OpaqueCounter
+from skylark.wire.header_binary import CODE_MAX
+
+log = logging.getLogger(__name__)
+
+#: A call that had less than this for itself says nothing about the health of its connection.
+RETIRE_AFTER_TIMEOUT_S = 0.1
+
+
+class BackOff(msgspec.Struct, frozen=True):
+    """Pauses between failed connection attempts to one address: doubling, capped."""
+
+    first_s: float = 0.1
+    most_s: float = 3.0
+
+    def pause_s(self, failures: int) -> float:
+        return min(self.most_s, self.first_s * 2 ** min(failures - 1, 16)) if failures else 0.0
+
+
+class _Peer:
+    """What is known of one address: its connection, the attempt under way, past failures."""
+
+    __slots__ = ("attempt", "connection", "failures", "host", "port", "retry_at")
+
+    def __init__(self, address: str) -> None:
+        self.host, self.port = parse_address(address)
+        self.connection: Connection | None = None
+        self.attempt: asyncio.Task[Connection] | None = None
+        self.failures = 0
+        self.retry_at = 0.0
+
+
+class RemotingClient:
+    """Calls to any number of servers from one event loop."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        *,
+        limits: NetLimits | None = None,
+        dispatcher: Dispatcher | None = None,
+        serialize_type: int = 0,
+        language: str = "PYTHON",
+        back_off: BackOff | None = None,
+    ) -> None:
+        self.dispatcher = dispatcher or Dispatcher()
+        self._network = network
+        self._clock = clock
+        self._limits = limits or NetLimits()
+        self._serialize_type = serialize_type
+        self._language = language
+        self._back_off = back_off or BackOff()
+        self._opaques = OpaqueCounter()
+        self._peers: dict[str, _Peer] = {}
+        self._retired: set[Connection] = set()
+        self._closed = False
+
+    async def call(self, address: str, request: Command, timeout_s: float = 3.0) -> Command:
+        """Send ``request`` to ``host:port`` and return the response, whatever its code.
+
+        Raises TransportError (ConnectError, RequestTimeoutError, ...) when there is none. The
+        command is stamped with our version and language as it is sent, and may be sent again.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        connection = await self._connect(address, deadline)
+        response = await self._call_on(connection, address, request, deadline)
+        if response.code != ResponseCode.GO_AWAY:
+            return response
+        self._retire(address, connection)
+        connection = await self._connect(address, deadline)
+        response = await self._call_on(connection, address, request, deadline)
+        if response.code == ResponseCode.GO_AWAY:
+            raise GoAwayError(response.remark or f"{address} is shutting down")
+        return response
+
+    async def oneway(self, address: str, request: Command, timeout_s: float = 3.0) -> None:
+        """Send a request that gets no response; returns when it is handed to the connection."""
+        deadline = self._clock.monotonic() + timeout_s
+        connection = await self._connect(address, deadline)
+        if not connection.has_room:
+            await self._wait_for_room(connection.drain(), address, deadline)
+        self._stamp(request)
+        connection.oneway(request)
+
+    def _stamp(self, request: Command) -> None:
+        request.version = CURRENT_VERSION
+        request.language = self._language
+        request.serialize_type = self._serialize_type
+        if request.code > CODE_MAX:
+            request.serialize_type = SERIALIZE_JSON
+
+    async def _call_on(
+        self, connection: Connection, address: str, request: Command, deadline: float
+    ) -> Command:
+        if not connection.has_room:
+            await self._wait_for_room(connection.room(), address, deadline)
+        left_s = deadline - self._clock.monotonic()
+        if left_s <= 0:
+            raise RequestTimeoutError(f"no time left to call {address} after connecting")
+        self._stamp(request)
+        answer = connection.call(request, left_s)
+        opaque = request.opaque
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            connection.forget_call(opaque)
+            raise
+        except RequestTimeoutError:
+            # The path may be dead without either end knowing. Java closes the socket here; we
+            # keep it for the calls that still wait on it, and open a new one for the next.
+            if left_s > RETIRE_AFTER_TIMEOUT_S:
+                self._retire(address, connection)
+            raise
+
+    async def _wait_for_room(self, room: Awaitable[None], address: str, deadline: float) -> None:
+        try:
+            await self._clock.wait_for(room, deadline - self._clock.monotonic())
+        except TimeoutError as error:
+            raise TooManyRequestsError(
+                f"no room for a further request to {address} within its timeout",
+                hint="slow down, or raise the limits of outstanding calls and unsent bytes",
+            ) from error
+
+    # --- connections ----------------------------------------------------------------------------
+
+    async def _connect(self, address: str, deadline: float) -> Connection:
+        if self._closed:
+            raise ConnectError("the client is closed")
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
+        if peer.connection is not None and not peer.connection.is_closing:
+            return peer.connection
+        attempt = peer.attempt
+        if attempt is None:
+            attempt = asyncio.get_running_loop().create_task(self._attempt(address, peer))
+            attempt.add_done_callback(_retrieve)
+            peer.attempt = attempt
+        try:
+            left_s = deadline - self._clock.monotonic()
+            return await self._clock.wait_for(asyncio.shield(attempt), left_s)
+        except asyncio.CancelledError:
+            # A cancelled attempt (by close) is no cancellation of the caller.
+            task = asyncio.current_task()
+            if attempt.cancelled() and task is not None and not task.cancelling():
+                raise ConnectError("the client is closed") from None
+            raise
+        except TimeoutError as error:
+            raise ConnectError(
+                f"no connection to {address} within the timeout of the call"
+            ) from error
+
+    async def _attempt(self, address: str, peer: _Peer) -> Connection:
+        try:
+            pause_s = peer.retry_at - self._clock.monotonic()
+            if pause_s > 0:
+                await self._clock.sleep(pause_s)
+            try:
+                _, protocol = await self._network.connect(
+                    partial(self._make_connection, address),
+                    peer.host,
+                    peer.port,
+                    timeout_s=self._limits.connect_timeout_s,
+                    clock=self._clock,
+                )
+            except ConnectError:
+                peer.failures += 1
+                pause_s = self._back_off.pause_s(peer.failures)
+                peer.retry_at = self._clock.monotonic() + pause_s
+                raise
+            peer.failures = 0
+            peer.connection = protocol
+            return protocol
+        finally:
+            peer.attempt = None
+
+    def _make_connection(self, address: str) -> Connection:
+        return Connection(
+            self.dispatcher,
+            self._clock,
+            self._limits,
+            opaques=self._opaques,
+            serialize_type=self._serialize_type,
+            on_close=partial(self._lost, address),
+        )
+
+    def _lost(self, address: str, connection: Connection, error: Exception | None) -> None:
+        self._retired.discard(connection)
+        self._let_go(address, connection)
+        if error is not None:
+            log.info("%r lost: %s", connection, error)
+
+    def _retire(self, address: str, connection: Connection) -> None:
+        """Use ``connection`` for nothing new; close it when its last call is settled."""
+        self._let_go(address, connection)
+        if not connection.is_closing:
+            self._retired.add(connection)
+            connection.close_when_settled()
+
+    def _let_go(self, address: str, connection: Connection) -> None:
+        peer = self._peers.get(address)
+        if peer is not None and peer.connection is connection:
+            peer.connection = None
+            if peer.attempt is None:
+                del self._peers[address]  # nothing is left to know of it
+
+    def connected(self, address: str) -> bool:
+        """Whether a usable connection to ``address`` exists now."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.connection is not None and not peer.connection.is_closing
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection to ``address``; a later call opens a new one."""
+        peer = self._peers.get(address)
+        if peer is not None and peer.connection is not None:
+            peer.connection.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way fail with ConnectionClosedError."""
+        self._closed = True
+        attempts = [peer.attempt for peer in self._peers.values() if peer.attempt is not None]
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        connections = {peer.connection for peer in self._peers.values() if peer.connection}
+        connections |= self._retired
+        for connection in connections:
+            connection.close()
+        if connections:
+            try:
+                async with self._clock.timeout(self._limits.connect_timeout_s):
+                    await asyncio.wait([connection.closed for connection in connections])
+            except TimeoutError:
+                for connection in connections:
+                    connection.abort()
+
+
+def _retrieve(attempt: asyncio.Task[Connection]) -> None:
+    """Mark an attempt's error as seen: its callers may all have timed out meanwhile."""
+    if not attempt.cancelled():
+        attempt.exception()

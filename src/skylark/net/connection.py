@@ -1,0 +1,548 @@
+"""One connection, seen from either end: bytes to commands, calls to answers, back-pressure.
+
+RocketMQ connections are symmetric: both ends send requests and responses over one socket. So the
+server's and the client's connections are the same class; they differ in who opened it and in the
+handlers of their :class:`Dispatcher`.
+
+How bytes move::
+
+    data_received -> FrameBuffer.feed -> responses settle their calls
+                                      -> requests go to the dispatcher (hot ones answer inline)
+                  -> everything answered meanwhile leaves in one writelines
+
+Back-pressure, both ways: while the peer does not read (write buffer above its high-water mark),
+or while too many of its requests are being worked on, its requests wait, nothing is read from it,
+and its bytes stay in the kernel. One exception: answers to our own calls are read past the requests
+that wait, up to a turn's worth of these. Two ends that pipeline more than the kernel holds would
+otherwise each wait for the other to read first. In the other direction, callers wait for room
+(:meth:`Connection.room`) and answers of cold handlers for a peer that reads
+(:meth:`Connection.drain`). Replies and notices sent without waiting are bounded too: a peer that
+leaves more than ``write_buffer_max`` unread is cut off.
+
+A connection ends in two steps. From ``close``, ``abort`` or the peer's end of file on it is
+*closing*: nothing more is handled or sent. ``connection_lost`` follows when the last bytes have
+left, two idle times later at most, and fails the calls that still wait.
+
+A connection belongs to one event loop and is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, cast
+
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import (
+    ConnectionClosedError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TooManyRequestsError,
+)
+from skylark.net.dispatch import Dispatcher
+from skylark.net.limits import NetLimits
+from skylark.wire.codes import ResponseCode
+from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, response_to
+from skylark.wire.exchange import OpaqueCounter, PendingCalls
+from skylark.wire.frame import FrameBuffer, encode_head
+
+log = logging.getLogger(__name__)
+
+
+class ByteFilter(Protocol):
+    """Stands between socket and frames, for example TLS begun on the plain port."""
+
+    def received(self, data: bytes) -> tuple[bytes, bytes]:
+        """Bytes from the socket to (bytes for the frames, bytes to write back at once)."""
+
+    def sending(self, data: bytes) -> bytes:
+        """Bytes of frames to bytes for the socket."""
+
+
+#: Looks at the first bytes of a connection; None means plain frames. May raise RemoteProtocolError.
+FirstBytes = Callable[["Connection", bytes], ByteFilter | None]
+
+
+class Connection(asyncio.Protocol):
+    """A RocketMQ connection on the running loop."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        limits: NetLimits,
+        *,
+        opaques: OpaqueCounter | None = None,
+        serialize_type: int = 0,
+        first_bytes: FirstBytes | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection, Exception | None], None] | None = None,
+    ) -> None:
+        self.remote_address: tuple[str, int] = ("", 0)
+        self.local_address: tuple[str, int] = ("", 0)
+        #: Free for the owner: what is known of the peer (client id, language, version, user).
+        self.attributes: dict[str, object] = {}
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._limits = limits
+        self._serialize_type = serialize_type
+        self._opaques = opaques or OpaqueCounter()
+        self._first_bytes = first_bytes
+        self._on_open = on_open
+        self._on_close = on_close
+        self._filter: ByteFilter | None = None
+        self._transport: asyncio.Transport | None = None
+        self._frames = FrameBuffer(limits.frame_size_max)
+        self._backlog: deque[Command] = deque()
+        self._out: list[bytes] = []
+        self._out_size = 0
+        self._in_batch = False
+        self._turn_scheduled = False
+        self._flush_scheduled = False
+        self._reading = True
+        self._write_paused = False
+        self._room: asyncio.Future[None] | None = None
+        self._entrance = asyncio.Lock()
+        self._closing = False
+        self._close_when_settled = False
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task_bytes = 0
+        self._pending: PendingCalls[asyncio.Future[Command]] = PendingCalls()
+        self._expiry_timer: TimerHandle | None = None
+        self._expiry_at = float("inf")
+        self._active_at = clock.monotonic()
+        self._idle_timer: TimerHandle | None = None
+        self._idle_since = self._active_at
+        self._unsent_size = 0
+
+    def __repr__(self) -> str:
+        host, port = self.remote_address
+        return f"<Connection to {host}:{port}{' closed' if self._closing else ''}>"
+
+    # --- asyncio's side -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_high)
+        self.remote_address = _address(transport.get_extra_info("peername"))
+        self.local_address = _address(transport.get_extra_info("sockname"))
+        self._arm_idle_timer()
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self.bytes_in += len(data)
+        self._active_at = self._clock.monotonic()
+        try:
+            if self._first_bytes is not None:
+                self._choose_filter(data)
+            if self._filter is not None:
+                data, answer = self._filter.received(data)
+                self._write_raw(answer)
+            commands = self._frames.feed(data)
+        except RemoteProtocolError as error:
+            self._fail(error)
+            return
+        self._handle(commands)
+        if self._frames.error is not None:
+            self._fail(self._frames.error)
+
+    def eof_received(self) -> bool:
+        self._closing = True
+        self._announce_room()
+        return False  # a peer that sends no more also reads no more: close
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._announce_room()
+        if self._backlog:
+            self._schedule_turn()
+        self._update_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        for timer in (self._idle_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._backlog.clear()
+        self._out.clear()
+        self._announce_room()
+        host, port = self.remote_address
+        for call in self._pending.drain():
+            if not call.done():
+                call.set_exception(
+                    ConnectionClosedError(
+                        f"the connection to {host}:{port} closed before the answer"
+                    )
+                )
+        # Handlers at work are not cancelled: a half-done change is worse than an unread answer.
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._on_close is not None:
+            self._on_close(self, exc)
+
+    # --- requests and responses from the peer ---------------------------------------------------
+
+    def _handle(self, commands: list[Command]) -> None:
+        """Work through commands that just arrived, at most a turn's worth of requests."""
+        room = self._limits.frames_per_turn_max
+        out_size_max = self._limits.write_buffer_high
+        dispatch = self._dispatcher.dispatch
+        self._in_batch = True
+        try:
+            for command in commands:
+                if command.flag & FLAG_RESPONSE:
+                    self._settle(command)
+                elif (
+                    room > 0
+                    and self._out_size < out_size_max
+                    and not self._write_paused
+                    and not self._closing
+                    and not self._backlog
+                    and not (self._tasks and self._tasks_full())
+                ):
+                    room -= 1
+                    dispatch(self, command)
+                else:
+                    self._backlog.append(command)
+        finally:
+            self._in_batch = False
+        self._flush()
+        if self._backlog:
+            self._schedule_turn()
+            self._update_reading()
+
+    def _schedule_turn(self) -> None:
+        """Go on with the backlog soon; while blocked, the end of the block schedules it."""
+        if not (self._turn_scheduled or self._write_paused or self._tasks_full()):
+            self._turn_scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_scheduled = False
+        if self._closing or self._write_paused:
+            return
+        batch: list[Command] = []
+        while self._backlog and len(batch) < self._limits.frames_per_turn_max:
+            batch.append(self._backlog.popleft())
+        rest, self._backlog = self._backlog, deque()
+        self._handle(batch)
+        again, self._backlog = self._backlog, rest
+        self._backlog.extendleft(reversed(again))
+        if self._backlog:
+            self._schedule_turn()
+        self._update_reading()
+
+    def _settle(self, response: Command) -> None:
+        call = self._pending.take(response.opaque)
+        if call is None:
+            log.debug("%r: response %s matches no call, dropped", self, response.opaque)
+        elif not call.done():
+            call.set_result(response)
+        if self._room is not None or self._close_when_settled:
+            self._call_ended()
+
+    def _call_ended(self) -> None:
+        if not self._write_paused:
+            self._announce_room()
+        if self._close_when_settled and not len(self._pending):
+            self.close()
+
+    def reply(self, request: Command, response: Command) -> None:
+        """Send ``response`` to ``request``; nothing is sent for a one-way request."""
+        if request.flag & FLAG_ONEWAY or self._closing:
+            return
+        response.opaque = request.opaque
+        response.flag |= FLAG_RESPONSE
+        response.serialize_type = self._serialize_type
+        try:
+            self.send(response)
+        except LocalProtocolError as error:
+            log.exception("%r: the response to %s cannot be sent", self, request.code)
+            substitute = response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
+            substitute.serialize_type = self._serialize_type
+            self.send(substitute)
+
+    def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> None:
+        """Run a cold handler as a task; it goes on to its end even if the connection closes."""
+        size = _held_size(request)
+        self._task_bytes += size
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        self._dispatcher.tasks.add(task)
+
+        def done(finished: asyncio.Task[None]) -> None:
+            self._tasks.discard(finished)
+            self._dispatcher.tasks.discard(finished)
+            self._task_bytes -= size
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                log.error("%r: a handler task failed", self, exc_info=error)
+            if self._backlog:
+                self._schedule_turn()
+            self._update_reading()
+
+        task.add_done_callback(done)
+
+    def _tasks_full(self) -> bool:
+        limits = self._limits
+        return (
+            len(self._tasks) >= limits.tasks_per_connection_max
+            or self._task_bytes >= limits.task_bytes_per_connection_max
+        )
+
+    # --- calls to the peer ----------------------------------------------------------------------
+
+    def call(self, request: Command, timeout_s: float) -> asyncio.Future[Command]:
+        """Send a request; the future holds the response, or why there is none.
+
+        Raises TooManyRequestsError, ConnectionClosedError or LocalProtocolError at once. The
+        command may be sent again at any time: ``opaque`` and ``flag`` are set for each sending.
+        """
+        if len(self._pending) >= self._limits.calls_max:
+            raise TooManyRequestsError(
+                f"{len(self._pending)} calls to {self.remote_address} wait for their answer",
+                hint="slow down, or raise the limit of outstanding calls",
+            )
+        request.opaque = self._opaques.take()
+        while request.opaque in self._pending:
+            request.opaque = self._opaques.take()
+        request.flag = 0
+        self.send(request)
+        future: asyncio.Future[Command] = self._loop.create_future()
+        deadline = self._clock.monotonic() + timeout_s
+        self._pending.add(request.opaque, deadline, future)
+        if not self._reading:
+            self._update_reading()  # the answer must be read even while requests wait
+        if deadline < self._expiry_at:
+            self._arm_expiry(deadline)
+        return future
+
+    def oneway(self, request: Command) -> None:
+        """Send a request that gets no response."""
+        request.flag = FLAG_ONEWAY
+        request.opaque = self._opaques.take()
+        self.send(request)
+
+    def forget_call(self, opaque: int) -> None:
+        """Give up a call whose caller was cancelled: its permit is free, its answer nobody's."""
+        if self._pending.take(opaque) is not None:
+            self._call_ended()
+
+    @property
+    def calls_waiting(self) -> int:
+        return len(self._pending)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further call may be sent: the peer reads, and a permit is free."""
+        return not self._write_paused and len(self._pending) < self._limits.calls_max
+
+    async def room(self) -> None:
+        """Wait, in order of arrival, until ``has_room`` is true or the connection is closing."""
+        async with self._entrance:
+            while not (self._closing or self.has_room):
+                await self._room_announced()
+
+    def _arm_expiry(self, deadline: float) -> None:
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expiry_at = deadline
+        self._expiry_timer = self._clock.call_at(deadline, self._expire_calls)
+
+    def _expire_calls(self) -> None:
+        # Timers may fire a fraction of a millisecond early: what was due counts as due.
+        now = max(self._clock.monotonic(), self._expiry_at)
+        self._expiry_timer = None
+        self._expiry_at = float("inf")
+        host, port = self.remote_address
+        for call in self._pending.expire(now):
+            if not call.done():
+                call.set_exception(RequestTimeoutError(f"no answer from {host}:{port} in time"))
+        deadline = self._pending.next_deadline()
+        if deadline is not None:
+            self._arm_expiry(deadline)
+        self._call_ended()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """Queue one command; it leaves with the others of this batch or of this loop turn."""
+        if self._closing or self._transport is None:
+            raise ConnectionClosedError(f"{self!r} is closed")
+        body = command.body
+        if body:
+            head = encode_head(command, len(body))
+            self._out.append(head)
+            self._out.append(body)
+            self._out_size += len(head) + len(body)
+        else:
+            head = encode_head(command, 0)
+            self._out.append(head)
+            self._out_size += len(head)
+        if self._in_batch:
+            return
+        if self._out_size >= self._limits.write_buffer_high:
+            self._flush()  # at once, so that whoever waits for room sees that there is none
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._flush_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hand everything queued to the transport in one ``writelines``."""
+        if not self._out or self._closing or self._transport is None:
+            return
+        out, self._out = self._out, []
+        self.bytes_out += self._out_size
+        self._out_size = 0
+        self._active_at = self._clock.monotonic()
+        try:
+            if self._filter is not None:
+                out = [self._filter.sending(b"".join(out))]
+            self._transport.writelines(out)
+        except Exception:
+            # These answers are lost: the peer must not go on waiting for them.
+            log.exception("%r: %d pieces cannot be written, closing", self, len(out))
+            self.abort()
+            return
+        unsent_size = self._transport.get_write_buffer_size()
+        if unsent_size > self._limits.write_buffer_max:
+            log.warning("%r does not read: %d bytes wait for it, closing", self, unsent_size)
+            self.abort()
+
+    def _write_raw(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the peer has read enough for more to be written, or never will."""
+        while self._write_paused and not self._closing:
+            await self._room_announced()
+
+    async def _room_announced(self) -> None:
+        if self._room is None:
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)
+
+    def _announce_room(self) -> None:
+        """Let those who wait look again: for room to write, a permit, or the end."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
+
+    # --- back-pressure, idle time, closing ------------------------------------------------------
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None or self._closing or transport.is_closing():
+            return
+        blocked = self._write_paused or self._backlog or self._tasks_full()
+        wanted = not blocked or (len(self._pending) > 0 and not self._backlog_full())
+        if wanted and not self._reading:
+            self._reading = True
+            transport.resume_reading()
+        elif not wanted and self._reading:
+            self._reading = False
+            transport.pause_reading()
+
+    def _backlog_full(self) -> bool:
+        return (
+            len(self._backlog) >= self._limits.frames_per_turn_max
+            or sum(map(_held_size, self._backlog)) >= self._limits.task_bytes_per_connection_max
+        )
+
+    def _arm_idle_timer(self) -> None:
+        assert self._transport is not None
+        self._idle_since = self._active_at
+        self._unsent_size = self._transport.get_write_buffer_size()
+        due = self._active_at + self._limits.idle_timeout_s
+        self._idle_timer = self._clock.call_at(due, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """An idle time has passed since ``_idle_since``; close unless something happened since.
+
+        Times are compared for being the same, never for their distance: see the rules of
+        ``core.clock`` for timers.
+        """
+        assert self._transport is not None
+        unsent_size = self._transport.get_write_buffer_size()
+        at_work = bool(self._tasks) and not self._closing
+        if at_work or unsent_size != self._unsent_size:  # the peer waits, or reads slowly
+            self._active_at = self._clock.monotonic()
+        if self._active_at != self._idle_since:
+            self._arm_idle_timer()
+            return
+        log.info("%r idle for %.0f s, closing", self, self._limits.idle_timeout_s)
+        if unsent_size:
+            self.abort()  # an orderly close would wait for the peer to read
+        else:
+            self.close()
+
+    def touch(self) -> None:
+        """Count this moment as activity, so that idle closing starts anew."""
+        self._active_at = self._clock.monotonic()
+
+    def _choose_filter(self, data: bytes) -> None:
+        assert self._first_bytes is not None
+        chooser, self._first_bytes = self._first_bytes, None
+        self._filter = chooser(self, data)
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        log.warning("%r: %s; closing", self, error)
+        self.close()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing or self._transport is None or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close after what is queued has been written; a peer that does not read is cut off."""
+        if self._transport is not None and not self._closing:
+            self._flush()
+            self._closing = True
+            self._active_at = self._clock.monotonic()
+            self._transport.close()
+            self._announce_room()
+
+    def close_when_settled(self) -> None:
+        """Close as soon as no call waits for its answer; nothing new should be sent."""
+        self._close_when_settled = True
+        if not len(self._pending):
+            self.close()
+
+    def abort(self) -> None:
+        """Close at once; what is queued is lost."""
+        if self._transport is not None:
+            self._closing = True
+            self._transport.abort()
+            self._announce_room()
+
+
+def _held_size(request: Command) -> int:
+    """About how much memory a request takes; the header counts, for it may be large as well."""
+    size = len(request.body or b"") + len(request.remark or "")
+    if request.ext:
+        size += sum(map(len, request.ext)) + sum(map(len, request.ext.values()))
+    return size
+
+
+def _address(name: object) -> tuple[str, int]:
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return (str(name or ""), 0)

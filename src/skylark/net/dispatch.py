@@ -1,0 +1,182 @@
+"""From request code to handler: order of checks, interceptors, errors to response codes.
+
+A *hot* handler is a plain function called inline while the bytes are being read; it must not
+block and returns the response, or None when it answers later or never. A *cold* handler is a
+coroutine function; it runs as a task owned by the connection, so a slow one delays nobody else.
+
+Order of checks for a request, as in Java's ``NettyRemotingAbstract.processRequestCommand``:
+
+1. no handler for the code (nor a default one): code 3, `` request type <code> not supported``;
+2. the server is shutting down and the client understands it: 1500 GO_AWAY;
+3. too many tasks: code 2, ``[OVERLOAD]...``;
+4. interceptors' ``before`` (access control, metrics, faults), the handler, their ``after``.
+
+A handler or interceptor that raises is answered with code 1 and the cause, and logged once; a
+:class:`BrokerError` or a header or body that cannot be read is the client's business and answered
+with its own code without a log line. One-way requests are never answered, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from skylark.core.errors import BrokerError, RemoteProtocolError
+from skylark.wire.codes import ResponseCode
+from skylark.wire.command import Command, response_to
+
+if TYPE_CHECKING:
+    from skylark.net.connection import Connection
+
+log = logging.getLogger(__name__)
+
+HotHandler = Callable[["Connection", Command], Command | None]
+ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
+
+#: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
+GO_AWAY_ABOVE_VERSION = 475
+
+OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
+
+
+class NoAnswerError(Exception):
+    """Raised by an interceptor that took the request over: no handler runs, nothing is sent."""
+
+
+class Interceptor(Protocol):
+    """Sees every request that has a handler, and every response on its way out."""
+
+    def before(self, connection: Connection, request: Command) -> Command | None:
+        """None to go on; a command to answer with it at once; or raise as a handler may.
+
+        NoAnswerError keeps the request from its handler and the client without an answer.
+        """
+
+    def after(
+        self, connection: Connection, request: Command, response: Command | None
+    ) -> Command | None:
+        """The response to send in place of ``response``; None sends nothing."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How one request code is handled: exactly one of the two is set."""
+
+    hot: HotHandler | None = None
+    cold: ColdHandler | None = None
+
+
+class Dispatcher:
+    """Request code to handler, for a server or for the requests a client receives."""
+
+    def __init__(
+        self, interceptors: Iterable[Interceptor] = (), *, tasks_max: int = 10_000
+    ) -> None:
+        self._routes: dict[int, Route] = {}
+        self._default: Route | None = None
+        self.interceptors = tuple(interceptors)
+        self.shutting_down = False
+        #: Cold handlers at work, of all connections. They outlive their connection.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks_max = tasks_max
+
+    def add_hot(self, code: int, handler: HotHandler) -> None:
+        self._add(code, Route(hot=handler))
+
+    def add_cold(self, code: int, handler: ColdHandler) -> None:
+        self._add(code, Route(cold=handler))
+
+    def set_default(self, handler: ColdHandler) -> None:
+        """The handler of all codes that have none of their own."""
+        self._default = Route(cold=handler)
+
+    def _add(self, code: int, route: Route) -> None:
+        if code in self._routes:
+            raise ValueError(f"request code {code} has a handler already")
+        self._routes[int(code)] = route
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The codes that have a handler of their own."""
+        return frozenset(self._routes)
+
+    def dispatch(self, connection: Connection, request: Command) -> None:
+        """Handle one request: the response, if any, goes out through ``connection``."""
+        route = self._routes.get(request.code, self._default)
+        if route is None:
+            remark = f" request type {request.code} not supported"
+            self._answer(connection, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        elif self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
+            remark = "please go away, the server is shutting down: connect again and repeat"
+            self._answer(connection, request, ResponseCode.GO_AWAY, remark)
+        elif route.hot is not None:
+            self._run_hot(connection, request, route.hot)
+        elif len(self.tasks) >= self.tasks_max:
+            self._answer(connection, request, ResponseCode.SYSTEM_BUSY, OVERLOAD_REMARK)
+        elif route.cold is not None:
+            connection.spawn(self._run_cold(connection, request, route.cold), request)
+
+    def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
+        response: Command | None
+        try:
+            response = self._before(connection, request)
+            if response is None:
+                response = handler(connection, request)
+        except NoAnswerError:
+            return
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - becomes code 1
+            response = error_response(request, error)
+        self._finish(connection, request, response)
+
+    async def _run_cold(
+        self, connection: Connection, request: Command, handler: ColdHandler
+    ) -> None:
+        response: Command | None
+        try:
+            response = self._before(connection, request)
+            if response is None:
+                response = await handler(connection, request)
+        except NoAnswerError:
+            return
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody wants this task to end: something that the handler waited for was cancelled.
+            response = error_response(request, error)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes code 1
+            response = error_response(request, error)
+        await connection.drain()  # a slow reader takes its answers one by one
+        self._finish(connection, request, response)
+
+    def _before(self, connection: Connection, request: Command) -> Command | None:
+        for interceptor in self.interceptors:
+            answer = interceptor.before(connection, request)
+            if answer is not None:
+                return answer
+        return None
+
+    def _finish(self, connection: Connection, request: Command, response: Command | None) -> None:
+        for interceptor in reversed(self.interceptors):
+            try:
+                response = interceptor.after(connection, request, response)
+            except Exception as error:  # noqa: BLE001 - as if the handler had raised it
+                response = error_response(request, error)
+        if response is not None:
+            connection.reply(request, response)
+
+    def _answer(self, connection: Connection, request: Command, code: int, remark: str) -> None:
+        connection.reply(request, response_to(request, code, remark))
+
+
+def error_response(request: Command, error: BaseException) -> Command:
+    """The answer to a request whose handler raised ``error``."""
+    if isinstance(error, BrokerError):
+        return response_to(request, error.code, str(error))
+    if isinstance(error, RemoteProtocolError):
+        return response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
+    log.error("request %s (opaque %s) failed", request.code, request.opaque, exc_info=error)
+    return response_to(request, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -1,0 +1,179 @@
+"""The network seam: everything that listens or connects does it through a :class:`Network`.
+
+:class:`TcpNetwork` is the real thing; ``skylark.testing.memory_net.MemoryNetwork`` carries bytes
+between protocols of one event loop without sockets and can lose, delay and cut them by seed. Above
+this seam there are only asyncio transports and protocols, so the same server and client run on
+both, on asyncio's loop and on uvloop.
+
+* ``TCP_NODELAY`` is on: replies are small and written in one piece per batch.
+* ``SO_KEEPALIVE`` is off, as in Java: idle closing and heartbeats find dead peers much sooner.
+* A closed listener accepts nothing more, and its port is free after ``wait_closed``. Connections it
+  accepted live on and belong to the server; they are not waited for (asyncio does since 3.12).
+
+Errors are sentences with address, cause and, where there is one, a remedy (Java:
+``RemotingConnectException``, ``BindException``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeVar
+
+from skylark.core.clock import Clock, yield_once
+from skylark.core.errors import ConnectError, TransportError
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+BACKLOG = 1024  # Netty's default in RocketMQ (serverSocketBacklog)
+
+
+class ListenError(TransportError):
+    """The address cannot be listened on."""
+
+    retriable: ClassVar[bool] = False
+
+
+class PortInUseError(ListenError):
+    """Another socket listens on this port already."""
+
+
+class Listener(Protocol):
+    """A bound address that accepts connections."""
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """What was really bound, in order: port 0 has become a number."""
+
+    def close(self) -> None:
+        """Accept nothing more; accepted connections stay. Closing again does nothing."""
+
+    async def wait_closed(self) -> None:
+        """Return once the port is free."""
+
+
+class Network(Protocol):
+    """Where connections come from."""
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int = BACKLOG,
+        reuse_port: bool = False,
+    ) -> Listener:
+        """Accept connections on ``host:port``, each with a protocol of its own.
+
+        Port 0 draws a free one. Raises PortInUseError or another ListenError.
+        """
+
+    async def connect(
+        self,
+        protocol_factory: Callable[[], P],
+        host: str,
+        port: int,
+        *,
+        timeout_s: float,
+        clock: Clock,
+    ) -> tuple[asyncio.Transport, P]:
+        """Connect within ``timeout_s``, name resolution included, or raise ConnectError."""
+
+
+class TcpListener:
+    """An ``asyncio`` or uvloop server as a :class:`Listener`."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        names = [listening.getsockname() for listening in server.sockets]
+        self._addresses = [(str(name[0]), int(name[1])) for name in names]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return list(self._addresses)
+
+    def close(self) -> None:
+        # A connection that is accepted but has no transport yet is forgotten, open, if the server
+        # closes at this moment. So accept nothing more, and close after those that are under way.
+        if isinstance(self._loop, asyncio.SelectorEventLoop):
+            for listening in self._server.sockets:
+                self._loop.remove_reader(listening.fileno())
+        self._loop.call_soon(self._server.close)
+
+    async def wait_closed(self) -> None:
+        await yield_once()
+
+
+class TcpNetwork:
+    """TCP through whichever event loop is running."""
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int = BACKLOG,
+        reuse_port: bool = False,
+    ) -> Listener:
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                protocol_factory, host, port, backlog=backlog, reuse_port=reuse_port or None
+            )
+        except OSError as error:
+            raise listen_error(host, port, error) from error
+        return TcpListener(server)
+
+    async def connect(
+        self,
+        protocol_factory: Callable[[], P],
+        host: str,
+        port: int,
+        *,
+        timeout_s: float,
+        clock: Clock,
+    ) -> tuple[asyncio.Transport, P]:
+        try:
+            async with clock.timeout(timeout_s):
+                return await asyncio.get_running_loop().create_connection(
+                    protocol_factory, host, port
+                )
+        except TimeoutError as error:
+            raise ConnectError(f"no connection to {host}:{port} within {timeout_s:g} s") from error
+        except OSError as error:
+            raise connect_error(host, port, error) from error
+
+
+def listen_error(host: str, port: int, error: OSError) -> ListenError:
+    """The sentence for a failed bind."""
+    kind, hint = ListenError, None
+    if error.errno == errno.EADDRINUSE:
+        kind = PortInUseError
+        hint = f"stop what listens on port {port}, or set another listenPort"
+    elif error.errno == errno.EACCES:
+        hint = "ports below 1024 need privileges: choose a higher listenPort"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        hint = "bindAddress must be an address of this machine"
+    return kind(f"cannot listen on {host}:{port}: {_cause(error)}", hint=hint)
+
+
+def connect_error(host: str, port: int, error: OSError) -> ConnectError:
+    """The sentence for a failed connection attempt."""
+    hint = None
+    if isinstance(error, ConnectionRefusedError):
+        hint = "nothing listens there: is the server up and the address right?"
+    elif isinstance(error, socket.gaierror):
+        hint = f"the name {host} cannot be resolved"
+    return ConnectError(f"no connection to {host}:{port}: {_cause(error)}", hint=hint)
+
+
+def _cause(error: OSError) -> str:
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    # asyncio and uvloop word the same error differently; the system's own text is one
+    return os.strerror(error.errno)

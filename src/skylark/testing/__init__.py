@@ -1,0 +1,1 @@
+"""Test aids shipped to users: virtual clock, memory network, seeded faults."""
