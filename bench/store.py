@@ -1,0 +1,394 @@
+"""The message store against its floors: append, read, flush, recovery, growth.
+
+``make bench PART=store``; ``ROWS='100 B*'`` picks rows, ``ARGS="--only recovery"`` one of the parts
+that are not rows of cases (``cases``, ``sync``, ``recovery``, ``growth``). Stores are made in a
+temporary folder on the disk of the checkout and removed at the end; the largest takes about 4 GB.
+
+Each floor is the least that Python can do for the same input, and its code stands here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.harness import Case, main
+from bench.owner import Owner
+from skylark.store.commit_log import Draft
+from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.files import OsFileSystem
+from skylark.store.message_store import MessageStore
+from skylark.store.results import PutStatus
+from skylark.wire.batch import BatchMessage
+from skylark.wire.layout import MAGIC_V1, PROPERTIES_LENGTH, RECORD_HEADS
+from skylark.wire.message import pack_host
+
+TOPIC = "BenchmarkTest"
+HOST = pack_host("127.0.0.1", 10911)
+NOW_MS = 1_700_000_000_123
+PUTS = 4096
+BATCH = 32
+QUEUES = 4
+GETS = PUTS // QUEUES // 32
+# As a producer sends them: a unique id whose counter moves on, a key, a tag.
+PROPERTIES = tuple(
+    b"KEYS\x01order-%d\x02UNIQ_KEY\x017F0000010A2B18B4AAC2%012X\x02WAIT\x01true\x02TAGS\x01TagA\x02"
+    % (number * 7919, number)
+    for number in range(PUTS)
+)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """On the disk of the checkout: a folder in memory would not show what a disk costs."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-store-") as name:
+        yield Path(name)
+
+
+def config(root: Path, **settings: object) -> StoreConfig:
+    return StoreConfig(store_path_root_dir=root, **settings)  # type: ignore[arg-type]
+
+
+def open_store(root: Path, owner: Owner, **settings: object) -> MessageStore:
+    store = MessageStore(
+        config(root, **settings), store_host=HOST, scheduler=owner, post=owner.post
+    )
+    store.open()
+    store.start()
+    return store
+
+
+def draft(body: bytes, number: int) -> Draft:
+    return Draft(TOPIC, number % QUEUES, body, PROPERTIES[number % PUTS], 0, 0, NOW_MS, HOST)
+
+
+# ---- append and read ----------------------------------------------------------------------------
+
+
+def bare_append(folder: Path, body: bytes) -> Callable[[], object]:
+    """The floor of a put: the fixed head and the copies, through a mapped file from its start."""
+    head = RECORD_HEADS[0]
+    topic = bytes([len(TOPIC)]) + TOPIC.encode()
+    tails = [topic + PROPERTIES_LENGTH.pack(len(tail)) + tail for tail in PROPERTIES]
+    file_size = 1 << 28
+    handle = OsFileSystem().create_file(folder / f"floor-{len(body)}", file_size)
+    handle.allocate(0, file_size)
+    buffer = handle.buffer
+    state = [0]
+    body_size, head_size = len(body), head.size
+
+    def run() -> None:
+        position = state[0]
+        for tail in tails:
+            body_end = position + head_size + body_size
+            end = body_end + len(tail)
+            if end > file_size:
+                position = 0
+                body_end = head_size + body_size
+                end = body_end + len(tail)
+            head.pack_into(
+                buffer, position, end - position, MAGIC_V1, 7, 1, 0, 17, position, 0, NOW_MS, HOST,
+                NOW_MS, HOST, 0, 0, body_size,
+            )  # fmt: skip
+            buffer[position + head_size : body_end] = body
+            buffer[body_end:end] = tail
+            position = end
+        state[0] = position
+
+    return run
+
+
+def put(store: MessageStore, owner: Owner, body: bytes) -> Callable[[], object]:
+    def run() -> None:
+        put_one = store.put
+        for number in range(PUTS):
+            result = put_one(draft(body, number))
+            assert result.status is PutStatus.PUT_OK
+        owner.turn()
+
+    return run
+
+
+def put_batches(store: MessageStore, owner: Owner, body: bytes) -> Callable[[], object]:
+    batches = [
+        [BatchMessage(body, PROPERTIES[first + index]) for index in range(BATCH)]
+        for first in range(0, PUTS, BATCH)
+    ]
+
+    def run() -> None:
+        for number, messages in enumerate(batches):
+            result = store.put_batch(draft(b"", number), messages)
+            assert result.message_count == BATCH
+        owner.turn()
+
+    return run
+
+
+def unpack_once() -> Callable[[], object]:
+    head = RECORD_HEADS[0]
+    buffer = bytes(head.size)
+
+    def run() -> None:
+        for _ in range(PUTS):
+            head.unpack_from(buffer, 0)
+
+    return run
+
+
+def get_32(store: MessageStore) -> Callable[[], object]:
+    reader = store.reader
+
+    def run() -> None:
+        for offset in range(0, GETS * 32, 32):
+            result = reader.get(TOPIC, 0, offset, 32)
+            assert result.message_count == 32
+            result.release()
+
+    return run
+
+
+def cases(folder: Path) -> tuple[list[Case], list[MessageStore]]:
+    owner = Owner()
+    stores, rows = [], []
+    for label, body in (("100 B", bytes(range(100))), ("1 KB", bytes(range(256)) * 4)):
+        floor = f"{label} bare pack_into"
+        plain = open_store(folder / f"plain-{len(body)}", owner, message_index_enable=False)
+        indexed = open_store(folder / f"indexed-{len(body)}", owner)
+        batched = open_store(folder / f"batched-{len(body)}", owner, message_index_enable=False)
+        stores += [plain, indexed, batched]
+        rows += [
+            Case(floor, bare_append(folder, body), PUTS, "message"),
+            Case(f"{label} put", put(plain, owner, body), PUTS, "message", floor, 6.0),
+            Case(f"{label} put, index", put(indexed, owner, body), PUTS, "message", floor, 15.0),
+            Case(
+                f"{label} batch of 32",
+                put_batches(batched, owner, body),
+                PUTS,
+                "message",
+                floor,
+                8.0,
+            ),
+        ]
+    reading = open_store(folder / "reading", owner, message_index_enable=False)
+    stores.append(reading)
+    put(reading, owner, bytes(100))()
+    rows += [
+        Case("unpack_from", unpack_once(), PUTS, "call"),
+        Case("get of 32", get_32(reading), GETS, "get", "unpack_from", 200.0),
+    ]
+    return rows, stores
+
+
+# ---- SYNC_FLUSH ---------------------------------------------------------------------------------
+
+
+def sync_rate(folder: Path, senders: int, seconds: float) -> float:
+    """Messages per second with so many senders, each waiting for its own message."""
+    owner = Owner()
+    store = open_store(folder, owner, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    done = 0
+    deadline = owner.monotonic() + seconds
+
+    def send(number: int) -> None:
+        result = store.put(draft(bytes(100), number))
+        store.when_durable(result, lambda status: answered(status, number))
+
+    def answered(status: PutStatus, number: int) -> None:
+        nonlocal done
+        assert status is PutStatus.PUT_OK
+        done += 1
+        if owner.monotonic() < deadline:
+            owner.post(lambda: send(number))
+
+    began = owner.monotonic()
+    for number in range(senders):
+        send(number)
+    owner.turn_until(lambda: owner.monotonic() >= deadline)
+    took = owner.monotonic() - began
+    rate = done / took
+    owner.turn_until(lambda: store._flush is not None and store._flush.waiting_count == 0)
+    store.close()
+    return rate
+
+
+def async_rate(folder: Path, seconds: float) -> float:
+    owner = Owner()
+    store = open_store(folder, owner)
+    began = owner.monotonic()
+    count = 0
+    while owner.monotonic() < began + seconds:
+        for number in range(64):
+            result = store.put(draft(bytes(100), number))
+            store.when_durable(result, lambda _: None)
+        count += 64
+        owner.turn()
+    rate = count / (owner.monotonic() - began)
+    store.close()
+    return rate
+
+
+def bare_sync_rate(folder: Path, seconds: float) -> float:
+    """The floor: one fdatasync for each message."""
+    path = folder / "floor"
+    with path.open("wb", buffering=0) as file:
+        record = bytes(300)
+        began = time.monotonic()
+        count = 0
+        while time.monotonic() < began + seconds:
+            file.write(record)
+            os.fdatasync(file.fileno())
+            count += 1
+        return count / (time.monotonic() - began)
+
+
+def run_sync(folder: Path) -> None:
+    rounds = []
+    for number in range(5):
+        root = folder / f"sync-{number}"
+        root.mkdir(parents=True)
+        rounds.append(
+            (
+                bare_sync_rate(root, 1.0),
+                sync_rate(root / "one", 1, 1.0),
+                sync_rate(root / "many", 64, 2.0),
+                async_rate(root / "async", 2.0),
+            )
+        )
+    bare, one, many, asynchronous = (
+        statistics.median(column) for column in zip(*rounds, strict=True)
+    )
+    goal = min(20 * bare, 0.7 * asynchronous)
+    print(f"fdatasync per message        {bare:12,.0f} messages/s")
+    print(f"SYNC_FLUSH, 1 sender         {one:12,.0f} messages/s")
+    print(
+        f"SYNC_FLUSH, 64 senders       {many:12,.0f} messages/s  {many / bare:.1f}x of one "
+        f"fdatasync per message, {many / asynchronous:.2f}x of ASYNC_FLUSH"
+    )
+    print(f"ASYNC_FLUSH                  {asynchronous:12,.0f} messages/s")
+    print(
+        f"goal: the smaller of 20x and 0.7x of ASYNC_FLUSH: {'met' if many >= goal else 'MISSED'}"
+    )
+
+
+# ---- recovery -----------------------------------------------------------------------------------
+
+FILL = """
+import sys
+from pathlib import Path
+from bench.store import fill_and_wait
+fill_and_wait(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+def fill_and_wait(root: Path, body_size: int, size: int) -> None:
+    """In a child: fill a store, say so, and wait to be killed."""
+    owner = Owner()
+    store = open_store(root, owner)
+    body = bytes(body_size)
+    number = 0
+    while store.log.max_offset < size:
+        for _ in range(256):
+            store.put(draft(body, number))
+            number += 1
+        owner.turn()
+    print("filled", number, flush=True)
+    sys.stdin.read()
+
+
+def run_recovery(folder: Path) -> None:
+    """A store of 1 GiB, killed; how long the next start takes, and how fast the disk reads it."""
+    for label, body_size, goal in (("100 B", 100, 50e6), ("1 KB", 1024, 200e6)):
+        root = folder / f"killed-{body_size}"
+        arguments = [sys.executable, "-c", FILL, str(root), str(body_size), str(1 << 30)]
+        with subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            filled = child.stdout.readline()
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        # The checkpoint may vouch for most of it; without one everything is scanned.
+        (root / "checkpoint").unlink(missing_ok=True)
+        owner = Owner()
+        store = MessageStore(config(root), store_host=HOST, scheduler=owner, post=owner.post)
+        began = time.perf_counter()
+        report = store.open()
+        took = time.perf_counter() - began
+        store.close()
+        rate = report.scanned_bytes / took
+        print(
+            f"recovery, {label}: {report.scanned_records:,} of {filled.split()[1]} records, "
+            f"{report.scanned_bytes / 1e6:,.0f} MB in {took:.2f} s = {rate / 1e6:,.0f} MB/s, index "
+            f"{'later' if report.index_behind_from is not None else 'included'}: goal "
+            f"{goal / 1e6:.0f} MB/s {'met' if rate >= goal else 'MISSED'}"
+        )
+
+
+# ---- growth -------------------------------------------------------------------------------------
+
+
+def cost_ns(store: MessageStore, owner: Owner, queues: int, count: int) -> float:
+    """CPU time of a put, over ``count`` of them."""
+    body = bytes(100)
+    drafts = [
+        Draft(TOPIC, number % queues, body, PROPERTIES[number % PUTS], 0, 0, NOW_MS, HOST)
+        for number in range(max(queues, PUTS))
+    ]
+    began = time.process_time()
+    for first in range(0, count, len(drafts)):
+        for each in drafts[: count - first]:
+            store.put(each)
+        owner.turn()
+    return (time.process_time() - began) / count * 1e9
+
+
+def run_growth(folder: Path, messages_max: int) -> None:
+    owner = Owner()
+    store = open_store(folder / "growth", owner)
+    costs = []
+    done = 0
+    for target in (10**5, 10**6, messages_max):
+        cost_ns(store, owner, QUEUES, max(0, target - done - 10**5))
+        costs.append((target, cost_ns(store, owner, QUEUES, 10**5)))
+        done = target
+    for target, cost in costs:
+        print(f"put at {target:>10,} messages   {cost:8,.0f} ns   {cost / costs[0][1]:.2f}x")
+    by_queues = [(queues, cost_ns(store, owner, queues, 10**5)) for queues in (1, 10, 100, 1000)]
+    for queues, cost in by_queues:
+        print(
+            f"put over {queues:>5,} queues        {cost:8,.0f} ns   {cost / by_queues[0][1]:.2f}x"
+        )
+    store.close()
+
+
+def run() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", choices=["cases", "sync", "recovery", "growth"])
+    parser.add_argument("--messages", type=int, default=10**7)
+    options, rest = parser.parse_known_args()
+    with temporary_folder() as folder:
+        if options.only in (None, "cases"):
+            rows, stores = cases(folder)
+            sys.argv[1:] = rest
+            main("store", rows)
+            for store in stores:
+                store.close()
+        if options.only in (None, "sync"):
+            run_sync(folder)
+        if options.only in (None, "recovery"):
+            run_recovery(folder)
+        if options.only in (None, "growth"):
+            run_growth(folder, options.messages)
+
+
+if __name__ == "__main__":
+    run()

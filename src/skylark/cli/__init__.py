@@ -1,0 +1,1 @@
+"""The command line ``skylark``: one file per noun, output as tables or JSON."""

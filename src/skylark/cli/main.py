@@ -1,0 +1,135 @@
+"""The command ``skylark``: global options, lazily loaded subcommands, errors as exit codes.
+
+``skylark --help`` must be quick, so a subcommand's module is imported when the command is called
+or asked for its own help, not before. ``COMMANDS`` therefore holds the line of help as well; a
+test compares it with what the command says of itself.
+
+A command takes the :class:`~skylark.cli.context.CliContext` by ``@click.pass_obj``, imports what
+it needs inside its function, and raises. Turning errors into sentences and exit codes is done
+here, once (``exits.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode, exit_code, sentence
+from skylark.cli.logs import LEVELS, LogFormat
+from skylark.cli.output import Output, OutputFormat
+
+
+class LazyCommand(NamedTuple):
+    """A subcommand that is not imported yet."""
+
+    target: str  # "skylark.cli.module:attribute"
+    help: str
+
+
+COMMANDS: dict[str, LazyCommand] = {
+    "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are named in ``COMMANDS``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        lines = {
+            **{name: row.help for name, row in COMMANDS.items()},
+            **{
+                name: command.get_short_help_str()
+                for name, command in self.commands.items()
+                if not command.hidden
+            },
+        }
+        if lines:
+            with formatter.section("Commands"):
+                formatter.write_dl(sorted(lines.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own, and `skylark ... | head`: click ends these quietly
+        except KeyboardInterrupt:
+            ctx.exit(ExitCode.INTERRUPTED)
+        except Exception as error:  # noqa: BLE001 - the boundary: every error ends as an exit code
+            _report(ctx, error)
+
+
+def _report(ctx: click.Context, error: Exception) -> NoReturn:
+    if ctx.params["debug"]:
+        traceback.print_exception(error)
+    click.echo(f"Error: {sentence(error)}", err=True)
+    ctx.exit(exit_code(error))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--output",
+    "output_format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the results.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    help="Least important log lines to show.  [default: info for servers, otherwise warning]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the log lines on stderr.",
+)
+@click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.version_option(
+    package_name="skylark-mq", prog_name="skylark", message="%(prog)s %(version)s"
+)
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    output_format: OutputFormat,
+    log_level: str | None,
+    log_format: LogFormat,
+    debug: bool,
+) -> None:
+    """Skylark: Apache RocketMQ in Python.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server reached, 4 not found.
+    """
+    context = CliContext(
+        output=Output(output_format, sys.stdout, sys.stderr),
+        log_level=log_level,
+        log_format=log_format,
+        debug=debug,
+    )
+    context.configure_logging("warning")
+    ctx.obj = context
+
+
+def main() -> NoReturn:
+    """Entry point of the console script and of ``python -m skylark``."""
+    cli(prog_name="skylark")
+    raise AssertionError("click always exits")

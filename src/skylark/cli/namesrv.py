@@ -1,0 +1,106 @@
+"""``skylark namesrv``: a name server in the foreground, with the flags of Java's ``mqnamesrv``.
+
+On stdout there is one line, ``ready namesrv=HOST:PORT``, once requests are answered; whoever
+started the process may wait for it. Log lines go to stderr. SIGTERM and the interrupt key stop it
+in order, with exit code 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.context import CliContext
+
+if TYPE_CHECKING:
+    from skylark.namesrv.config import NamesrvConfig
+
+
+@click.command("namesrv")
+@click.option(
+    "-c",
+    "--configFile",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings in Java's properties format; changes at run time are saved there.",
+)
+@click.option(
+    "-p",
+    "--printConfigItem",
+    "print_config",
+    is_flag=True,
+    help="Print all settings as key=value and exit.",
+)
+@click.option(
+    "-n", "--namesrvAddr", hidden=True, help="Accepted and ignored, as by Java's mqnamesrv."
+)
+@click.pass_obj
+def command(
+    context: CliContext, config_file: Path | None, print_config: bool, namesrvaddr: str | None
+) -> None:
+    """Run a name server."""
+    config = _load(config_file)
+    if print_config:
+        from skylark.core.config import to_properties
+
+        click.echo(to_properties(config), nl=False)
+        return
+    context.configure_logging("info")
+    _run(config)
+
+
+def _load(config_file: Path | None) -> NamesrvConfig:
+    import os
+
+    from skylark.core.config import load, parse_properties
+    from skylark.namesrv.config import NamesrvConfig
+
+    properties = {}
+    if "ROCKETMQ_SERIALIZE_TYPE" in os.environ:
+        properties["rocketmq.serialize.type"] = os.environ["ROCKETMQ_SERIALIZE_TYPE"]
+    if config_file is not None:
+        properties.update(parse_properties(config_file.read_bytes()))
+        properties["configStorePath"] = str(config_file)
+    variables = {"user.home": str(Path.home())}
+    if "ROCKETMQ_HOME" in os.environ:
+        variables["ROCKETMQ_HOME"] = os.environ["ROCKETMQ_HOME"]
+    return load(NamesrvConfig, properties, variables=variables)
+
+
+def _run(config: NamesrvConfig) -> None:
+    import asyncio
+
+    from skylark.core.errors import TransportError
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_serve(config))
+    except TransportError as error:
+        # The address cannot be listened on: that is a failure here, not an unreachable server.
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(config: NamesrvConfig) -> None:
+    import asyncio
+    import signal
+
+    from skylark.namesrv.app import NameServer
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = NameServer(config)
+    await server.start()
+    click.echo(f"ready namesrv={server.address}")
+    await stop.wait()
+    await server.stop()

@@ -1,0 +1,170 @@
+"""What commands print: one object that knows whether a person, a program or a pipe is reading.
+
+================  ==================================================
+``--output``      form
+================  ==================================================
+table, terminal   a table with styles (rich)
+table, pipe       aligned plain text, no styles, never cut to a width
+json              one JSON document
+================  ==================================================
+
+Results go to stdout and everything said beside them (notes, progress) to stderr, so that a result
+can be piped. Values come from servers and messages: whatever is not printable is escaped, so that
+no name can move the cursor or break a line.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from enum import Enum
+from pathlib import PurePath
+from typing import Literal, TextIO
+
+OutputFormat = Literal["table", "json"]
+Record = Mapping[str, object]
+
+_GAP = "  "
+
+
+def cell_text(value: object) -> str:
+    """A value as one line of printable text; ``None`` is ``-``."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(cell_text, value)) or "-"
+    text = str(_plain(value))
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _plain(value: object) -> object:
+    """The JSON form of what ``json`` does not know by itself."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return value
+
+
+def _json_default(value: object) -> object:
+    plain = _plain(value)
+    if plain is value:
+        raise TypeError(f"no JSON form for {type(value).__name__}")
+    return plain
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal: East Asian wide characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
+
+
+def _heading(column: str) -> str:
+    return column.replace("_", " ").upper()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool | Enum)
+
+
+class Output:
+    """Prints results and remarks of one command."""
+
+    def __init__(self, output_format: OutputFormat, stdout: TextIO, stderr: TextIO) -> None:
+        self._format = output_format
+        self._stdout = stdout
+        self._stderr = stderr
+
+    def rows(self, columns: Sequence[str], rows: Iterable[Record]) -> None:
+        """Records of one kind: a table with ``columns``, or a JSON array of objects with them.
+
+        Column names are snake_case; a table shows ``queue_id`` as ``QUEUE ID``. A column whose
+        values are all numbers is aligned to the right.
+        """
+        records = list(rows)
+        if self._format == "json":
+            self._json([{column: record.get(column) for column in columns} for record in records])
+            return
+        numeric = [
+            bool(records) and all(_is_number(record.get(column)) for record in records)
+            for column in columns
+        ]
+        cells = [[cell_text(record.get(column)) for column in columns] for record in records]
+        headings = [_heading(column) for column in columns]
+        if self._stdout.isatty():
+            self._rich_table(headings, numeric, cells)
+        else:
+            self._plain_table([headings, *cells], numeric)
+
+    def record(self, record: Record) -> None:
+        """One record: a line per field, or a JSON object."""
+        if self._format == "json":
+            self._json(dict(record))
+            return
+        width = max((_width(key) for key in record), default=0)
+        for key, value in record.items():
+            self._stdout.write(f"{key}{' ' * (width - _width(key))}{_GAP}{cell_text(value)}\n")
+
+    def note(self, text: str) -> None:
+        """A remark for a person, on stderr; programs that asked for JSON are not told."""
+        if self._format == "table":
+            self._stderr.write(f"{cell_text(text)}\n")
+
+    @contextmanager
+    def progress(self, text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """A progress bar on stderr; yields a function that moves it by a number of steps.
+
+        Silent unless a person watches: stderr is a terminal and the output is not JSON.
+        """
+        if self._format == "json" or not self._stderr.isatty():
+            yield lambda steps: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(file=self._stderr), transient=True) as bar:
+            task = bar.add_task(cell_text(text).replace("[", r"\["), total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+    def _json(self, value: object) -> None:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_default)
+        # A lone surrogate in a name cannot be encoded as UTF-8; escape what cannot be printed.
+        self._stdout.write(f"{text.encode('utf-8', 'backslashreplace').decode()}\n")
+
+    def _plain_table(self, lines: list[list[str]], numeric: list[bool]) -> None:
+        widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            padded = []
+            for text, width, right in zip(line, widths, numeric, strict=True):
+                blank = " " * (width - _width(text))
+                padded.append(blank + text if right else text + blank)
+            self._stdout.write(f"{_GAP.join(padded).rstrip()}\n")
+
+    def _rich_table(self, headings: list[str], numeric: list[bool], cells: list[list[str]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading, right in zip(headings, numeric, strict=True):
+            table.add_column(heading, justify="right" if right else "left", overflow="fold")
+        for line in cells:
+            table.add_row(*map(Text, line))  # Text: a name such as "[red]" is not a style
+        Console(file=self._stdout).print(table)

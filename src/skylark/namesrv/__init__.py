@@ -1,0 +1,1 @@
+"""The name server: who has which topic, and at which address."""

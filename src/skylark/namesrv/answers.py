@@ -1,0 +1,140 @@
+"""Route answers as bytes, kept until a table changes.
+
+Every client asks for each of its topics every 30 s, and the answer changes rarely. So the encoded
+body is kept per (topic, dialect) and dropped as a whole when the tables change, which their
+version counters tell.
+
+Two dialects: clients from 4.9.4 on, and those that ask for it, get standard JSON with quoted
+integer keys; older ones get fastjson's bare keys. Cluster information (106) always has bare keys.
+
+**Zones.** A client that names its zone gets the brokers of that zone, and those without a master,
+because then any slave is better than none.
+
+**Own brokers.** Behind port mapping the address that a broker announces is not the one that
+reaches it, but the address by which the client reached *us* does. For the brokers named in
+``own_brokers`` (``skylark up`` names those that it started) the host is replaced by the local one
+of the asking connection. Off unless brokers are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from skylark.core.errors import ConfigError
+from skylark.core.names import Address, parse_address
+from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
+from skylark.namesrv.registration import MASTER_ID
+from skylark.namesrv.routes import RouteTables
+from skylark.wire.bodies.route import BrokerData, TopicRouteData
+from skylark.wire.fastjson import encode_body
+
+#: Answers kept at a time; when full, all are dropped.
+CACHED_COUNT_MAX: Final = 50_000
+#: Bytes of them.
+CACHED_SIZE_MAX: Final = 64 * 1024 * 1024
+
+#: topic (None for the cluster), standard JSON or not, local host of the asking connection
+_Key = tuple[str | None, bool, str]
+
+
+class RouteAnswers:
+    """Encoded answers to GET_ROUTEINFO_BY_TOPIC and GET_BROKER_CLUSTER_INFO."""
+
+    def __init__(self, tables: RouteTables, kv: KvTable, own_brokers: Collection[str] = ()) -> None:
+        self._tables = tables
+        self._kv = kv
+        self._own_brokers = own_brokers
+        self._cached: dict[_Key, bytes] = {}
+        self._cached_size = 0
+        self._versions = (tables.version, kv.version)
+
+    def route(
+        self,
+        topic: str,
+        *,
+        standard: bool,
+        with_order: bool,
+        local_host: str,
+        zone: str | None = None,
+    ) -> bytes | None:
+        """The body of a route answer; None if the topic has no route."""
+        key = (topic, standard, local_host if self._own_brokers else "")
+        if zone is None:
+            found = self._lookup(key)
+            if found is not None:
+                return found
+        route = self._tables.route(topic)
+        if route is None:
+            return None
+        if with_order:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
+        for broker in route.broker_datas:
+            self._localise(broker, local_host)
+        if zone is not None:
+            return encode_body(in_zone(route, zone), standard=standard)
+        return self._keep(key, encode_body(route, standard=standard))
+
+    def cluster_info(self, local_host: str) -> bytes:
+        """The body of the cluster information."""
+        key = (None, False, local_host if self._own_brokers else "")
+        found = self._lookup(key)
+        if found is not None:
+            return found
+        info = self._tables.cluster_info()
+        for broker in info.broker_addr_table.values():
+            self._localise(broker, local_host)
+        return self._keep(key, encode_body(info))
+
+    def _lookup(self, key: _Key) -> bytes | None:
+        versions = (self._tables.version, self._kv.version)
+        if versions != self._versions:
+            self._versions = versions
+            self._drop()
+        return self._cached.get(key)
+
+    def _keep(self, key: _Key, body: bytes) -> bytes:
+        if len(self._cached) >= CACHED_COUNT_MAX or self._cached_size + len(body) > CACHED_SIZE_MAX:
+            self._drop()
+        self._cached[key] = body
+        self._cached_size += len(body)
+        return body
+
+    def _drop(self) -> None:
+        self._cached.clear()
+        self._cached_size = 0
+
+    def _localise(self, broker: BrokerData, local_host: str) -> None:
+        if broker.broker_name in self._own_brokers:
+            broker.broker_addrs = {
+                id_: with_host(addr, local_host) for id_, addr in broker.broker_addrs.items()
+            }
+
+
+def with_host(address: str, host: str) -> str:
+    """``address`` with another host; unchanged if it is no ``host:port``."""
+    try:
+        return str(Address(host, parse_address(address).port))
+    except ConfigError:
+        return address
+
+
+def in_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
+    """The part of a route that a client of ``zone`` should use."""
+    removed = [
+        broker
+        for broker in route.broker_datas
+        if MASTER_ID in broker.broker_addrs and (broker.zone_name or "").lower() != zone.lower()
+    ]
+    names = {broker.broker_name for broker in removed}
+    addrs = {addr for broker in removed for addr in broker.broker_addrs.values()}
+    filter_servers = route.filter_server_table or {}
+    return TopicRouteData(
+        order_topic_conf=route.order_topic_conf,
+        queue_datas=[data for data in route.queue_datas if data.broker_name not in names],
+        broker_datas=[data for data in route.broker_datas if data.broker_name not in names],
+        filter_server_table={
+            addr: servers for addr, servers in filter_servers.items() if addr not in addrs
+        },
+        topic_queue_mapping_by_broker=route.topic_queue_mapping_by_broker,
+    )

@@ -1,0 +1,386 @@
+"""One function per request code: header and body in, tables asked or changed, answer out.
+
+Everything that only touches memory is a hot handler and runs where its bytes were read, so the
+registrations of one connection are taken in the order in which they came. Cold are the requests
+that write a file: KV changes and new settings.
+
+Answers have Java's codes, remarks and ext fields. Where Java fills a typed response header, the
+ext map is there even when it is empty, also in a refusal. Answers to ``ClientRequestProcessor`` and
+``DefaultRequestProcessor``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from skylark.core import config as settings
+from skylark.core.clock import Clock
+from skylark.core.errors import BrokerError, ConfigError, HeaderFieldError, NoPermissionError
+from skylark.namesrv.answers import RouteAnswers
+from skylark.namesrv.config import NamesrvConfig
+from skylark.namesrv.files import SavedFile
+from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
+from skylark.namesrv.liveness import Liveness, steady_ms
+from skylark.namesrv.registration import HEARTBEAT_TIMEOUT_MS, Registration
+from skylark.namesrv.routes import RouteTables
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.wire.bodies.common import Body, DataVersion, KVTable, TopicList
+from skylark.wire.bodies.register import decode_register_body, register_body_crc
+from skylark.wire.bodies.route import GetBrokerMemberGroupResponseBody, TopicRouteData
+from skylark.wire.codes import V4_9_4, RequestCode, ResponseCode, TopicSysFlag
+from skylark.wire.command import Command, response_to
+from skylark.wire.fastjson import decode_body, encode_body
+from skylark.wire.fields import Header, decode_ext, encode_ext
+from skylark.wire.headers import route as headers
+
+log = logging.getLogger(__name__)
+
+FAQ_HINT: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+#: The remark of a Java answer whose handler forgot to clear it.
+UNSET_REMARK: Final = "not set any response code"
+
+
+class NamesrvHandlers:
+    """The requests that a name server understands."""
+
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        tables: RouteTables,
+        kv: KvTable,
+        answers: RouteAnswers,
+        liveness: Liveness,
+        clock: Clock,
+        *,
+        kv_file: SavedFile,
+        config_file: SavedFile,
+    ) -> None:
+        self.config = config
+        self._tables = tables
+        self._kv = kv
+        self._answers = answers
+        self._liveness = liveness
+        self._clock = clock
+        self._kv_file = kv_file
+        self._config_file = config_file
+        self._started_at = clock.monotonic()
+
+    def start_waiting(self) -> None:
+        """The time of ``needWaitForService`` begins now."""
+        self._started_at = self._clock.monotonic()
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each function answers."""
+        hot = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
+            RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
+            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
+            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_un_unit_topics,
+            RequestCode.GET_KV_CONFIG: self.get_kv,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_namespace,
+            RequestCode.GET_NAMESRV_CONFIG: self.get_config,
+        }
+        for code, handler in hot.items():
+            dispatcher.add_hot(code, handler)
+        dispatcher.add_cold(RequestCode.PUT_KV_CONFIG, self.put_kv)
+        dispatcher.add_cold(RequestCode.DELETE_KV_CONFIG, self.delete_kv)
+        dispatcher.add_cold(RequestCode.UPDATE_NAMESRV_CONFIG, self.update_config)
+
+    # --- routes ---------------------------------------------------------------------------------
+
+    def get_route(self, connection: Connection, request: Command) -> Command:
+        """GET_ROUTEINFO_BY_TOPIC (105)."""
+        try:
+            header = decode_ext(headers.GetRouteInfoRequestHeader, request.ext)
+        except HeaderFieldError:
+            return _no_route(request, "null")  # what Java looks for when no topic is named
+        config = self.config
+        if config.need_wait_for_service:
+            waited_s = self._clock.monotonic() - self._started_at
+            if waited_s < config.wait_seconds_for_service:
+                return response_to(request, ResponseCode.SYSTEM_ERROR, "name server not ready")
+        zone = header.zone_name if header.zone_mode and (header.zone_name or "").strip() else None
+        body = self._answers.route(
+            header.topic,
+            standard=request.version >= V4_9_4 or header.accept_standard_json_only is True,
+            with_order=config.order_message_enable,
+            local_host=connection.local_address[0],
+            zone=zone,
+        )
+        if body is None:
+            return _no_route(request, header.topic)
+        return response_to(request, ResponseCode.SUCCESS, body=body)
+
+    def get_cluster_info(self, connection: Connection, request: Command) -> Command:
+        """GET_BROKER_CLUSTER_INFO (106)."""
+        body = self._answers.cluster_info(connection.local_address[0])
+        return response_to(request, ResponseCode.SUCCESS, body=body)
+
+    def get_member_group(self, _connection: Connection, request: Command) -> Command:
+        """GET_BROKER_MEMBER_GROUP (901)."""
+        header = decode_ext(headers.GetBrokerMemberGroupRequestHeader, request.ext)
+        group = self._tables.member_group(header.cluster_name, header.broker_name)
+        answer = _success(request, GetBrokerMemberGroupResponseBody(broker_member_group=group))
+        answer.remark = UNSET_REMARK
+        return answer
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    def register_broker(self, connection: Connection, request: Command) -> Command:
+        """REGISTER_BROKER (103)."""
+        header = decode_ext(headers.RegisterBrokerRequestHeader, request.ext)
+        body = request.body or b""
+        if header.body_crc32 != 0 and header.body_crc32 != register_body_crc(body):
+            log.warning("%r: registration of %s damaged", connection, header.broker_name)
+            return response_to(request, ResponseCode.SYSTEM_ERROR, "crc32 not match", ext={})
+        content = decode_register_body(body, version=request.version, compressed=header.compressed)
+        table = content.topic_config_serialize_wrapper
+        timeout_ms = header.heartbeat_timeout_millis
+        registration = Registration(
+            cluster=header.cluster_name,
+            broker_name=header.broker_name,
+            broker_addr=header.broker_addr,
+            broker_id=header.broker_id,
+            ha_server_addr=header.ha_server_addr,
+            connection=connection,
+            version=table.data_version,
+            topics=table.topic_config_table,
+            mappings=table.topic_queue_mapping_info_map,
+            filter_servers=content.filter_server_list,
+            zone_name=header.zone_name,
+            heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+            enable_acting_master=header.enable_acting_master,
+        )
+        try:
+            registered = self._tables.register(registration, steady_ms(self._clock))
+        except BrokerError as error:
+            return response_to(request, error.code, str(error), ext={})
+        self._liveness.notify(registered.notices)
+        answer = _success_with(
+            request,
+            headers.RegisterBrokerResponseHeader(
+                ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
+            ),
+        )
+        order = self._kv.namespace(ORDER_TOPIC_CONFIG)
+        if order is not None and self.config.return_order_topic_config_to_broker:
+            answer.body = encode_body(KVTable(table=order))
+        if registered.topics_left_out:
+            answer.code = ResponseCode.SYSTEM_ERROR
+            answer.remark = (
+                f"{registered.topics_left_out} topics left out: the name server knows"
+                f" {self._tables.topic_count}, the limit: raise topicCountMax"
+            )
+        return answer
+
+    def unregister_broker(self, _connection: Connection, request: Command) -> Command:
+        """UNREGISTER_BROKER (104)."""
+        header = decode_ext(headers.UnRegisterBrokerRequestHeader, request.ext)
+        queued = self._tables.remove(
+            header.cluster_name, header.broker_name, header.broker_addr, header.broker_id
+        )
+        self._liveness.drain_soon()
+        return response_to(request, ResponseCode.SUCCESS if queued else ResponseCode.SYSTEM_ERROR)
+
+    def query_data_version(self, _connection: Connection, request: Command) -> Command:
+        """QUERY_DATA_VERSION (322)."""
+        header = decode_ext(headers.QueryDataVersionRequestHeader, request.ext)
+        theirs = decode_body(DataVersion, request.body) if request.body else None
+        changed, known = self._tables.query_version(
+            header.cluster_name, header.broker_addr, theirs, steady_ms(self._clock)
+        )
+        answer = _success_with(request, headers.QueryDataVersionResponseHeader(changed=changed))
+        if known is not None:
+            answer.body = encode_body(known)
+        return answer
+
+    def broker_heartbeat(self, _connection: Connection, request: Command) -> Command:
+        """BROKER_HEARTBEAT (904)."""
+        header = decode_ext(headers.BrokerHeartbeatRequestHeader, request.ext)
+        self._tables.heartbeat(header.cluster_name, header.broker_addr, steady_ms(self._clock))
+        return response_to(request, ResponseCode.SUCCESS)
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def register_topic(self, connection: Connection, request: Command) -> Command:
+        """REGISTER_TOPIC_IN_NAMESRV (217)."""
+        header = decode_ext(headers.RegisterTopicRequestHeader, request.ext)
+        if request.body:
+            route = decode_body(TopicRouteData, request.body)
+            if route.queue_datas:
+                self._tables.register_topic(
+                    header.topic, route.queue_datas, connection, steady_ms(self._clock)
+                )
+        return response_to(request, ResponseCode.SUCCESS)
+
+    def delete_topic(self, connection: Connection, request: Command) -> Command:
+        """DELETE_TOPIC_IN_NAMESRV (216)."""
+        header = decode_ext(headers.DeleteTopicFromNamesrvRequestHeader, request.ext)
+        log.info("%r deletes topic %s", connection, header.topic)
+        self._tables.delete_topic(header.topic, header.cluster_name)
+        return response_to(request, ResponseCode.SUCCESS)
+
+    def wipe_write_perm(self, connection: Connection, request: Command) -> Command:
+        """WIPE_WRITE_PERM_OF_BROKER (205)."""
+        header = decode_ext(headers.WipeWritePermOfBrokerRequestHeader, request.ext)
+        count = self._tables.set_writable(header.broker_name, False)
+        log.info("%r: no sends to %s any more, %d topics", connection, header.broker_name, count)
+        return _success_with(
+            request, headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        )
+
+    def add_write_perm(self, connection: Connection, request: Command) -> Command:
+        """ADD_WRITE_PERM_OF_BROKER (327)."""
+        header = decode_ext(headers.AddWritePermOfBrokerRequestHeader, request.ext)
+        count = self._tables.set_writable(header.broker_name, True)
+        log.info("%r: sends to %s again, %d topics", connection, header.broker_name, count)
+        return _success_with(
+            request, headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+        )
+
+    def get_all_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
+        if not self.config.enable_all_topic_list:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
+        return _success(request, self._tables.topics())
+
+    def get_topics_of_cluster(self, _connection: Connection, request: Command) -> Command:
+        """GET_TOPICS_BY_CLUSTER (224)."""
+        if not self.config.enable_topic_list:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
+        header = decode_ext(headers.GetTopicsByClusterRequestHeader, request.ext)
+        return _success(request, self._tables.topics_of_cluster(header.cluster))
+
+    def get_system_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
+        return _success(request, self._tables.system_topics())
+
+    def get_unit_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_UNIT_TOPIC_LIST (311)."""
+        return self._topics_by_flag(request, with_bits=TopicSysFlag.UNIT)
+
+    def get_unit_sub_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
+        return self._topics_by_flag(request, with_bits=TopicSysFlag.UNIT_SUB)
+
+    def get_unit_sub_un_unit_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
+        return self._topics_by_flag(
+            request, with_bits=TopicSysFlag.UNIT_SUB, without_bits=TopicSysFlag.UNIT
+        )
+
+    def _topics_by_flag(
+        self, request: Command, *, with_bits: int, without_bits: int = 0
+    ) -> Command:
+        if not self.config.enable_topic_list:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
+        topics: TopicList = self._tables.topics_by_flag(
+            lambda flag: bool(flag & with_bits) and not flag & without_bits
+        )
+        return _success(request, topics)
+
+    # --- KV table -------------------------------------------------------------------------------
+
+    async def put_kv(self, connection: Connection, request: Command) -> Command:
+        """PUT_KV_CONFIG (100)."""
+        header = decode_ext(headers.PutKVConfigRequestHeader, request.ext)
+        self._kv.put(header.namespace, header.key, header.value)
+        log.info("%r puts %s in KV namespace %s", connection, header.key, header.namespace)
+        return await self._save_kv(request)
+
+    async def delete_kv(self, connection: Connection, request: Command) -> Command:
+        """DELETE_KV_CONFIG (102)."""
+        header = decode_ext(headers.DeleteKVConfigRequestHeader, request.ext)
+        self._kv.delete(header.namespace, header.key)
+        log.info("%r deletes %s of KV namespace %s", connection, header.key, header.namespace)
+        return await self._save_kv(request)
+
+    async def _save_kv(self, request: Command) -> Command:
+        return await _saved(request, self._kv_file, self._kv.encode)
+
+    def get_kv(self, _connection: Connection, request: Command) -> Command:
+        """GET_KV_CONFIG (101)."""
+        header = decode_ext(headers.GetKVConfigRequestHeader, request.ext)
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            return response_to(request, ResponseCode.QUERY_NOT_FOUND, remark, ext={})
+        return _success_with(request, headers.GetKVConfigResponseHeader(value=value))
+
+    def get_kv_namespace(self, _connection: Connection, request: Command) -> Command:
+        """GET_KVLIST_BY_NAMESPACE (219)."""
+        header = decode_ext(headers.GetKVListByNamespaceRequestHeader, request.ext)
+        table = self._kv.namespace(header.namespace)
+        if table is None:
+            remark = f"No config item, Namespace: {header.namespace}"
+            return response_to(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        return _success(request, KVTable(table=table))
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def get_config(self, _connection: Connection, request: Command) -> Command:
+        """GET_NAMESRV_CONFIG (319)."""
+        text = settings.to_properties(self.config)
+        return response_to(request, ResponseCode.SUCCESS, body=text.encode())
+
+    async def update_config(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_NAMESRV_CONFIG (318): all of it or nothing."""
+        if not request.body:
+            return response_to(request, ResponseCode.SUCCESS)
+        try:
+            config = settings.with_changes(
+                self.config, request.body, black_list=self.config.black_list
+            )
+        except settings.ReadOnlySettingError as error:
+            raise NoPermissionError(error.message) from error
+        except ConfigError as error:
+            raise BrokerError(str(error)) from error
+        log.info("%r changes settings: %s", connection, request.body)
+        self.config = config
+        self._tables.reconfigure(config)
+        return await _saved(request, self._config_file, self._encode_config)
+
+    def _encode_config(self) -> bytes:
+        return settings.format_properties(settings.to_mapping(self.config)).encode()
+
+
+async def _saved(request: Command, file: SavedFile, encode: Callable[[], bytes]) -> Command:
+    try:
+        await file.save(encode)
+    except OSError as error:
+        log.exception("a change of request %s holds, but only until restart", request.code)
+        return response_to(
+            request,
+            ResponseCode.SYSTEM_ERROR,
+            f"the change holds until restart, it could not be saved: {error}",
+        )
+    return response_to(request, ResponseCode.SUCCESS)
+
+
+def _no_route(request: Command, topic: str) -> Command:
+    remark = f"No topic route info in name server for the topic: {topic}{FAQ_HINT}"
+    return response_to(request, ResponseCode.TOPIC_NOT_EXIST, remark)
+
+
+def _success(request: Command, body: Body) -> Command:
+    return response_to(request, ResponseCode.SUCCESS, body=encode_body(body))
+
+
+def _success_with(request: Command, header: Header) -> Command:
+    return response_to(request, ResponseCode.SUCCESS, ext=encode_ext(header))

@@ -1,0 +1,199 @@
+"""What the Java side needs: a JDK, Maven, the released RocketMQ jars, our compiled programs.
+
+Everything made here lives under ``build/interop`` (not tracked) and is made once:
+
+- ``lib-VERSION``: the jars of one RocketMQ release with all they depend on, copied by Maven;
+- ``classes-VERSION/NAME-HASH``: one program of ``tests/interop/java``, compiled against them.
+
+A folder is filled under another name and renamed when complete, so that a run which was killed
+leaves nothing half done and two runs at once do not disturb each other: that a folder exists says
+that it is complete. Maven is asked only while jars are missing; later runs need no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+JAVA_VERSION_MIN: Final = 17
+
+#: The release that Skylark is compatible with: servers, tools, client, benchmark programs.
+CURRENT: Final = "5.5.0"
+#: The last client of the 4.x line.
+OLD_CLIENT: Final = "4.9.8"
+
+_ARTIFACTS: Final = {
+    CURRENT: (
+        "rocketmq-namesrv",
+        "rocketmq-broker",
+        "rocketmq-tools",
+        "rocketmq-client",
+        "rocketmq-example",
+    ),
+    OLD_CLIENT: ("rocketmq-client",),
+}
+_COPY_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_MAVEN_TIMEOUT_S: Final = 1200
+_JAVAC_TIMEOUT_S: Final = 120
+
+_SOURCES: Final = Path(__file__).resolve().parent / "java"
+_CACHE: Final = Path(__file__).resolve().parents[2] / "build" / "interop"
+
+
+class ToolchainError(Exception):
+    """Something the Java side needs is missing or failed; the text says what to do about it."""
+
+
+def check_tools() -> None:
+    """Raise :class:`ToolchainError` unless the tools that this machine will need are there."""
+    missing = [name for name in ("java", "javac") if _find_tool(name) is None]
+    if _find_tool("mvn") is None and not all(map(_has_jars, _ARTIFACTS)):
+        missing.append("mvn")
+    if missing:
+        raise ToolchainError(
+            f"interoperability tests need {' and '.join(missing)}, not found in JAVA_HOME or "
+            f"PATH: install a JDK of version {JAVA_VERSION_MIN} or newer and Maven "
+            "(on Debian: apt-get install openjdk-17-jdk-headless maven)"
+        )
+    version = java_version()
+    if version < JAVA_VERSION_MIN:
+        raise ToolchainError(
+            f"interoperability tests need Java {JAVA_VERSION_MIN} or newer, but {tool('java')} is "
+            f"version {version}: install a newer JDK or let JAVA_HOME name one "
+            "(on Debian: apt-get install openjdk-17-jdk-headless)"
+        )
+
+
+def tool(name: str) -> str:
+    """The path of ``java``, ``javac`` or ``mvn``."""
+    path = _find_tool(name)
+    if path is None:
+        raise ToolchainError(f"{name} is not in JAVA_HOME or PATH: install a JDK and Maven")
+    return path
+
+
+@cache
+def java_version() -> int:
+    """The feature number of the Java runtime: 8, 17, 21."""
+    shown = subprocess.run(
+        [tool("java"), "-version"], capture_output=True, text=True, timeout=60, check=False
+    ).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', shown)
+    if found is None:
+        raise ToolchainError(f"cannot read the Java version from {shown!r}")
+    return int(found.group(1))
+
+
+@cache
+def classpath(version: str = CURRENT) -> str:
+    """The class path of one RocketMQ release; fetches its jars the first time."""
+    folder = _jars_folder(version)
+    if folder.exists() and not _has_jars(version):
+        shutil.rmtree(folder)  # made for another list of artifacts
+    return f"{_filled(folder, lambda target: _copy_jars(version, target))}/*"
+
+
+@cache
+def compiled(program: str, version: str = CURRENT) -> Path:
+    """The folder with the classes of one of our Java programs, compiled if need be."""
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.glob("*.java")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    digest.update(str(java_version()).encode())
+    folder = _CACHE / f"classes-{version}" / f"{program}-{digest.hexdigest()[:16]}"
+    return _filled(folder, lambda target: _compile(program, version, target))
+
+
+def _find_tool(name: str) -> str | None:
+    java_home = os.environ.get("JAVA_HOME")
+    in_home = shutil.which(name, path=str(Path(java_home) / "bin")) if java_home else None
+    return in_home or shutil.which(name)
+
+
+def _jars_folder(version: str) -> Path:
+    return _CACHE / f"lib-{version}"
+
+
+def _has_jars(version: str) -> bool:
+    folder = _jars_folder(version)
+    return all((folder / f"{name}-{version}.jar").exists() for name in _ARTIFACTS[version])
+
+
+def _filled(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """``folder`` itself if it exists, otherwise filled aside and renamed into place."""
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as aside:
+        made = Path(aside) / "made"
+        made.mkdir()
+        fill(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            # Another run was quicker and its folder, equally complete, is in the way.
+            if not folder.exists():
+                raise
+    return folder
+
+
+def _copy_jars(version: str, target: Path) -> None:
+    dependencies = "".join(
+        "<dependency><groupId>org.apache.rocketmq</groupId>"
+        f"<artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        for artifact in _ARTIFACTS[version]
+    )
+    pom = target.parent / "pom.xml"
+    pom.write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>skylark</groupId><artifactId>interop</artifactId><version>1</version>"
+        f"<packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>\n"
+    )
+    _run(
+        [
+            *(tool("mvn"), "--batch-mode", "--quiet", "--file", str(pom), _COPY_GOAL),
+            *("-DincludeScope=runtime", f"-DoutputDirectory={target}"),
+        ],
+        f"Maven could not fetch the jars of RocketMQ {version} (this needs the network once)",
+        _MAVEN_TIMEOUT_S,
+    )
+    for artifact in _ARTIFACTS[version]:
+        if not (target / f"{artifact}-{version}.jar").exists():
+            raise ToolchainError(f"Maven ended well but left no {artifact}-{version}.jar")
+
+
+def _compile(program: str, version: str, target: Path) -> None:
+    _run(
+        [
+            *(tool("javac"), "-encoding", "UTF-8", "-Xlint:all,-path", "-Werror", "-proc:none"),
+            *("-classpath", classpath(version), "-sourcepath", str(_SOURCES), "-implicit:class"),
+            *("-d", str(target), str(_SOURCES / f"{program}.java")),
+        ],
+        f"{program}.java does not compile against RocketMQ {version}",
+        _JAVAC_TIMEOUT_S,
+    )
+
+
+def _run(command: list[str], failure: str, timeout_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(f"{failure}: no end after {timeout_s:g} s") from None
+    if done.returncode:
+        raise ToolchainError(f"{failure}:\n{done.stdout[-4000:]}")
