@@ -98,8 +98,9 @@ class RemotingClient:
     async def call(self, address: str, request: Command, timeout_s: float = 3.0) -> Command:
         """Send ``request`` to ``host:port`` and return the response, whatever its code.
 
-        Raises TransportError (ConnectError, RequestTimeoutError, ...) when there is none. The
-        command is stamped with our version and language as it is sent, and may be sent again.
+        Raises TransportError (ConnectError, RequestTimeoutError, ...) when there is none, and
+        ConfigError for what is no address. The command is stamped with our version and language
+        as it is sent, and may be sent again.
         """
         deadline = self._clock.monotonic() + timeout_s
         connection = await self._connect(address, deadline)

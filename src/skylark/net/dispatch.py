@@ -81,6 +81,7 @@ class Dispatcher:
         self.shutting_down = False
         #: Cold handlers at work, of all connections. They outlive their connection.
         self.tasks: set[asyncio.Task[None]] = set()
+        #: A request beyond this many is answered SYSTEM_BUSY with [OVERLOAD].
         self.tasks_max = tasks_max
 
     def add_hot(self, code: int, handler: HotHandler) -> None:
@@ -149,7 +150,8 @@ class Dispatcher:
             response = error_response(request, error)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes code 1
             response = error_response(request, error)
-        await connection.drain()  # a slow reader takes its answers one by one
+        if response is not None and not request.is_oneway:
+            await connection.drain()  # a slow reader takes its answers one by one
         self._finish(connection, request, response)
 
     def _before(self, connection: Connection, request: Command) -> Command | None:

@@ -1,4 +1,7 @@
-"""Limits of the network runtime: each has a default, and a defined answer when it is reached."""
+"""Limits of the network runtime: each has a default, and a defined answer when it is reached.
+
+The limit of handlers at work for all connections together stands in ``Dispatcher.tasks_max``.
+"""
 
 from __future__ import annotations
 

@@ -153,11 +153,14 @@ class FileNode:
     def write_back(self, stream: random.Random) -> None:
         """Let the kernel write some changed pages early, as it may at any time."""
         old = bytearray(self.durable.ljust(len(self.content), b"\0"))
+        blocks = bytearray(self.durable_blocks)
         for page in changed_pages(bytes(old[: len(self.content)]), bytes(self.content)):
             if page not in self._clean and stream.random() < 0.5:
                 start, end = page * PAGE_SIZE, min((page + 1) * PAGE_SIZE, len(self.content))
                 old[start:end] = self.content[start:end]
+                blocks[page : page + 1] = b"\1"[: len(blocks) - page]
         self.durable = bytes(old[: len(self.durable)])  # the length waits for its sync
+        self.durable_blocks = bytes(blocks)
 
     def survive(self, odds: Odds, stream: random.Random) -> FileNode:
         """What a power loss leaves of the file."""

@@ -364,3 +364,20 @@ def test_namespace_comes_with_an_instance_endpoint() -> None:
 def test_unreadable_source_is_named() -> None:
     with pytest.raises(ConfigError, match="name server from NAMESRV_ADDR: 'h:x' is not an address"):
         names.resolve_namesrv(None, {"NAMESRV_ADDR": "h:x"}, default=names.LOCAL_NAMESRV)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.0.2.7", False),
+        ("mq.example.com", False),
+    ],
+)
+def test_loopback_is_this_machine_alone(host: str, loopback: bool) -> None:
+    assert names.is_loopback(host) is loopback
