@@ -1,0 +1,1 @@
+"""Which messages a subscription wants: tags, SQL92 expressions, and the Bloom pre-filter."""

@@ -1,0 +1,124 @@
+"""SQL92 filters, first step: text to tokens, one at a time.
+
+=========  =====================================================================================
+NAME       ``[A-Za-z_$][A-Za-z0-9_$]*`` that is no keyword; case counts
+KEYWORD    NOT AND OR BETWEEN IN TRUE FALSE NULL IS CONTAINS STARTSWITH ENDSWITH, in any case
+INTEGER    ``0``, or digits that begin with another one and an optional L
+FLOAT      ``5.5  5.  .5  5E10``
+STRING     ``'it''s'``
+SYMBOL     ``= <> < <= > >= ( ) , + -``
+END        behind the last token
+=========  =====================================================================================
+
+Between tokens stand blanks and comments, ``-- to the end of the line`` and ``/* */``. The longest
+token wins. Three things surprise, and are Java's: a line comment needs its line end (without one,
+``--`` is two minus signs), ``007`` is three tokens, and so are two in ``0L``.
+
+Tokens are made on demand because the parser reads no further than its grammar needs: what follows
+the first token behind an expression may be anything.
+
+Answers to Java's ``SelectorParserTokenManager``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final, NamedTuple
+
+from skylark.filter.errors import FilterSyntaxError
+
+
+class Kind(enum.Enum):
+    """What a token is; the value is what error messages call it."""
+
+    NAME = "name"
+    KEYWORD = "keyword"
+    INTEGER = "integer"
+    FLOAT = "float"
+    STRING = "string"
+    SYMBOL = "symbol"
+    END = "the end of the expression"
+
+
+class Token(NamedTuple):
+    """``text`` is the symbol, the keyword in capitals, or the literal as it stands."""
+
+    kind: Kind
+    text: str
+    position: int
+
+    def __str__(self) -> str:
+        return self.kind.value if self.kind is Kind.END else f"{self.text!r:.40}"
+
+
+KEYWORDS: Final = frozenset(
+    {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "TRUE", "FALSE", "NULL"}
+    | {"CONTAINS", "STARTSWITH", "ENDSWITH"}
+)
+
+_blanks = re.compile(r"(?:[ \t\n\r\f]+|/\*[^*]*\*+(?:[^*/][^*]*\*+)*/)*").match
+_line_end = re.compile(r"\r\n|\n|\r").search
+_token = re.compile(
+    r"(?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*)"
+    r"|(?P<FLOAT>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?"
+    r"|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
+    r"|[0-9]+[eE][+-]?[0-9]+)"
+    r"|(?P<INTEGER>0|[1-9][0-9]*[lL]?)"
+    r"|(?P<STRING>'[^']*(?:''[^']*)*')"
+    r"|(?P<SYMBOL><>|<=|>=|[=<>(),+-])"
+).match
+
+# Habits from other dialects, and what to write here.
+_HINTS: Final = {
+    "!": "write <> for unequal and NOT for negation",
+    '"': "strings stand in single quotes",
+    "`": "names stand without quotes",
+    "'": "a string ends with a single quote; inside, a quote is written twice",
+    "/": "a comment ends with */, and there is no arithmetic",
+    "*": "there is no arithmetic",
+    "%": "there is no arithmetic",
+    ";": "an expression needs no end mark",
+    ".": "names have no dots",
+}
+
+
+class Lexer:
+    """The tokens of one text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        # Known from the start, so that a text full of "--" is not searched again and again.
+        self._last_line_end = max(text.rfind("\n"), text.rfind("\r"))
+
+    def next(self) -> Token:
+        """The next token; at the end, END again and again."""
+        start = self._skip()
+        if start == len(self._text):
+            return Token(Kind.END, "", start)
+        found = _token(self._text, start)
+        if found is None:
+            char = self._text[start]
+            raise FilterSyntaxError(
+                f"{char!r} begins nothing known", position=start, hint=_HINTS.get(char)
+            )
+        self._position = found.end()
+        assert found.lastgroup is not None, "every branch of the pattern has a name"
+        kind, text = Kind[found.lastgroup], found[0]
+        if kind is Kind.NAME and (keyword := text.upper()) in KEYWORDS:
+            return Token(Kind.KEYWORD, keyword, start)
+        return Token(kind, text, start)
+
+    def _skip(self) -> int:
+        """Step over blanks and comments."""
+        text = self._text
+        while True:
+            found = _blanks(text, self._position)
+            assert found is not None, "the pattern matches nothing, too"
+            self._position = found.end()
+            if not (text.startswith("--", self._position) and self._position < self._last_line_end):
+                return self._position
+            line_end = _line_end(text, self._position)
+            assert line_end is not None, "there is one at or behind this place"
+            self._position = line_end.end()

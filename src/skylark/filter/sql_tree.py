@@ -1,0 +1,172 @@
+"""SQL92 filters, second step: what an expression means, as a tree.
+
+:mod:`skylark.filter.sql_parser` builds it, :mod:`skylark.filter.sql_eval` turns it into functions.
+Values are those of :mod:`skylark.filter.java_values`; a *boolean* node yields ``True``, ``False``
+or ``None`` (null, "unknown").
+
+Some forms of the language are others in disguise and have no node: ``a <> b`` is
+``Not(Equal(a, b))``, ``a IS NOT NULL`` is ``Not(IsNull(a))``, a ``+`` is nothing at all. Chains of
+AND and of OR are one node each, however they were put in brackets: evaluated from left to right
+until one operand decides, they mean the same.
+"""
+
+from __future__ import annotations
+
+from typing import Literal as OneOf
+from typing import TypeAlias
+
+import msgspec
+
+from skylark.filter.java_values import JavaValue
+
+Ordering: TypeAlias = OneOf["<", "<=", ">", ">="]
+TextTest: TypeAlias = OneOf["CONTAINS", "STARTSWITH", "ENDSWITH"]
+
+
+class Node(msgspec.Struct, frozen=True):
+    """Base of all nodes."""
+
+    def children(self) -> tuple[Node, ...]:
+        """The nodes directly below."""
+        return ()
+
+
+class Property(Node, frozen=True):
+    """A property of the message: a string, or null if it has none of the name."""
+
+    name: str
+
+
+class Literal(Node, frozen=True):
+    """A constant. TRUE, FALSE and NULL are boolean nodes, too."""
+
+    value: JavaValue
+
+
+class Negate(Node, frozen=True):
+    """``-x``: of a number its negative, of anything else null. Not a constant for any check."""
+
+    operand: Node
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+class BooleanCast(Node, frozen=True):
+    """A bare property where a boolean is due: false if present (no string is true), else null."""
+
+    operand: Property
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+class Not(Node, frozen=True):
+    """The opposite; of null, null."""
+
+    operand: Node
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+class And(Node, frozen=True):
+    """False at the first false operand; else null if one is null."""
+
+    operands: tuple[Node, ...]
+
+    def children(self) -> tuple[Node, ...]:
+        return self.operands
+
+
+class Or(Node, frozen=True):
+    """True at the first true operand; else null if one is null."""
+
+    operands: tuple[Node, ...]
+
+    def children(self) -> tuple[Node, ...]:
+        return self.operands
+
+
+class Equal(Node, frozen=True):
+    """``l = r``: both null true, left null null, right null false. Both sides are evaluated."""
+
+    left: Node
+    right: Node
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.left, self.right)
+
+
+class IsNull(Node, frozen=True):
+    """Never null itself."""
+
+    operand: Node
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+class Compare(Node, frozen=True):
+    """``l < r``: null if either is; the right side is evaluated only if the left is not null.
+
+    Two strings are compared as doubles, or else it is an error.
+    """
+
+    operator: Ordering
+    left: Node
+    right: Node
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.left, self.right)
+
+
+class Between(Node, frozen=True):
+    """``v BETWEEN l AND h`` is ``v >= l AND v <= h``; with NOT it is ``v < l OR v > h``.
+
+    A node of its own so that ``v`` is evaluated once: written out, n levels of it would cost 2^n.
+    """
+
+    value: Node
+    low: Node
+    high: Node
+    negated: bool
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.value, self.low, self.high)
+
+
+class In(Node, frozen=True):
+    """Whether a property is one of some strings; null if it is missing, with NOT as without."""
+
+    operand: Property
+    values: frozenset[str]
+    negated: bool
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+class TextMatch(Node, frozen=True):
+    """CONTAINS, STARTSWITH, ENDSWITH: false for what is no string, with NOT as without.
+
+    With an empty needle the operand is not even evaluated.
+    """
+
+    test: TextTest
+    operand: Node
+    needle: str
+    negated: bool
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.operand,)
+
+
+def depth(root: Node, depth_max: int) -> int:
+    """Levels of the tree, counted without recursion; gives up one above ``depth_max``."""
+    level: list[Node] = [root]
+    levels = 0
+    while level and levels <= depth_max:
+        levels += 1
+        level = [child for node in level for child in node.children()]
+    return levels

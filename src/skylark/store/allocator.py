@@ -1,0 +1,245 @@
+"""Disk space before it is needed: the next file of a log, and blocks ahead of its write position.
+
+A log that finds its file full must go on at once, and a full disk must be an error of the append
+that needs the space, never a SIGBUS at some store to a mapped page. So a worker thread
+
+* creates the file after the current one: a *spare*, with its blocks, synced, and named durably
+  (:meth:`Allocator.request`, :meth:`Allocator.take`). A running store therefore has one empty file
+  more than it needs, as Java's has;
+* allocates the next piece of the current file when its write position comes near the end of the
+  last piece (:meth:`Allocator.prepare`)::
+
+      |==== wrote ====|......................|..............|        ahead = 64 MiB
+                                          prepared      allocated
+                                          (half of ahead before the end)
+
+When the worker is behind, the same is done in the owner's thread, which then waits for the disk: a
+creation that runs already is waited for (5 s, as in Java), one that has not begun is taken over.
+
+A full disk in the worker is only logged. It becomes a StoreFullError of the append that cannot do
+without the space, at that append and at every one after it until space is back.
+
+What a crash leaves behind: a spare that is complete, of length 0, or absent; recovery removes it.
+A clean stop removes it, too (:meth:`Allocator.discard`).
+
+Answers to Java's ``AllocateMappedFileService``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from skylark.store.errors import StoreFileError, StoreFullError
+from skylark.store.file_system import PAGE_SIZE, Advice, FileHandle, FileSystem
+from skylark.store.mapped_file import MappedFile
+from skylark.store.scheduling import Post, post_when_done
+
+logger = logging.getLogger(__name__)
+
+ALLOCATE_AHEAD: Final = 64 << 20
+CREATE_WAIT_S: Final = 5.0
+_WARM_CHUNK: Final = bytes(1 << 20)
+
+
+class FileNotReadyError(StoreFileError):
+    """The next file was not made in time (Java: CREATE_MAPPED_FILE_FAILED)."""
+
+    retriable: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    path: Path
+    creation: Future[FileHandle]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """How new files are warmed: all pages filled, and synced after every so many (0: never)."""
+
+    sync_pages: int = 0
+
+
+class Allocator:
+    """Makes files and blocks for one log; without an executor everything happens in place."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        *,
+        ahead: int = ALLOCATE_AHEAD,
+        executor: Executor | None = None,
+        post: Post | None = None,
+        warm_up: WarmUp | None = None,
+        create_wait_s: float = CREATE_WAIT_S,
+    ) -> None:
+        if (executor is None) != (post is None):
+            raise ValueError("an executor and a way back from it belong together")
+        self._file_system = files
+        self._ahead = ahead
+        self._executor = executor
+        self._post = post
+        self._warm_up = warm_up
+        self._create_wait_s = create_wait_s
+        self._spare: _Spare | None = None
+        self._extension: Future[None] | None = None
+
+    # Files
+
+    def request(self, path: Path, size: int) -> None:
+        """Have the worker create this file, which will be wanted next."""
+        if self._executor is not None and self._spare is None:
+            creation = self._executor.submit(self._create, path, size, self._warm_up)
+            self._spare = _Spare(path, creation)
+
+    def take(self, path: Path, size: int) -> FileHandle:
+        """This file, created: the spare if it is the one, else a new one made here and now."""
+        spare = self._spare
+        if spare is not None and spare.path == path:
+            handle = self._collect(spare)
+            if handle is not None:
+                return handle
+        else:
+            self.discard()
+        return self._create(path, size, None)
+
+    def discard(self) -> None:
+        """Remove the spare, if there is one: the store stops, or its log was truncated."""
+        spare = self._spare
+        if spare is None:
+            return
+        self._spare = None
+        if spare.creation.cancel():
+            return
+        try:
+            handle = spare.creation.result()
+        except StoreFileError as error:
+            logger.debug("there was no spare file: %s", error)
+            return
+        handle.close()
+        self._remove(spare.path)
+
+    def _collect(self, spare: _Spare) -> FileHandle | None:
+        """The spare's handle, once it is made; None if it has to be made by the caller."""
+        if spare.creation.cancel():
+            self._spare = None
+            return None
+        try:
+            handle = spare.creation.result(self._create_wait_s)
+        except TimeoutError as error:  # it stays: the next attempt waits for it again
+            raise FileNotReadyError(
+                f"the file was not made within {self._create_wait_s} s", path=spare.path
+            ) from error
+        except StoreFileError as error:
+            self._spare = None
+            logger.warning("the next file was not made ahead of time: %s", error)
+            return None
+        self._spare = None
+        return handle
+
+    def _create(self, path: Path, size: int, warm_up: WarmUp | None) -> FileHandle:
+        """Create a file in any thread; what cannot be finished is taken back.
+
+        Crash, line by line: no file, or one of length 0 or ``size``; the same; all zeros; durable
+        in length, perhaps without a name; durable.
+        """
+        handle = self._file_system.create_file(path, size)
+        try:
+            handle.allocate(0, size if warm_up is not None else min(size, self._ahead))
+            if warm_up is not None:
+                _warm(handle, warm_up)
+            handle.sync()
+            self._file_system.sync_directory(path.parent)
+        except StoreFileError:
+            with contextlib.suppress(StoreFileError):
+                handle.close()
+                self._remove(path)
+            raise
+        return handle
+
+    def _remove(self, path: Path) -> None:
+        self._file_system.remove(path)
+        self._file_system.sync_directory(path.parent)
+
+    def let_cool(self, file: MappedFile) -> None:
+        """Undo what warming did to keep a file in memory; it is full, and others need the room."""
+        if self._warm_up is not None:
+            file.handle.unlock_memory(0, file.size)
+
+    # Blocks
+
+    def prepare(self, file: MappedFile, end: int) -> None:
+        """Put blocks under ``[file.wrote, end)``; for the append that came to ``file.prepared``."""
+        if end > file.allocated:
+            self._extend_now(file, end)
+        file.prepared = file.allocated
+        if end > self._soft_end(file):
+            self._extend_soon(file)
+        else:
+            file.prepared = self._soft_end(file)
+
+    def _soft_end(self, file: MappedFile) -> int:
+        """Where the next piece should be asked for."""
+        if file.allocated == file.size or self._executor is None:
+            return file.allocated
+        return file.allocated - self._ahead // 2
+
+    def _extend_now(self, file: MappedFile, end: int) -> None:
+        start = file.allocated
+        generous = min(file.size, end + self._ahead)
+        try:
+            file.handle.allocate(start, generous - start)
+        except StoreFullError:
+            # the last bytes of the disk may still hold this record
+            generous = min(file.size, -(-end // PAGE_SIZE) * PAGE_SIZE)
+            file.handle.allocate(start, generous - start)
+        file.allocated = generous
+
+    def _extend_soon(self, file: MappedFile) -> None:
+        if self._executor is None or self._post is None or self._extension is not None:
+            return
+        start = file.allocated
+        end = min(file.size, start + self._ahead)
+        if start == end:
+            return
+        extension = self._executor.submit(file.handle.allocate, start, end - start)
+        self._extension = extension
+        post_when_done(extension, self._post, lambda done: self._extended(file, start, end, done))
+
+    def _extended(self, file: MappedFile, start: int, end: int, done: Future[None]) -> None:
+        self._extension = None
+        if done.cancelled() or file.leaving:
+            return
+        error = done.exception()
+        if error is not None:
+            if not isinstance(error, StoreFileError):
+                raise error
+            logger.warning("no space ahead of the write position: %s", error)
+        elif start <= file.allocated < end:  # else it was truncated, or went on by itself
+            file.allocated = end
+            file.prepared = max(file.wrote, self._soft_end(file))
+
+
+def _warm(handle: FileHandle, warm_up: WarmUp) -> None:
+    """Bring every page of a new file into memory, and ask for it to stay there.
+
+    Through positional writes, which let other threads run, where Java touches the mapping.
+    """
+    chunk = _WARM_CHUNK
+    if warm_up.sync_pages:
+        chunk = chunk[: warm_up.sync_pages * PAGE_SIZE]
+    unsynced = 0
+    for position in range(0, handle.size, len(chunk)):
+        data = chunk[: handle.size - position]
+        handle.write(position, data)
+        unsynced += len(data)
+        if warm_up.sync_pages and unsynced >= warm_up.sync_pages * PAGE_SIZE:
+            handle.sync()
+            unsynced = 0
+    handle.advise(Advice.WILL_NEED)
+    handle.lock_memory(0, handle.size)

@@ -1,0 +1,267 @@
+"""The commit log: every message of every topic, one after the other, and the only truth.
+
+Files of equal size, named by the log offset of their first byte; records never cross a file. A
+record is written only where eight bytes more would fit, so that a blank record (its size and the
+blank magic) can always close the file; a batch stays together and moves to the next file whole.
+
+Append is one pass: the fixed head and two slices straight into the mapped file, queue offset and
+log offset in place. Nothing is visible before ``file.wrote`` moves, which is the last step.
+
+What a crash leaves at each line of :meth:`CommitLog.append`:
+
+* before ``wrote`` moves, kill -9: part of a record behind the last whole one. Its head is written
+  last, and the sum of the parts is the last of the head: without it recovery truncates there;
+* after a blank was written but before the next file holds a record: the file ends with the blank,
+  the next one is empty (zeros) and is removed or filled from its start;
+* power loss: any set of the unsynced pages. Recovery keeps the records up to the first that does
+  not check; everything before the last completed sync is among them.
+
+Answers to Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from skylark.core.clock import TimeSource
+from skylark.core.errors import StoreError
+from skylark.store.mapped_file import Lease, MappedFile, RangeNotReadableError
+from skylark.store.mapped_files import MappedFiles
+from skylark.wire.batch import BatchMessage
+from skylark.wire.layout import (
+    BLANK_RECORD,
+    BLANK_SIZE_MIN,
+    FLAG_BORN_HOST_V6,
+    FLAG_HOSTS_V6_MASK,
+    FLAG_STORE_HOST_V6,
+    HOST_V6_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH,
+    RECORD_HEADS,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+    TOPIC_SIZE_V1_MAX,
+)
+from skylark.wire.message import reserve_property_crc, seal_property_crc
+
+_pack_properties_length = PROPERTIES_LENGTH.pack
+_HEAD_V4 = RECORD_HEADS[0]
+
+
+class TopicField(msgspec.Struct, frozen=True, gc=False):
+    """A topic as records hold it: made once per queue, repeated in every record."""
+
+    magic: int
+    field: bytes  # length and name
+
+
+def topic_field(topic: str) -> TopicField:
+    """Length in one byte for up to 127 bytes, in two beyond (records of version 2)."""
+    name = topic.encode()
+    if len(name) <= TOPIC_SIZE_V1_MAX:
+        return TopicField(MAGIC_V1, TOPIC_LENGTH_V1.pack(len(name)) + name)
+    return TopicField(MAGIC_V2, TOPIC_LENGTH_V2.pack(len(name)) + name)
+
+
+class Draft(msgspec.Struct, gc=False):
+    """A message on its way into the log. Hooks (delay, transactions) may still change it."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes = b""  # the raw property string
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: bytes = bytes(8)
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+class Appended(NamedTuple):
+    """Where a record landed."""
+
+    log_offset: int
+    size: int
+    store_timestamp: int
+
+
+class AppendedBatch(msgspec.Struct, gc=False):
+    """Where the records of a batch landed: one after the other from ``log_offset``."""
+
+    log_offset: int
+    sizes: list[int]
+    store_timestamp: int
+
+
+class CommitLog:
+    """Appends records to the newest file and lends out what any file holds."""
+
+    def __init__(
+        self,
+        files: MappedFiles,
+        time: TimeSource,
+        store_host: bytes,
+        *,
+        property_crc: bool = False,
+    ) -> None:
+        self.files = files
+        self.store_host = store_host
+        self._now_ms = time.now_ms
+        self._property_crc = property_crc
+        self._store_host_bit = FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_SIZE else 0
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def append(self, draft: Draft, topic: TopicField, queue_offset: int) -> Appended:
+        """Write one record. Raises StoreFullError and other StoreErrors; then nothing changed."""
+        body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
+        born_host = draft.born_host
+        if self._property_crc:
+            properties = reserve_property_crc(properties)
+        head = _HEAD_V4
+        if sys_flag & FLAG_HOSTS_V6_MASK or self._store_host_bit or len(born_host) == HOST_V6_SIZE:
+            sys_flag = self._with_host_bits(draft)
+            head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4]
+        body_size = len(body)
+        tail = topic.field + _pack_properties_length(len(properties)) + properties
+        size = head.size + body_size + len(tail)
+
+        file = self.files.last
+        end = file.wrote + size
+        if end > file.prepared or end + BLANK_SIZE_MIN > file.size:
+            file = self._file_with_room(size)
+            end = file.wrote + size
+        position = file.wrote
+        log_offset = file.start_offset + position
+        now_ms = self._now_ms()
+        buffer = file.buffer
+        body_start = position + head.size
+        body_end = body_start + body_size
+        buffer[body_start:body_end] = body
+        buffer[body_end:end] = tail
+        head.pack_into(  # last: without it the rest is no record, should the process die here
+            buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, draft.queue_id,
+            draft.flag, queue_offset, log_offset, sys_flag, draft.born_timestamp, born_host,
+            now_ms, self.store_host, draft.reconsume_times, draft.prepared_transaction_offset,
+            body_size,
+        )  # fmt: skip
+        if self._property_crc:
+            seal_property_crc(buffer, position, size)
+        file.last_store_timestamp = now_ms
+        file.wrote = end
+        return Appended(log_offset, size, now_ms)
+
+    def append_batch(
+        self, draft: Draft, topic: TopicField, queue_offset: int, messages: list[BatchMessage]
+    ) -> AppendedBatch:
+        """Write one record per message, all in one file, with consecutive queue offsets.
+
+        Topic, queue, times and hosts are the draft's; body, properties and flag each message's.
+        Nothing of the batch can be read before all of it can.
+        """
+        sys_flag = self._with_host_bits(draft)
+        head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4]
+        property_crc = self._property_crc
+        tails, sizes = [], []
+        for message in messages:
+            properties = message.properties
+            if property_crc:
+                properties = reserve_property_crc(properties)
+            tail = topic.field + _pack_properties_length(len(properties)) + properties
+            tails.append(tail)
+            sizes.append(head.size + len(message.body) + len(tail))
+        file = self._file_with_room(sum(sizes))
+        now_ms = self._now_ms()
+        buffer, pack_into, head_size = file.buffer, head.pack_into, head.size
+        queue_id, born_timestamp, born_host = draft.queue_id, draft.born_timestamp, draft.born_host
+        position = file.wrote
+        log_offset = first = file.start_offset + position
+        for message, size, tail in zip(messages, sizes, tails, strict=True):
+            body = message.body
+            body_size = len(body)
+            body_start = position + head_size
+            body_end = body_start + body_size
+            buffer[body_start:body_end] = body
+            buffer[body_end : position + size] = tail
+            pack_into(
+                buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, queue_id,
+                message.flag, queue_offset, log_offset, sys_flag, born_timestamp, born_host,
+                now_ms, self.store_host, draft.reconsume_times, 0, body_size,
+            )  # fmt: skip
+            if property_crc:
+                seal_property_crc(buffer, position, size)
+            position += size
+            log_offset += size
+            queue_offset += 1
+        file.last_store_timestamp = now_ms
+        file.wrote = position
+        return AppendedBatch(first, sizes, now_ms)
+
+    def _with_host_bits(self, draft: Draft) -> int:
+        sys_flag = draft.sys_flag & ~FLAG_HOSTS_V6_MASK | self._store_host_bit
+        if len(draft.born_host) == HOST_V6_SIZE:
+            sys_flag |= FLAG_BORN_HOST_V6
+        return sys_flag
+
+    def _file_with_room(self, size: int) -> MappedFile:
+        """The newest file, or the next one when a blank would not fit behind the record."""
+        file = self.files.last
+        if file.wrote + size + BLANK_SIZE_MIN > file.size:
+            file = self._roll(file, size)
+        end = file.wrote + size
+        if end > file.prepared:
+            file.prepare(end)
+        return file
+
+    def _roll(self, full: MappedFile, size: int) -> MappedFile:
+        """Close the newest file with a blank record and begin the next one.
+
+        The next file is there before the blank is written: if it cannot be made (full disk), the
+        old one stays as it is and the append fails without a trace.
+        """
+        if size + BLANK_SIZE_MIN > self.files.file_size:
+            raise StoreError(
+                f"{size} bytes do not fit into a log file of {self.files.file_size} bytes",
+                hint="raise mappedFileSizeCommitLog above maxMessageSize",
+            )
+        if full.wrote < full.size:
+            full.prepare(full.wrote + BLANK_SIZE_MIN)
+        following = self.files.roll()
+        following.last_store_timestamp = full.last_store_timestamp
+        if full.wrote < full.size:
+            BLANK_RECORD.pack_into(full.buffer, full.wrote, full.size - full.wrote, MAGIC_BLANK)
+            full.wrote = full.size
+        return following
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    @property
+    def last_store_timestamp(self) -> int:
+        """Store time of the newest record; 0 in a log without records."""
+        return self.files.last.last_store_timestamp
+
+    @property
+    def min_offset(self) -> int:
+        """Where the oldest file begins."""
+        return self.files.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """The end of the newest record."""
+        return self.files.max_offset
+
+    def lease(self, log_offset: int, size: int) -> Lease | None:
+        """The bytes of a record (or of neighbouring ones within a file), None if they are gone."""
+        file = self.files.find(log_offset)
+        if file is None:
+            return None
+        try:
+            return file.lease(log_offset - file.start_offset, size)
+        except RangeNotReadableError:
+            return None

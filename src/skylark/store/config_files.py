@@ -1,0 +1,182 @@
+"""Configuration files of a store directory: load and save, and what a crash leaves.
+
+    config = ConfigFiles(OsFileSystem(), root / "config")
+    topics = config.load(TOPICS)
+    config.save(TOPICS, topics)
+
+Every table is a file of its own under ``config``, beside it the version before as ``.bak``. Saving
+goes through :meth:`FileSystem.write_atomic`: whenever the process or the machine stops, the file
+or its backup is complete. Java moves the old file away and then writes the new one in place, so
+that a file of Java's may be cut off, or filled with zeros, and its backup is what counts.
+
+Loading, in the order of what may be there:
+
+====================================  ===========================================================
+file                                  result
+====================================  ===========================================================
+sound                                 the file
+missing or empty                      the backup; without one an empty table
+broken, and the backup is sound       the backup; the broken file becomes ``NAME.broken-1`` (or the
+                                      next free number) and a line in the log says so
+broken, and no backup                 :class:`BrokenConfigError`, nothing is changed
+any, and the backup is broken         :class:`BrokenConfigError`, nothing is changed
+====================================  ===========================================================
+
+Java deletes a broken file, and starts empty if there is no backup. We keep it: a broker that lost
+its topics or offsets in silence does more harm than one that asks a person first.
+
+Answers to Java's ``ConfigManager``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from skylark.core.errors import RemoteProtocolError
+from skylark.store.config_tables import (
+    ConfigTable,
+    ConsumerFilterTable,
+    ConsumerOffsetTable,
+    ConsumerOrderInfoTable,
+    DelayOffsetTable,
+    MessageRequestModeTable,
+    SubscriptionGroupTable,
+    TimerMetricsTable,
+    TopicQueueMappingTable,
+    TopicTable,
+    TransactionMetricsTable,
+)
+from skylark.store.config_text import pretty
+from skylark.store.errors import StoreFileError, StoreFileMissingError
+from skylark.store.file_system import READ_FILE_SIZE_MAX, FileSystem
+from skylark.wire.fastjson import decode_body, encode_body
+
+logger = logging.getLogger(__name__)
+
+BROKEN_FILES_MAX: Final = 100  # per name, before somebody must look at them
+
+TableT = TypeVar("TableT", bound=ConfigTable)
+
+
+class BrokenConfigError(StoreFileError):
+    """A configuration file holds no sound table, and there is no backup to go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile(Generic[TableT]):
+    """One file: its name, what stands in it, and whether it is written without line breaks."""
+
+    name: str
+    table_type: type[TableT]
+    compact: bool = False
+
+    def encode(self, table: TableT) -> bytes:
+        """The bytes of the file; renews the derived members of ``table``."""
+        table.derive()
+        if self.compact:
+            return encode_body(table)
+        return pretty(table).encode("utf-8", "replace")
+
+    def decode(self, content: bytes) -> TableT:
+        """The table; the only exception is :class:`RemoteProtocolError`."""
+        return decode_body(self.table_type, content, size_max=READ_FILE_SIZE_MAX)
+
+
+TOPICS: Final = ConfigFile("topics.json", TopicTable)
+SUBSCRIPTION_GROUPS: Final = ConfigFile("subscriptionGroup.json", SubscriptionGroupTable)
+CONSUMER_OFFSETS: Final = ConfigFile("consumerOffset.json", ConsumerOffsetTable)
+DELAY_OFFSETS: Final = ConfigFile("delayOffset.json", DelayOffsetTable)
+CONSUMER_FILTERS: Final = ConfigFile("consumerFilter.json", ConsumerFilterTable)
+CONSUMER_ORDER_INFOS: Final = ConfigFile("consumerOrderInfo.json", ConsumerOrderInfoTable)
+MESSAGE_REQUEST_MODES: Final = ConfigFile("messageRequestMode.json", MessageRequestModeTable)
+TOPIC_QUEUE_MAPPINGS: Final = ConfigFile("topicQueueMapping.json", TopicQueueMappingTable)
+TIMER_METRICS: Final = ConfigFile("timermetrics", TimerMetricsTable, compact=True)
+TRANSACTION_METRICS: Final = ConfigFile("transactionMetrics", TransactionMetricsTable, compact=True)
+
+
+class ConfigFiles:
+    """The configuration files of one store."""
+
+    def __init__(self, files: FileSystem, directory: Path) -> None:
+        self._files = files
+        self._directory = directory
+        self._directory_is_durable = False
+
+    def save(self, file: ConfigFile[TableT], table: TableT) -> None:
+        """Replace the file, durably; the version before stays as its backup."""
+        content = file.encode(table)
+        if not self._directory_is_durable:
+            # One that exists may have been made by a process that was killed before its sync.
+            self._files.make_directories(self._directory, durable=True)
+            self._files.sync_directory(self._directory.parent)
+            self._directory_is_durable = True
+        self._files.write_atomic(self._directory / file.name, content)
+
+    def load(self, file: ConfigFile[TableT]) -> TableT:
+        """The table of the file or, where that fails, of its backup; see the table above."""
+        path = self._directory / file.name
+        content = self._read(path)
+        fault: RemoteProtocolError | None = None
+        if content:
+            try:
+                return file.decode(content)
+            except RemoteProtocolError as error:
+                fault = error
+        table = self._load_backup(file, path.with_name(file.name + ".bak"), fault)
+        if table is None:
+            if fault is not None:
+                raise BrokenConfigError(
+                    f"cannot be read ({fault}), and there is no backup",
+                    path=path,
+                    hint="restore it from a copy, or move it away to start without it",
+                ) from fault
+            return file.table_type()
+        logger.warning(
+            "%s is %s: its backup is used",
+            path,
+            fault or ("missing" if content is None else "empty"),
+        )
+        if content is not None:
+            self._set_aside(path)
+        return table
+
+    def _load_backup(
+        self, file: ConfigFile[TableT], backup: Path, fault: RemoteProtocolError | None
+    ) -> TableT | None:
+        """The table of the backup; ``None`` if there is none."""
+        content = self._read(backup)
+        if not content:
+            return None
+        try:
+            return file.decode(content)
+        except RemoteProtocolError as error:
+            state = "missing or empty" if fault is None else f"broken ({fault})"
+            raise BrokenConfigError(
+                f"cannot be read ({error}), and {file.name} is {state}",
+                path=backup,
+                hint=f"restore {file.name} from a copy, or move both away to start without them",
+            ) from error
+
+    def _read(self, path: Path) -> bytes | None:
+        """The content, or ``None`` if there is no such file."""
+        try:
+            return self._files.read_file(path)
+        except StoreFileMissingError:
+            return None
+
+    def _set_aside(self, path: Path) -> None:
+        """Keep a file that cannot be used under another name: the next save would replace it."""
+        for number in range(1, BROKEN_FILES_MAX + 1):
+            target = path.with_name(f"{path.name}.broken-{number}")
+            if not self._files.exists(target):
+                self._files.rename(path, target)
+                logger.warning("%s is kept as %s", path, target.name)
+                return
+        raise BrokenConfigError(
+            f"cannot be read, and {BROKEN_FILES_MAX} broken versions of it are kept already",
+            path=path,
+            hint=f"look at {path.name}.broken-1 and the others, then move them away",
+        )

@@ -1,0 +1,535 @@
+"""A consume queue: where the messages of one queue of a topic stand in the log, in order.
+
+Entry ``i`` belongs to the message with queue offset ``i``::
+
+    0 log offset (8) | 8 record size (4) | 12 tags code (8)
+
+A queue whose first message has another offset than 0 begins with pre-blank entries (log offset 0,
+size 0x7FFFFFFF) up to it. They are no messages: ``min_offset`` lies behind them.
+
+New entries go to a tail in memory. ``flush_tail`` writes them to the files and keeps the newest
+ones in memory as well, because that is where consumers read; older ones are read from the files::
+
+    0        min_offset                 tail_start     written        max_offset
+    |.........|== in files only =============|== in both ===|== in memory ==|
+
+``append`` is all that the path of a message needs: it assumes that the message has the next queue
+offset. ``dispatch`` is for replay, where the log says which offset a message has: repeats are
+ignored, a queue begins where its first message says, and a message with offset 0 that is newer
+than all entries begins the queue anew, for its topic was deleted and created again (Java appends
+it, and then takes its successors for repeats). An empty queue begins anew at any later message.
+
+What a crash leaves: the entries that were written, and possibly torn ones among those that were
+not synced. The queue may lag behind the log or lead it. Recovery knows from the checkpoint up to
+which log offset entries were synced, and :meth:`recover` drops all others, however sound they look:
+a torn entry can have the right place and size and the wrong tags code. Replaying the log then adds
+them again, and :meth:`truncate` drops what lies beyond the end of the log. So nothing in a queue
+depends on the order in which the system wrote its pages.
+
+Answers to Java's ``ConsumeQueue``; ``EntryQueue`` is what it shares with ``BatchConsumeQueue``.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+from skylark.store.errors import StoreFileError
+from skylark.store.queue_files import QueueFiles
+from skylark.wire.layout import CQ_ENTRY, CQ_ENTRY_SIZE, CQ_PRE_BLANK, cq_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+LOG_OFFSET_MAX: Final = 1 << 62  # sums of an offset and a size stay within 64 bits
+QUEUE_OFFSET_MAX: Final = LOG_OFFSET_MAX // CQ_ENTRY_SIZE
+PRE_BLANK_SIZE: Final = 0x7FFF_FFFF
+
+# The tail of every queue without one of its own: an idle queue must cost next to nothing.
+_NO_TAIL: Final = bytearray()
+
+_pack = CQ_ENTRY.pack
+_unpack_from = CQ_ENTRY.unpack_from
+
+# Files from the end at which recovery begins to look, as Java's does.
+_RECOVER_FILES: Final = 3
+_SCAN_ENTRIES: Final = (512, 1 << 16)  # first chunk of a scan, and all others
+
+
+class QueueEntry(NamedTuple):
+    """One entry: a message, or in a batch queue ``message_count`` messages in one record."""
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+    message_count: int = 1
+
+
+class Dispatched(enum.Enum):
+    """What became of a replayed message."""
+
+    APPENDED = "appended"
+    REPEATED = "was there already, or an older one with its queue offset is"
+    MISPLACED = "has a queue offset that leaves a gap"
+
+
+class Boundary(enum.Enum):
+    """Which of the messages around a time is meant."""
+
+    LOWER = "lower"  #: the first that is not older
+    UPPER = "upper"  #: the last that is not newer
+
+
+class Tails:
+    """What the queues of a store share: which of them have entries to write, and how many."""
+
+    __slots__ = ("dirty", "error", "recent_size", "size_max")
+
+    def __init__(self, *, size_max: int = 64 << 10, recent_size: int = 16_000) -> None:
+        self.size_max = size_max  # entries waiting in one queue that are written at once, in bytes
+        self.recent_size = recent_size  # bytes of entries that stay in memory after the write
+        self.dirty: dict[EntryQueue, None] = {}
+        #: Why entries could not be written when they had to be; None once all were.
+        self.error: StoreFileError | None = None
+
+
+class EntryQueue(ABC):
+    """A row of entries of one size, in a tail and in files; the message offsets differ by kind.
+
+    ``next_offset``: queue offset of the next message to be put; the log's append moves it.
+    ``min_offset``, ``max_offset``: the readable messages are those from min up to max - 1.
+    ``max_log_offset``: end of the last record in the queue, -1 if there is none.
+    """
+
+    __slots__ = (
+        "_dirty",
+        "_files",
+        "_flush_at",
+        "_min_index",
+        "_tail",
+        "_tail_start",
+        "_tails",
+        "_written",
+        "max_log_offset",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "topic",
+    )
+
+    entry_size: ClassVar[int]
+
+    def __init__(self, topic: str, queue_id: int, files: QueueFiles, tails: Tails) -> None:
+        if files.file_size % self.entry_size:
+            raise ValueError(f"{files.file_size} bytes are no whole entries of {self.entry_size}")
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next_offset = self.min_offset = self.max_offset = 0
+        self.max_log_offset = -1
+        self._files = files
+        self._tails = tails
+        self._tail = _NO_TAIL
+        self._tail_start = 0  # position of the tail's first byte
+        self._written = 0  # position up to which the files hold the entries
+        self._flush_at = 0  # length at which the tail is written without waiting for a flush
+        self._min_index = 0  # of the first entry whose record the log has
+        self._dirty = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic}-{self.queue_id} max={self.max_offset}>"
+
+    # ---- kinds -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def entry_dtype(self) -> np.dtype[Any]:
+        """The entries that :meth:`entries` returns, as a numpy type."""
+
+    @abstractmethod
+    def entries(self, start: int, count: int) -> bytes | bytearray:
+        """Up to ``count`` whole entries from message ``start`` on, of one file only; a copy.
+
+        Nothing if the message is not in the queue.
+        """
+
+    @abstractmethod
+    def read_entry(self, queue_offset: int) -> QueueEntry | None:
+        """The entry of one message; None if it is not in the queue."""
+
+    @abstractmethod
+    def offset_by_time(
+        self,
+        timestamp: int,
+        boundary: Boundary,
+        store_time_of: Callable[[int], int | None],
+    ) -> int:
+        """The first message not older than ``timestamp``, or the last that is not newer.
+
+        ``store_time_of`` knows the store time of the record at a log offset, or that it is gone;
+        such a message counts as too old. A time before all messages gives ``min_offset`` for both;
+        one after them gives ``max_offset``, or the message before it.
+        """
+
+    @abstractmethod
+    def _offset_at(self, index: int) -> int:
+        """Queue offset of the first message of an entry; the end has the next one to come."""
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    @property
+    def size_total(self) -> int:
+        """Bytes of all files by their length."""
+        return self._files.size_total
+
+    @property
+    def _end(self) -> int:
+        """Position behind the last entry."""
+        return self._tail_start + len(self._tail)
+
+    @property
+    def _first_index(self) -> int:
+        starts = self._files.starts
+        return (starts[0] if starts else self._tail_start) // self.entry_size
+
+    def _read(self, position: int, length: int) -> bytes | bytearray:
+        """Up to ``length`` bytes of entries, within one file and before the end."""
+        file_size = self._files.file_size
+        end = min(position + length, position - position % file_size + file_size, self._end)
+        tail_start = self._tail_start
+        if position >= tail_start:
+            return self._tail[position - tail_start : end - tail_start]
+        older = self._files.read(position, min(end, tail_start) - position)
+        if end <= tail_start:
+            return older
+        return older + self._tail[: end - tail_start]
+
+    @property
+    def _end_index(self) -> int:
+        return self._end // self.entry_size
+
+    def _log_offset_at(self, index: int) -> int:
+        """Where the record of an entry stands; before everything if it is a pre-blank one."""
+        log_offset, size, _ = _unpack_from(self._read(index * self.entry_size, self.entry_size))
+        return -1 if size == PRE_BLANK_SIZE and log_offset == 0 else int(log_offset)
+
+    def _find_log_offset(self, log_offset: int, first_index: int) -> int:
+        """Index of the first entry whose record stands at or behind ``log_offset``."""
+        indexes = range(first_index, self._end_index)
+        if not indexes or self._log_offset_at(first_index) >= log_offset:
+            return first_index
+        return first_index + bisect_left(indexes, log_offset, key=self._log_offset_at)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def _mark_dirty(self) -> None:
+        """The first entry after a flush, or ever."""
+        if self._tail is _NO_TAIL:
+            self._tail = bytearray()
+        self._flush_at = self._tails.recent_size + self._tails.size_max
+        self._dirty = True
+        self._tails.dirty[self] = None
+
+    def _overflow(self) -> None:
+        """The tail is long: write it now. A failure must not reach the sender: it is stored."""
+        try:
+            self.flush_tail()
+        except StoreFileError as error:
+            if self._tails.error is None:
+                logger.error("queue entries wait in memory: %s", error)  # noqa: TRY400
+            self._tails.error = error
+            self._flush_at = len(self._tail) + self._tails.size_max
+
+    def flush_tail(self) -> None:
+        """Write what the files lack, and keep only the newest entries in memory."""
+        tail, tail_start = self._tail, self._tail_start
+        while self._written < self._end:
+            with memoryview(tail) as view, view[self._written - tail_start :] as rest:
+                self._written += self._files.write(self._written, rest)
+        surplus = len(tail) - self._tails.recent_size
+        if surplus > 0:
+            surplus += -surplus % self.entry_size
+            del tail[:surplus]
+            self._tail_start += surplus
+        self._flush_at = self._tails.recent_size + self._tails.size_max
+        self._mark_clean()
+
+    def _mark_clean(self) -> None:
+        self._dirty = False
+        self._tails.dirty.pop(self, None)
+
+    # ---- recovery --------------------------------------------------------------------------------
+
+    def load(self, *, clean: bool) -> None:
+        """Find the files of an existing queue; :meth:`recover` has to follow."""
+        self._files.load(clean=clean)
+
+    def recover(self, synced_until: int | None = None) -> None:
+        """Find the last entry to be trusted and drop everything behind it.
+
+        After a clean exit that is the last valid one. After any other, ``synced_until`` says that
+        entries of records before this log offset had been synced; all others go.
+        """
+        log_end = LOG_OFFSET_MAX if synced_until is None else synced_until
+        self._close_gaps(log_end)
+        starts = self._files.starts
+        index = max(0, len(starts) - _RECOVER_FILES)
+        while index > 0 and not self._begins_before(starts[index], log_end):
+            index -= 1
+        position = starts[index] if starts else 0
+        record_end = 0
+        for start in starts[index:]:
+            position, record_end = self._scan(start, record_end, log_end)
+            if position < start + self._files.file_size:
+                break
+        if starts:
+            clear = synced_until is not None or any(self._files.read(position, self.entry_size))
+            self._files.cut(position, clear=clear)
+        self._tail = _NO_TAIL
+        self._tail_start = self._written = position
+        self._mark_clean()
+        self._refresh()
+        self.next_offset = self.max_offset
+
+    def _close_gaps(self, log_end: int) -> None:
+        """After a power loss a file may be missing between others.
+
+        If the one behind the gap begins with a trusted entry, the missing one was expired, and its
+        removal is what survived. Otherwise it was new, as was everything behind it.
+        """
+        starts = self._files.starts
+        for index in range(len(starts) - 1, 0, -1):
+            if starts[index] - starts[index - 1] == self._files.file_size:
+                continue
+            logger.warning("%s: no file before %020d", self._files.directory, starts[index])
+            if self._begins_before(starts[index], log_end):
+                for start in starts[:index]:
+                    self._files.remove(start)
+                return
+            for start in reversed(starts[index:]):
+                self._files.remove(start)
+
+    def _begins_before(self, start: int, log_end: int) -> bool:
+        """Whether the first entry of a file is valid and of a record before ``log_end``."""
+        log_offset, size, _ = _unpack_from(self._files.read(start, self.entry_size))
+        return bool(0 <= log_offset < log_end and size > 0)
+
+    def _scan(self, start: int, record_end: int, log_end: int) -> tuple[int, int]:
+        """Look through one file: where its valid entries end, and the end of the last record."""
+        import numpy as np
+
+        position = start
+        chunk_size = _SCAN_ENTRIES[0] * self.entry_size
+        while position < start + self._files.file_size:
+            chunk = np.frombuffer(self._files.read(position, chunk_size), self.entry_dtype())
+            valid, ends = self._valid(chunk, record_end, log_end)
+            count = len(chunk) if valid.all() else int(valid.argmin())
+            if count:
+                record_end = int(ends[count - 1])
+                position += count * self.entry_size
+            if count < len(chunk):
+                break
+            chunk_size = _SCAN_ENTRIES[1] * self.entry_size
+        return position, record_end
+
+    def _valid(
+        self, chunk: npt.NDArray[Any], record_end: int, log_end: int
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Which entries are sound, each also in view of the one before it; where records end."""
+        import numpy as np
+
+        offsets = chunk["log_offset"].astype(np.int64)
+        sizes = chunk["total_size"].astype(np.int64)
+        blank = (offsets == 0) & (sizes == PRE_BLANK_SIZE)
+        ends = np.where(blank, 0, offsets + sizes)
+        before = np.concatenate((np.array([record_end]), ends[:-1]))
+        return (offsets >= before) & (sizes > 0) & (offsets < log_end), ends
+
+    def truncate(self, log_offset: int) -> None:
+        """Drop the entries of records at or behind ``log_offset``."""
+        if self.max_log_offset > log_offset:
+            self._cut(self._find_log_offset(log_offset, self._first_index) * self.entry_size)
+
+    def _cut(self, position: int) -> None:
+        if position < self._written:
+            self._files.cut(position)
+            self._written = position
+        if position > self._tail_start:
+            del self._tail[position - self._tail_start :]
+        else:
+            self._tail = _NO_TAIL
+            self._tail_start = position
+        if self._written == self._end:
+            self._mark_clean()
+        self._refresh()
+        self.next_offset = self.max_offset
+
+    def _refresh(self) -> None:
+        """Derive the offsets from the entries."""
+        self.max_log_offset = -1
+        end_index = self._end_index
+        if end_index > self._first_index:
+            entry = self._read((end_index - 1) * self.entry_size, self.entry_size)
+            log_offset, size, _ = _unpack_from(entry)
+            if size != PRE_BLANK_SIZE or log_offset != 0:
+                self.max_log_offset = log_offset + size
+        self._min_index = min(max(self._min_index, self._first_index), end_index)
+        self.max_offset = self._offset_at(end_index)
+        self.correct_min(0)  # pass over pre-blank entries
+
+    # ---- retention -------------------------------------------------------------------------------
+
+    def correct_min(self, log_min: int) -> None:
+        """Let the queue begin at the first message that the log still has.
+
+        If it has none, the queue is empty and its numbering goes on.
+        """
+        first_index = max(self._min_index, self._first_index)
+        self._min_index = self._find_log_offset(log_min, first_index)
+        self.min_offset = self._offset_at(self._min_index)
+
+    def delete_before(self, log_min: int) -> int:
+        """Delete files, never the last, of which the log has no record left; return how many."""
+        starts, file_size = self._files.starts, self._files.file_size
+        deleted = 0
+        while len(starts) > 1:
+            last_entry = (starts[0] + file_size) // self.entry_size - 1
+            if self._log_offset_at(last_entry) >= log_min:
+                break
+            self._files.remove(starts[0])
+            deleted += 1
+        self.correct_min(log_min)
+        return deleted
+
+    def destroy(self) -> None:
+        """Delete all files; the queue is as new."""
+        self._files.destroy()
+        self._tail = _NO_TAIL
+        self._tail_start = self._written = 0
+        self._mark_clean()
+        self.next_offset = self.min_offset = self.max_offset = self._min_index = 0
+        self.max_log_offset = -1
+
+
+class ConsumeQueue(EntryQueue):
+    """Entries of 20 bytes, one for each message: the entry's index is the queue offset."""
+
+    __slots__ = ()
+
+    entry_size = CQ_ENTRY_SIZE
+
+    def entry_dtype(self) -> np.dtype[Any]:
+        return cq_dtype()
+
+    def append(self, log_offset: int, size: int, tags_code: int) -> None:
+        """Add the message with queue offset ``max_offset``. Never fails."""
+        if not self._dirty:
+            self._mark_dirty()
+        tail = self._tail
+        tail += _pack(log_offset, size, tags_code)
+        self.max_offset += 1
+        self.max_log_offset = log_offset + size
+        if len(tail) >= self._flush_at:
+            self._overflow()
+
+    def dispatch(self, log_offset: int, size: int, tags_code: int, queue_offset: int) -> Dispatched:
+        """Add a message of the log unless it is there; see the module.
+
+        A gap is logged and the message appended nevertheless, as Java does: a single record with
+        a damaged offset must not shift its successors.
+        """
+        if log_offset + size <= self.max_log_offset:
+            return Dispatched.REPEATED
+        result = Dispatched.APPENDED
+        if queue_offset != self.max_offset:
+            if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
+                logger.error("%r: record at %s has offset %s", self, log_offset, queue_offset)
+                return Dispatched.MISPLACED
+            if queue_offset == 0 or self._may_begin_at(queue_offset):
+                self._begin_at(queue_offset)
+            elif queue_offset < self.max_offset:
+                return Dispatched.REPEATED
+            else:
+                logger.error("%r: record at %s has offset %s", self, log_offset, queue_offset)
+                result = Dispatched.MISPLACED
+        self.append(log_offset, size, tags_code)
+        self.next_offset = self.max_offset
+        return result
+
+    def dispatch_run(self, entries: bytes, queue_offset: int) -> bool:
+        """Add neighbouring messages at once, given their entries, as :meth:`dispatch` would.
+
+        Only where nothing has to be decided: they continue the queue, or begin an empty one.
+        Otherwise nothing happens, and False is returned.
+        """
+        log_offset, _, _ = _unpack_from(entries)
+        last_offset, last_size, _ = _unpack_from(entries, len(entries) - CQ_ENTRY_SIZE)
+        if 0 < queue_offset <= QUEUE_OFFSET_MAX and self._may_begin_at(queue_offset):
+            self._begin_at(queue_offset)
+        if queue_offset != self.max_offset or log_offset < self.max_log_offset:
+            return False
+        if not self._dirty:
+            self._mark_dirty()
+        self._tail += entries
+        self.max_offset += len(entries) // CQ_ENTRY_SIZE
+        self.max_log_offset = last_offset + last_size
+        self.next_offset = self.max_offset
+        if len(self._tail) >= self._flush_at:
+            self._overflow()
+        return True
+
+    def _may_begin_at(self, queue_offset: int) -> bool:
+        """Whether there is nothing before a message that it could leave a gap to.
+
+        All older messages may be deleted, and with them the last of their entries.
+        """
+        is_empty = self.min_offset == self.max_offset
+        return self.max_log_offset < 0 or (is_empty and queue_offset > self.max_offset)
+
+    def _begin_at(self, queue_offset: int) -> None:
+        """Start anew, with pre-blank entries from the beginning of the file to the offset."""
+        if self.max_offset:
+            logger.warning("%r begins anew at offset %s", self, queue_offset)
+        self.destroy()
+        position = queue_offset * CQ_ENTRY_SIZE
+        blank_size = position % self._files.file_size
+        self._tail_start = self._written = position - blank_size
+        self._mark_dirty()
+        self._tail += CQ_PRE_BLANK * (blank_size // CQ_ENTRY_SIZE)
+        self.next_offset = self.min_offset = self.max_offset = self._min_index = queue_offset
+
+    def entries(self, start: int, count: int) -> bytes | bytearray:
+        if not self.min_offset <= start < self.max_offset:
+            return b""
+        return self._read(start * CQ_ENTRY_SIZE, count * CQ_ENTRY_SIZE)
+
+    def read_entry(self, queue_offset: int) -> QueueEntry | None:
+        if not self.min_offset <= queue_offset < self.max_offset:
+            return None
+        entry = self._read(queue_offset * CQ_ENTRY_SIZE, CQ_ENTRY_SIZE)
+        return QueueEntry(queue_offset, *_unpack_from(entry))
+
+    def offset_by_time(
+        self,
+        timestamp: int,
+        boundary: Boundary,
+        store_time_of: Callable[[int], int | None],
+    ) -> int:
+        def time_at(queue_offset: int) -> int:
+            store_time = store_time_of(self._log_offset_at(queue_offset))
+            return -1 if store_time is None else store_time
+
+        bisect = bisect_left if boundary is Boundary.LOWER else bisect_right
+        offsets = range(self.min_offset, self.max_offset)
+        found = self.min_offset + bisect(offsets, timestamp, key=time_at)
+        return found if boundary is Boundary.LOWER else max(self.min_offset, found - 1)
+
+    def _offset_at(self, index: int) -> int:
+        return index

@@ -1,0 +1,55 @@
+"""What the store may do right now: readable, writeable, and why not.
+
+Bits as in Java's ``RunningFlags``, because admin tools show the number. A store with any bit but
+NOT_READABLE refuses puts; entries of the views are made nevertheless, for what is in the log.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class StoreFlag(enum.IntFlag):
+    """Reasons not to read or write."""
+
+    NOT_READABLE = 1
+    NOT_WRITEABLE = 2
+    LOGICS_ERROR = 4  # entries of consume queues cannot be written
+    INDEX_ERROR = 8
+    DISK_FULL = 16
+    FENCED = 32
+    LOGIC_DISK_FULL = 64
+
+
+_BLOCK_WRITES: Final = int(
+    StoreFlag.NOT_WRITEABLE
+    | StoreFlag.LOGICS_ERROR
+    | StoreFlag.DISK_FULL
+    | StoreFlag.FENCED
+    | StoreFlag.LOGIC_DISK_FULL
+)
+
+
+class RunningFlags:
+    """The bits, and the two questions asked for every message."""
+
+    __slots__ = ("bits", "readable", "writeable")
+
+    def __init__(self) -> None:
+        self.bits = 0
+        self.readable = True
+        self.writeable = True
+
+    def set(self, flag: StoreFlag, on: bool = True) -> bool:
+        """Set or clear a bit; whether that changed anything."""
+        bits = self.bits | flag if on else self.bits & ~flag
+        changed = bits != self.bits
+        self.bits = int(bits)
+        self.readable = not bits & StoreFlag.NOT_READABLE
+        # An index that is behind does not lose messages: it catches up from the log.
+        self.writeable = not bits & _BLOCK_WRITES
+        return changed
+
+    def has(self, flag: StoreFlag) -> bool:
+        return bool(self.bits & flag)

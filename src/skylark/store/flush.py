@@ -1,0 +1,173 @@
+"""Flush: bring the log to the disk, and tell whoever waits for it.
+
+**SYNC_FLUSH** is group commit. A put that waits registers its end offset; the flush starts after
+the turn of the owner in which it came, and covers everything appended by then. While a sync runs,
+newcomers wait for the next one. So one ``fdatasync`` answers all that wait, in order of offset,
+and the slower the disk, the more it answers. A put that does not wait (``WAIT=false``) only wakes
+the flush.
+
+**ASYNC_FLUSH** looks every ``flushIntervalCommitLog`` and syncs if at least
+``flushCommitLogLeastPages`` pages are dirty or a file is full; every
+``flushCommitLogThoroughInterval`` it syncs whatever is there. With ``flushCommitLogTimed`` false it
+also looks when woken.
+
+Rules that nothing here breaks:
+
+* ``flushed_where`` moves only by completed syncs, in order of offset; ``on_flushed`` follows it
+  (with SYNC_FLUSH it makes messages visible), and then the waiters are answered.
+* A waiter whose time is up (``syncFlushTimeout``) gets FLUSH_DISK_TIMEOUT: the message is stored,
+  and may well be on disk a moment later. Nobody gets PUT_OK before a sync has returned.
+* After a failed sync the kernel takes the pages for clean, and the next sync would succeed without
+  writing them. So they are made dirty again first (:meth:`MappedFiles.mark_unsynced`), and
+  ``on_error`` tells the store.
+
+What a power loss leaves: everything before ``flushed_where``, and any part of what follows.
+
+Answers to Java's ``GroupCommitService``, ``FlushRealTimeService`` and ``FlushDiskWatcher``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from skylark.core.clock import TimerHandle
+from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.errors import StoreFileClosedError, StoreFileError
+from skylark.store.mapped_files import MappedFiles, SyncRange
+from skylark.store.results import PutStatus, PutWaiter
+from skylark.store.rounds import Rounds
+from skylark.store.scheduling import Post, Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    end_offset: int
+    deadline: float  # monotonic
+    answer: PutWaiter
+
+
+class FlushService(Rounds[SyncRange]):
+    """Syncs a log by the rules of its flush type."""
+
+    def __init__(
+        self,
+        files: MappedFiles,
+        config: StoreConfig,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        post: Post,
+        on_flushed: Callable[[int], None],
+        on_error: Callable[[StoreFileError], None],
+    ) -> None:
+        synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        super().__init__(
+            files,
+            scheduler=scheduler,
+            executor=executor,
+            post=post,
+            interval_ms=None if synchronous else config.flush_interval_commit_log,
+            thorough_ms=config.flush_commit_log_thorough_interval,
+            least_pages=0 if synchronous else config.flush_commit_log_least_pages,
+        )
+        self._wakes = synchronous or not config.flush_commit_log_timed
+        self._timeout_s = config.sync_flush_timeout / 1000
+        self._on_flushed = on_flushed
+        self._on_error = on_error
+        self._told = files.flushed_where
+        self._waiting: deque[_Waiting] = deque()  # in order of offset and so of deadline
+        self._deadline: TimerHandle | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Puts that wait for the disk."""
+        return len(self._waiting)
+
+    def wait(self, end_offset: int, answer: PutWaiter) -> None:
+        """Call ``answer`` with PUT_OK when all before ``end_offset`` is on disk.
+
+        With FLUSH_DISK_TIMEOUT if that takes too long; at once if it is on disk already.
+        """
+        if end_offset <= self._files.flushed_where:
+            answer(PutStatus.PUT_OK)
+            return
+        if self._stopped:
+            answer(PutStatus.FLUSH_DISK_TIMEOUT)
+            return
+        deadline = self._scheduler.monotonic() + self._timeout_s
+        self._waiting.append(_Waiting(end_offset, deadline, answer))
+        if self._deadline is None:
+            self._deadline = self._scheduler.call_at(deadline, self._expire, deadline)
+        super().wake()
+
+    def wake(self) -> None:
+        """Bytes were appended or committed, and nobody waits; a timed ASYNC_FLUSH ignores it."""
+        if self._wakes:
+            super().wake()
+
+    def stop(self) -> None:
+        """Sync everything and answer everybody; raises StoreFileError if bytes are not on disk."""
+        try:
+            super().stop()
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            while self._waiting:
+                self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+
+    def _find(self, least_pages: int) -> list[SyncRange]:
+        ranges = self._files.unflushed()
+        if not ranges or self._waiting:
+            return ranges
+        file, _, end = ranges[0]  # if there are more, this one is full and worth it
+        return ranges if file.is_worth(file.flushed, end, least_pages) else []
+
+    def _job(self, item: SyncRange) -> Callable[[], None]:
+        return item.handle.sync
+
+    def _apply(self, item: SyncRange) -> None:
+        self._files.mark_flushed(item)
+
+    def _failed(self, item: SyncRange, error: StoreFileError) -> bool:
+        if item.file.leaving and isinstance(error, StoreFileClosedError):
+            self._files.mark_flushed(item)  # deleted meanwhile: there is nothing left to lose
+            return False
+        logger.error("the log is not on disk beyond %s: %s", self._files.flushed_where, error)
+        try:
+            self._files.mark_unsynced(item)
+        except StoreFileError as second:
+            logger.warning("unsynced pages were not marked: %s", second)
+        self._on_error(error)
+        return True
+
+    def _notify(self) -> None:
+        flushed_where = self._files.flushed_where
+        if flushed_where != self._told:  # less after a truncation
+            self._told = flushed_where
+            self._on_flushed(flushed_where)
+        while self._waiting and self._waiting[0].end_offset <= flushed_where:
+            self._answer(PutStatus.PUT_OK)
+        if self._waiting and self._round is None:
+            super().wake()
+
+    def _expire(self, due: float) -> None:
+        now = max(due, self._scheduler.monotonic())  # a timer may fire a little early
+        while self._waiting and self._waiting[0].deadline <= now:
+            self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+        self._deadline = None
+        if self._waiting:
+            deadline = self._waiting[0].deadline
+            self._deadline = self._scheduler.call_at(deadline, self._expire, deadline)
+
+    def _answer(self, status: PutStatus) -> None:
+        """Answer the first in the queue."""
+        answer = self._waiting.popleft().answer
+        try:
+            answer(status)
+        except Exception:
+            logger.exception("a waiter failed on %s", status.name)

@@ -1,0 +1,487 @@
+"""The index: which records of the log have a key, a unique key or a tag.
+
+For every message that is no rollback, entries are made for these texts, in this order::
+
+    topic#UNIQ_KEY      the client's unique id
+    topic#KEY           each word of KEYS, separated by blanks
+    topic#T#TAGS        the tag
+
+They go to the newest of a row of files (:mod:`skylark.store.index_file`), named by the local time
+at which they were made, ``yyyyMMddHHmmssSSS``. A query walks from the newest file back.
+
+Hashing dominates the cost of an entry, so hashes are continued from cached ones: that of
+``topic#``, of each tag, and of all but the last four characters of a unique id, its counter.
+
+**Order.** Records are indexed in the order of the log, and a record that is not behind the last
+indexed one is skipped: replaying the log is harmless. If an entry cannot be written (full disk), or
+if recovery leaves the index for later, the index is *behind*: it stays a complete prefix, new
+records pass it by, and :meth:`IndexService.replay_record` goes on from ``behind_from`` until
+:meth:`IndexService.caught_up`. As long as it is behind, the checkpoint must not pass
+``behind_from``. A clean close leaves the offset in the file ``index/behind``, the next one that
+finds the index complete removes it.
+
+**Crash.** After an unclean exit :meth:`IndexService.recover` gets the log offset from which the log
+will be replayed and keeps the entries before it. (Java deletes the newest file, and with it the
+keys of messages that the replay does not reach.) What was replayed since ``index/behind`` was
+written is not covered by any checkpoint: it goes, too, and is replayed once more.
+
+Answers to Java's ``IndexService``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from skylark.core.clock import TimeSource
+from skylark.core.errors import StoreError
+from skylark.core.hashing import index_key_hash, java_hash, java_hash_continue
+from skylark.store.errors import StoreFileError, StoreFileMissingError
+from skylark.store.file_system import FileSystem
+from skylark.store.index_file import IndexFile
+from skylark.store.queue_files import missing_directories
+from skylark.store.view_sync import ViewSync
+from skylark.wire.layout import INDEX_HEADER_SIZE
+
+logger = logging.getLogger(__name__)
+
+BEHIND_NAME: Final = "behind"  # no number, so that Java passes over it
+BEHIND_SIZE_MAX: Final = 64
+NEVER: Final = 1 << 62  # behind every record, and later than any message
+QUERY_COUNT_MAX: Final = 64  # Java's maxMsgsNumBatch
+TAG_PREFIX: Final = "T#"
+TAG_INDEX_TYPE: Final = "T"
+
+_CACHED_TOPICS_MAX: Final = 10_000
+_CACHED_PARTS_MAX: Final = 1_000  # tags and unique id heads, for each topic
+_COUNTER_SIZE: Final = 4  # of a unique id
+_MASK: Final = 0xFFFF_FFFF
+_FILE_NAME: Final = re.compile(r"[0-9]{1,18}")
+
+
+class IndexHits(NamedTuple):
+    """What a query found, and how far the index has got."""
+
+    log_offsets: list[int]  # ascending
+    last_timestamp: int
+    last_log_offset: int
+
+
+class _TopicHashes:
+    """Hashes that begin with one topic."""
+
+    __slots__ = ("id_heads", "prefix", "tags")
+
+    def __init__(self, topic: str) -> None:
+        self.prefix = java_hash(topic + "#")
+        self.tags: dict[bytes, int] = {}
+        self.id_heads: dict[bytes, int] = {}
+
+    def key(self, key: bytes) -> int:
+        """What the index keeps of a key."""
+        return index_key_hash(java_hash_continue(self.prefix, key.decode("utf-8", "replace")))
+
+    def tag(self, tag: bytes) -> int:
+        """The same for a tag."""
+        key_hash = self.tags.get(tag)
+        if key_hash is None:
+            if len(self.tags) >= _CACHED_PARTS_MAX:
+                self.tags.clear()
+            key_hash = self.tags[tag] = self.key(TAG_PREFIX.encode() + tag)
+        return key_hash
+
+    def unique_id(self, unique_id: bytes) -> int:
+        """The same for a unique id, of which many differ only in the counter at the end."""
+        if len(unique_id) <= _COUNTER_SIZE or not unique_id.isascii():
+            return self.key(unique_id)
+        head = unique_id[:-_COUNTER_SIZE]
+        head_hash = self.id_heads.get(head)
+        if head_hash is None:
+            if len(self.id_heads) >= _CACHED_PARTS_MAX:
+                self.id_heads.clear()
+            head_hash = java_hash_continue(self.prefix, head.decode())
+            self.id_heads[head] = head_hash
+        a, b, c, d = unique_id[-_COUNTER_SIZE:]
+        total = (head_hash * 923521 + a * 29791 + b * 961 + c * 31 + d) & _MASK  # powers of 31
+        if total < 0x8000_0000:
+            return total
+        return 0 if total == 0x8000_0000 else 0x1_0000_0000 - total
+
+
+class IndexService:
+    """All index files of a store."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        directory: Path,
+        views: ViewSync,
+        time: TimeSource,
+        *,
+        slot_count: int = 5_000_000,
+        entry_count_max: int = 20_000_000,
+        open_files_max: int = 8,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._views = views
+        self._time = time
+        self._slot_count = slot_count
+        self._entry_count_max = entry_count_max
+        self._open_files_max = open_files_max
+        self._index_files: list[IndexFile] = []  # oldest first
+        self._opened: dict[IndexFile, None] = {}  # older files, least recently used first
+        self._topics: dict[str, _TopicHashes] = {}
+        self._newest: IndexFile | None = None  # the last file, once it is open for writing
+        self._next_offset = 0  # records before it are indexed; NEVER while the index is behind
+        self._left_behind: int | None = None  # what the file "behind" says
+        #: Log offset from which on records are missing; None if the index is complete.
+        self.behind_from: int | None = None
+        #: Why an entry could not be written, until the index has caught up.
+        self.error: StoreFileError | None = None
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    @property
+    def file_count(self) -> int:
+        return len(self._index_files)
+
+    @property
+    def size_total(self) -> int:
+        """Bytes of all files by their length."""
+        return sum(file.size for file in self._index_files)
+
+    @property
+    def end_timestamp(self) -> int:
+        """Store time of the last indexed record, 0 if there is none."""
+        return self._index_files[-1].end_timestamp if self._index_files else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Log offset of the last indexed record, 0 if there is none."""
+        return self._index_files[-1].end_offset if self._index_files else 0
+
+    @property
+    def full_timestamp(self) -> int:
+        """Store time of the last record in a full file: what the checkpoint keeps."""
+        for file in reversed(self._index_files):
+            if file.is_full:
+                return file.end_timestamp
+        return 0
+
+    # ---- start and stop --------------------------------------------------------------------------
+
+    def load(self, *, clean: bool) -> None:
+        """Find the files; ``clean``: the last run ended in order. Else :meth:`recover` follows."""
+        try:
+            found = self._files.list_directory(self._directory)
+        except StoreFileMissingError:
+            return
+        if not clean:  # names that a killed process did not sync are still not durable
+            self._views.renamed(self._directory)
+            self._views.renamed(self._directory.parent)
+        for entry in found:
+            path = self._directory / entry.name
+            if entry.is_directory or not _FILE_NAME.fullmatch(entry.name):
+                continue
+            file = IndexFile(path, self._slot_count, self._entry_count_max)
+            if entry.size == 0:  # a power loss left its name alone
+                self._remove(file)
+                continue
+            if entry.size != file.size:
+                raise StoreFileError(
+                    f"an index file of {entry.size} bytes where files have {file.size}",
+                    path=path,
+                    hint="set maxHashSlotNum and maxIndexNum with which the store was made, or "
+                    "delete the directory to have the index rebuilt from the log",
+                )
+            file.load_header(self._read_header(path))
+            self._index_files.append(file)
+        self._load_behind()
+        self._restart(self._left_behind)
+        if clean and self._index_files and not self._index_files[-1].looks_whole(self._files):
+            logger.warning("%s does not end as its header says", self._index_files[-1].path)
+            self.recover(NEVER, lambda _: None)
+
+    def _read_header(self, path: Path) -> bytes:
+        handle = self._files.open_file(path, writable=False)
+        try:
+            return handle.read(0, INDEX_HEADER_SIZE)
+        finally:
+            handle.close()
+
+    def recover(self, log_end: int, store_time_of: Callable[[int], int | None]) -> None:
+        """Keep the entries of records before ``log_end``, which were synced; drop all others.
+
+        Also what a running store does when its log is cut. ``store_time_of`` knows the store time
+        of the record at a log offset, or that it is gone.
+        """
+        behind_from = self.behind_from
+        if self._left_behind is not None:
+            log_end = min(log_end, self._left_behind)
+        while self._index_files:
+            file = self._index_files[-1]
+            self._close(file)
+            if file.repair(self._files, log_end, store_time_of):
+                self._views.wrote(file.path, 0, file.size)
+                break
+            self._index_files.pop()
+            self._remove(file)
+        self._restart(None if behind_from is None else min(behind_from, log_end))
+
+    def _restart(self, behind_from: int | None) -> None:
+        """Go on behind the last entry, or be behind from there or a later record."""
+        self._newest = self.behind_from = None
+        has_entries = len(self._index_files) > 1 or any(f.next_entry > 1 for f in self._index_files)
+        self._next_offset = self.end_offset + 1 if has_entries else 0
+        if behind_from is not None:
+            self.mark_behind(behind_from)
+
+    def flush(self) -> None:
+        """Put the headers into the files and note what a sync has to cover."""
+        for file in self._index_files:
+            if file.dirty:
+                file.write_header()
+                self._views.wrote(file.path, 0, file.used_size)
+
+    def close(self) -> None:
+        """Unmap everything, after :meth:`flush` and a sync; leave word if the index is behind."""
+        path = self._directory / BEHIND_NAME
+        if self.behind_from is not None:
+            self._make_directory()
+            self._files.write_file(path, str(self.behind_from).encode())
+            self._files.sync_directory(self._directory)
+        elif self._left_behind is not None:
+            self._files.remove(path)
+            self._files.sync_directory(self._directory)
+        self.unmap()
+
+    def unmap(self) -> None:
+        """Close all files as they are, and write nothing."""
+        for file in self._index_files:
+            self._close(file)
+        self._newest = None
+
+    def _make_directory(self) -> None:
+        for directory in missing_directories(self._files, self._directory):
+            self._files.create_directory(directory)
+            self._views.renamed(directory.parent)
+
+    # ---- putting ---------------------------------------------------------------------------------
+
+    def put_record(
+        self,
+        topic: str,
+        log_offset: int,
+        store_timestamp: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tag: bytes | None,
+    ) -> None:
+        """Index a message, given its properties UNIQ_KEY, KEYS and TAGS as they are stored.
+
+        Not for rollbacks. Never fails: see ``error`` and ``behind_from``.
+        """
+        if log_offset < self._next_offset:
+            return
+        try:
+            self._index(topic, log_offset, store_timestamp, unique_id, keys, tag)
+        except StoreFileError as error:
+            logger.error("the index is behind from %s: %s", log_offset, error)  # noqa: TRY400
+            self.error = error
+            self.mark_behind(log_offset)
+        else:
+            self._next_offset = log_offset + 1
+
+    def _index(
+        self,
+        topic: str,
+        log_offset: int,
+        store_timestamp: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tag: bytes | None,
+    ) -> None:
+        hashes = self._topics.get(topic)
+        if hashes is None:
+            if len(self._topics) >= _CACHED_TOPICS_MAX:
+                self._topics.clear()
+            hashes = self._topics[topic] = _TopicHashes(topic)
+        key_hashes = []
+        if unique_id:
+            key_hashes.append(hashes.unique_id(unique_id))
+        if keys:
+            if b" " in keys:
+                key_hashes += [hashes.key(key) for key in keys.split(b" ") if key]
+            else:
+                key_hashes.append(hashes.key(keys))
+        if tag:
+            key_hashes.append(hashes.tag(tag))
+        if key_hashes:
+            file = self._newest or self._open_newest()
+            if file.next_entry + len(key_hashes) <= file.entry_count_max:
+                file.put(key_hashes, log_offset, store_timestamp)
+            else:
+                self._put_and_roll(key_hashes, log_offset, store_timestamp)
+
+    def _open_newest(self) -> IndexFile:
+        if not self._index_files:
+            self._add(self._create(0))
+        self._newest = self._index_files[-1]
+        self._newest.open(self._files)
+        return self._newest
+
+    def _put_and_roll(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
+        """Add entries that need a new file. It is there before the first of them is written."""
+        files = [self._index_files[-1]]
+        try:
+            room = files[0].reserve(len(key_hashes))
+            while room < len(key_hashes):
+                files.append(self._create(int(files[-1].path.name)))
+                room += files[-1].reserve(len(key_hashes) - room)
+        except StoreFileError:
+            for file in files[1:]:
+                file.close()
+                self._remove(file)
+            raise
+        for file in files:
+            if file is not self._index_files[-1]:
+                self._add(file)
+            count = file.reserve(len(key_hashes))
+            if count:
+                file.put(key_hashes[:count], log_offset, store_timestamp)
+            key_hashes = key_hashes[count:]
+
+    def _create(self, last_name: int) -> IndexFile:
+        """Make a file on disk. Files are sorted by name, whatever the clock says meanwhile."""
+        self._make_directory()
+        name = max(last_name + 1, int(_time_name(self._time.now_ms())))
+        file = IndexFile(self._directory / f"{name:017d}", self._slot_count, self._entry_count_max)
+        file.create(self._files)
+        return file
+
+    def _add(self, file: IndexFile) -> None:
+        """Let a new file continue the last one."""
+        file.continue_from(self.end_timestamp, self.end_offset)
+        self._views.wrote(file.path, 0, file.used_size)
+        self._views.renamed(self._directory)
+        self.flush()
+        self._index_files.append(file)
+        self._newest = file
+        for full in self._index_files[-2:-1]:
+            self._touch(full)
+
+    # ---- being behind ----------------------------------------------------------------------------
+
+    def mark_behind(self, log_offset: int) -> None:
+        """Index nothing from this record on until a replay has caught up."""
+        if self.behind_from is None:
+            self.behind_from = max(log_offset, self._next_offset)
+            self._next_offset = NEVER
+
+    def replay_record(
+        self,
+        topic: str,
+        log_offset: int,
+        store_timestamp: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tag: bytes | None,
+    ) -> None:
+        """Index a record of the past, in the order of the log, while the index is behind.
+
+        Records before ``behind_from`` are skipped. An error is raised.
+        """
+        if self.behind_from is None:
+            raise StoreError("the index is not behind")
+        if log_offset >= self.behind_from:
+            self._index(topic, log_offset, store_timestamp, unique_id, keys, tag)
+            self.behind_from = log_offset + 1
+
+    def caught_up(self) -> None:
+        """The replay has reached the end of the log: index new records again."""
+        if self.behind_from is not None:
+            self._next_offset = self.behind_from
+            self.behind_from = self.error = None
+
+    def _load_behind(self) -> None:
+        path = self._directory / BEHIND_NAME
+        if self._files.exists(path):
+            text = self._files.read_file(path, size_max=BEHIND_SIZE_MAX)
+            self._left_behind = int(text) if text.isdigit() else 0
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        count_max: int = QUERY_COUNT_MAX,
+        begin_timestamp: int = 0,
+        end_timestamp: int = NEVER,
+        index_type: str | None = None,
+    ) -> IndexHits:
+        """Log offsets of the newest messages with a key (by its hash), stored between two times.
+
+        ``index_type``: "T" if ``key`` is a tag; keys and unique ids need none. Times count in
+        whole seconds from the beginning of a file, so a hit may lie 999 ms before the range.
+        """
+        if index_type == TAG_INDEX_TYPE:
+            key = TAG_PREFIX + key
+        key_hash = index_key_hash(java_hash(f"{topic}#{key}"))
+        count_max = min(count_max, QUERY_COUNT_MAX)
+        found: list[int] = []
+        for file in reversed(self._index_files):
+            if file.overlaps(begin_timestamp, end_timestamp):
+                self._touch(file)
+                file.select(key_hash, begin_timestamp, end_timestamp, count_max, found)
+            if file.begin_timestamp < begin_timestamp or len(found) >= count_max:
+                break
+        return IndexHits(sorted(found), self.end_timestamp, self.end_offset)
+
+    def _touch(self, file: IndexFile) -> None:
+        """Have a file open; of the older ones only the most recently used stay so."""
+        file.open(self._files)
+        if file is self._index_files[-1]:
+            return
+        self._opened.pop(file, None)
+        self._opened[file] = None
+        while len(self._opened) > self._open_files_max:
+            self._close(next(iter(self._opened)))
+
+    def _close(self, file: IndexFile) -> None:
+        self._opened.pop(file, None)
+        file.close()
+
+    # ---- retention -------------------------------------------------------------------------------
+
+    def delete_before(self, log_min: int) -> int:
+        """Delete files, never the last, whose records the log has deleted; return how many."""
+        deleted = 0
+        while len(self._index_files) > 1 and self._index_files[0].end_offset < log_min:
+            file = self._index_files.pop(0)
+            self._close(file)
+            self._remove(file)
+            deleted += 1
+        return deleted
+
+    def destroy(self) -> None:
+        """Delete all files; the index is as new."""
+        while self._index_files:
+            file = self._index_files.pop()
+            self._close(file)
+            self._remove(file)
+        self._restart(None)
+
+    def _remove(self, file: IndexFile) -> None:
+        self._files.remove(file.path)
+        self._views.removed(file.path)
+
+
+def _time_name(now_ms: int) -> str:
+    local = datetime.fromtimestamp(now_ms / 1000, tz=UTC).astimezone()
+    return f"{local:%Y%m%d%H%M%S}{now_ms % 1000:03d}"

@@ -1,0 +1,405 @@
+"""One index file: a hash table from keys to records, filled in the order of the log.
+
+::
+
+    0    header, 40 bytes    begin and end timestamp, begin and end log offset,
+                             slots in use, number of the next entry
+    40   slots, 4 bytes      number of the newest entry of the chain, 0 = none
+         entries, 20 bytes   key hash, log offset, seconds since begin, number of the one before it
+
+Entry 0 is never used. A key belongs to the slot ``hash % slots``; the slot leads to the newest
+entry and each entry to an older one, of any key with that slot. Only hashes are kept, so a look-up
+may return records of another key; whoever reads the record compares.
+
+The file is mapped. Slots have their blocks from creation, entries get theirs a piece ahead of the
+next one, so that a full disk is an error before anything was written. Header fields are numbers in
+this object and reach the file with :meth:`IndexFile.write_header`; readers of the same process do
+not need them there.
+
+What a crash leaves: an entry is complete before its slot leads to it, and the header comes last.
+After a kill there may be entries and slots that the header does not count, after a power loss slots
+of any age. Entries are never changed once written and hold all there is to know; so
+:meth:`IndexFile.repair` trusts those that were synced, drops the others, and makes slots and header
+from them.
+
+Answers to Java's ``IndexFile`` and ``IndexHeader``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from skylark.store.file_system import FileHandle, FileSystem
+from skylark.wire.layout import (
+    INDEX_ENTRY,
+    INDEX_ENTRY_SIZE,
+    INDEX_HEADER,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT,
+    INDEX_SLOT_SIZE,
+    index_entry_dtype,
+    index_slot_dtype,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+SECONDS_MAX: Final = 0x7FFF_FFFF
+ALLOCATE_MIN: Final = 64 << 10  # of entries; doubled with each piece
+ALLOCATE_MAX: Final = 1 << 20
+NO_BYTES: Final = memoryview(b"")
+
+# A chain longer than this is entered in the middle when the newest part is not wanted.
+_HOPS_MAX: Final = 1_000
+_CHUNK_ENTRIES: Final = 1 << 18
+
+_pack_entry_into = INDEX_ENTRY.pack_into
+_unpack_entry_from = INDEX_ENTRY.unpack_from
+_pack_slot_into = INDEX_SLOT.pack_into
+_unpack_slot_from = INDEX_SLOT.unpack_from
+
+
+def index_file_size(slot_count: int, entry_count_max: int) -> int:
+    """Length of an index file."""
+    return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + entry_count_max * INDEX_ENTRY_SIZE
+
+
+class IndexFile:
+    """A file of ``slot_count`` slots and entries up to number ``entry_count_max - 1``."""
+
+    __slots__ = (
+        "_allocate_size",
+        "_buffer",
+        "_entries_start",
+        "_handle",
+        "_prepared",
+        "begin_offset",
+        "begin_timestamp",
+        "dirty",
+        "end_offset",
+        "end_timestamp",
+        "entry_count_max",
+        "next_entry",
+        "path",
+        "slot_count",
+        "used_slots",
+    )
+
+    def __init__(self, path: Path, slot_count: int, entry_count_max: int) -> None:
+        self.path = path
+        self.slot_count = slot_count
+        self.entry_count_max = entry_count_max
+        self.begin_timestamp = self.end_timestamp = 0
+        self.begin_offset = self.end_offset = 0
+        self.used_slots = 0
+        self.next_entry = 1
+        self.dirty = False  # whether the header in the file lags behind
+        self._entries_start = INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE
+        self._handle: FileHandle | None = None
+        self._buffer = NO_BYTES
+        self._prepared = 0  # end of the range that may be written
+        self._allocate_size = ALLOCATE_MIN
+
+    def __repr__(self) -> str:
+        return f"<IndexFile {self.path.name} entries={self.next_entry - 1}>"
+
+    @property
+    def size(self) -> int:
+        return index_file_size(self.slot_count, self.entry_count_max)
+
+    @property
+    def is_full(self) -> bool:
+        return self.next_entry >= self.entry_count_max
+
+    @property
+    def used_size(self) -> int:
+        """Bytes up to the end of the last entry."""
+        return self._entries_start + self.next_entry * INDEX_ENTRY_SIZE
+
+    # ---- opening and closing ---------------------------------------------------------------------
+
+    def create(self, files: FileSystem) -> None:
+        """Make the file. On StoreFullError nothing is left behind.
+
+        Crash: a file of length 0, or one whose header says that it has no entries.
+        """
+        handle = files.create_file(self.path, self.size)
+        try:
+            handle.allocate(0, self._entries_start)
+            buffer = handle.buffer
+        except BaseException:
+            handle.close()
+            files.remove(self.path)
+            raise
+        self._handle, self._buffer = handle, buffer
+        self._prepared = self._entries_start
+        self.write_header()
+
+    def continue_from(self, timestamp: int, log_offset: int) -> None:
+        """Begin where the file before this one ended."""
+        self.begin_timestamp = self.end_timestamp = timestamp
+        self.begin_offset = self.end_offset = log_offset
+        self.write_header()
+
+    def open(self, files: FileSystem) -> None:
+        """Open and map the file. What it has of entries can be read; see :meth:`put` for more."""
+        if self._handle is None:
+            handle = files.open_file(self.path)
+            try:
+                self._buffer = handle.buffer
+            except BaseException:
+                handle.close()
+                raise
+            self._handle = handle
+
+    def close(self) -> None:
+        """Unmap; the header is written before, nothing is synced."""
+        if self._handle is not None:
+            if self.dirty:
+                self.write_header()
+            handle, self._handle, self._buffer = self._handle, None, NO_BYTES
+            self._prepared = 0
+            handle.close()
+
+    def load_header(self, header: bytes) -> None:
+        """Take the fields from the first bytes of the file."""
+        (
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            next_entry,
+        ) = INDEX_HEADER.unpack_from(header)
+        self.next_entry = min(max(1, next_entry), self.entry_count_max)
+
+    def write_header(self) -> None:
+        """Put the fields into the mapped file."""
+        INDEX_HEADER.pack_into(self._buffer, 0, *self._header())
+        self.dirty = False
+
+    def _header(self) -> tuple[int, ...]:
+        return (
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.next_entry,
+        )
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def reserve(self, count: int) -> int:
+        """Make sure of disk space for up to ``count`` entries; return how many have room."""
+        count = min(count, self.entry_count_max - self.next_entry)
+        start = self.used_size
+        if start + count * INDEX_ENTRY_SIZE > self._prepared:
+            self._prepare(start, start + count * INDEX_ENTRY_SIZE)
+        return count
+
+    def put(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
+        """Add entries for the keys of one record; there is room for them.
+
+        Raises StoreFullError if there is no space for them on disk; then nothing was added.
+        """
+        number = self.next_entry
+        assert number + len(key_hashes) <= self.entry_count_max, "the index file is full"
+        position = self._entries_start + number * INDEX_ENTRY_SIZE
+        end = position + len(key_hashes) * INDEX_ENTRY_SIZE
+        if end > self._prepared:
+            self._prepare(position, end)
+        buffer, slot_count = self._buffer, self.slot_count
+        begin = self.begin_timestamp
+        seconds = 0 if begin <= 0 else (store_timestamp - begin) // 1000
+        if not 0 <= seconds <= SECONDS_MAX:
+            seconds = 0 if seconds < 0 else SECONDS_MAX
+        for key_hash in key_hashes:
+            slot_position = INDEX_HEADER_SIZE + key_hash % slot_count * INDEX_SLOT_SIZE
+            (previous,) = _unpack_slot_from(buffer, slot_position)
+            if not 0 < previous < number:
+                previous = 0
+                self.used_slots += 1
+            _pack_entry_into(buffer, position, key_hash, log_offset, seconds, previous)
+            _pack_slot_into(buffer, slot_position, number)
+            if number <= 1:  # the first entry still counts from the end of the file before
+                self.begin_timestamp, self.begin_offset = store_timestamp, log_offset
+                seconds = 0
+            number += 1
+            position += INDEX_ENTRY_SIZE
+        self.next_entry = number
+        self.end_timestamp, self.end_offset = store_timestamp, log_offset
+        self.dirty = True
+
+    def _prepare(self, start: int, end: int) -> None:
+        """Put blocks under the next entries, some ahead."""
+        assert self._handle is not None, "an index file is open while it is written"
+        if not self._prepared:  # a file that came from disk may be sparse anywhere
+            self._handle.allocate(0, start)
+        wanted = min(self.size, max(end, start + self._allocate_size))
+        self._handle.allocate(start, wanted - start)
+        self._prepared = wanted
+        self._allocate_size = min(ALLOCATE_MAX, 2 * self._allocate_size)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether the file may hold messages stored between two times."""
+        return (
+            (begin < self.begin_timestamp and end > self.end_timestamp)
+            or self.begin_timestamp <= begin <= self.end_timestamp
+            or self.begin_timestamp <= end <= self.end_timestamp
+        )
+
+    def select(self, key_hash: int, begin: int, end: int, count_max: int, found: list[int]) -> None:
+        """Add log offsets of the key to ``found``, newest first, until there are ``count_max``."""
+        next_entry = self.next_entry
+        number = self._enter_chain(key_hash, end)
+        while number and len(found) < count_max:
+            read_hash, log_offset, seconds, previous = self._entry(number)
+            if seconds < 0:
+                break
+            timestamp = self.begin_timestamp + seconds * 1000
+            if read_hash == key_hash and begin <= timestamp <= end:
+                found.append(log_offset)
+            if not 0 < previous < next_entry or previous >= number or timestamp < begin:
+                break
+            number = previous
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        return _unpack_entry_from(self._buffer, self._entries_start + number * INDEX_ENTRY_SIZE)
+
+    def _enter_chain(self, key_hash: int, end: int) -> int:
+        """Number of the newest entry of the chain that may be wanted, 0 if there is none.
+
+        Following the chain is enough where it is short. The chain of a tag that every message
+        has is as long as the file: then the last entry not newer than ``end`` is found by
+        bisection, for times ascend, and the chain again from there.
+        """
+        slot = key_hash % self.slot_count
+        (number,) = _unpack_slot_from(self._buffer, INDEX_HEADER_SIZE + slot * INDEX_SLOT_SIZE)
+        if not 0 < number < self.next_entry:
+            return 0
+        seconds_max = (end - self.begin_timestamp) // 1000
+        for _ in range(_HOPS_MAX):
+            _, _, seconds, previous = self._entry(number)
+            if seconds <= seconds_max or not 0 < previous < number:
+                return int(number)
+            number = previous
+        entries = range(2, number)  # the first may count from the end of the file before
+        older = bisect_right(entries, seconds_max, key=lambda entry: self._entry(entry)[2])
+        return self._newest_of_slot(slot, 1 + older)
+
+    def _newest_of_slot(self, slot: int, number: int) -> int:
+        """The newest entry of a slot up to ``number``, looked for one by one."""
+        import numpy as np
+
+        while number > 0:
+            first = max(1, number + 1 - _CHUNK_ENTRIES)
+            position = self._entries_start + first * INDEX_ENTRY_SIZE
+            entries = np.frombuffer(
+                self._buffer, index_entry_dtype(), number + 1 - first, offset=position
+            )
+            hits = np.flatnonzero(entries["key_hash"] % self.slot_count == slot)
+            if len(hits):
+                return first + int(hits[-1])
+            number = first - 1
+        return 0
+
+    # ---- recovery --------------------------------------------------------------------------------
+
+    def looks_whole(self, files: FileSystem) -> bool:
+        """Whether the header ends where the entries do: a cheap check of a file just loaded."""
+        last, after = self.next_entry - 1, self.next_entry
+        handle = files.open_file(self.path, writable=False)
+        try:
+            position = self._entries_start + last * INDEX_ENTRY_SIZE
+            both = handle.read(position, 2 * INDEX_ENTRY_SIZE)
+        finally:
+            handle.close()
+        if after < self.entry_count_max and any(both[INDEX_ENTRY_SIZE:]):
+            return False
+        return last == 0 or bool(_unpack_entry_from(both)[1] == self.end_offset)
+
+    def repair(
+        self,
+        files: FileSystem,
+        log_end: int,
+        store_time_of: Callable[[int], int | None],
+    ) -> bool:
+        """Keep the entries of records before ``log_end`` and make all else from them.
+
+        ``log_end``: entries before it are known to be complete on disk. Whether any is left; if
+        not, the file is of no use. The file must be closed. Crash within: repaired again.
+        """
+        assert self._handle is None, "an index file is repaired while it is closed"
+        import numpy as np
+
+        handle = files.open_file(self.path)
+        try:
+            slots = np.zeros(self.slot_count, index_slot_dtype())
+            first, last_seconds, last_offset = 1, 0, 0
+            while first < self.entry_count_max:
+                entries = self._read_entries(handle, first)
+                count = self._count_valid(entries, first, last_offset, log_end)
+                kept = entries[:count]
+                # Of several entries in a slot the last assignment stays: the newest.
+                slots[kept["key_hash"] % self.slot_count] = np.arange(first, first + count)
+                first += count
+                if count:
+                    last_offset = int(kept["log_offset"][-1])
+                    last_seconds = int(kept["seconds"][-1])
+                if count < len(entries):
+                    break
+            if first == 1 or self.begin_timestamp <= 0:
+                return False
+            self.next_entry = first
+            self.used_slots = int(np.count_nonzero(slots))
+            self.end_offset = last_offset
+            stored = store_time_of(last_offset)
+            # Within the second that the entry names; too late only makes a query look here.
+            approximate = self.begin_timestamp + last_seconds * 1000 + 999
+            self.end_timestamp = approximate if stored is None else stored
+            handle.zero(self.used_size, self.size - self.used_size)
+            handle.write(INDEX_HEADER_SIZE, slots.tobytes())
+            handle.write(0, INDEX_HEADER.pack(*self._header()))
+            self.dirty = False
+        finally:
+            handle.close()
+        return True
+
+    def _read_entries(self, handle: FileHandle, first: int) -> npt.NDArray[Any]:
+        import numpy as np
+
+        count = min(_CHUNK_ENTRIES, self.entry_count_max - first)
+        position = self._entries_start + first * INDEX_ENTRY_SIZE
+        return np.frombuffer(handle.read(position, count * INDEX_ENTRY_SIZE), index_entry_dtype())
+
+    def _count_valid(
+        self, entries: npt.NDArray[Any], first: int, offset_min: int, log_end: int
+    ) -> int:
+        """How many entries from the first on are sound."""
+        import numpy as np
+
+        offsets = entries["log_offset"].astype(np.int64)
+        numbers = np.arange(first, first + len(entries))
+        before = np.concatenate((np.array([offset_min]), offsets[:-1]))
+        unwritten = (
+            (offsets == 0)
+            & (entries["key_hash"] == 0)
+            & (entries["seconds"] == 0)
+            & (entries["previous"] == 0)
+            & (numbers >= self.next_entry)  # the header may know a key with hash 0 at offset 0
+        )
+        valid = (
+            (offsets >= before)
+            & (offsets < log_end)
+            & (entries["key_hash"] >= 0)
+            & (entries["seconds"] >= 0)
+            & (entries["previous"] < numbers)
+            & ~unwritten
+        )
+        return len(entries) if valid.all() else int(valid.argmin())

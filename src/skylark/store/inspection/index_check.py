@@ -1,0 +1,250 @@
+"""The index against the log: every key has its entry, every entry a record with that key.
+
+Both are in the order of the log. For each slice of the log the entries that there should be are
+worked out from the records (:class:`~skylark.store.inspection.record_texts.RecordTexts`) and
+compared with the next ones of the index, all at once; only where they differ, one by one.
+
+Holes are warnings even in a store that was closed in order: a query misses messages, but none is
+lost, and Apache's broker makes such holes itself when it deletes the newest index file after a
+crash and replays less than that file held. Repeated entries are notes, because Java makes them when
+a replay comes to the last record of the index once more.
+
+A store of ours whose index was behind when it was closed says so in ``index/behind``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from skylark.store.errors import StoreFileError
+from skylark.store.file_system import FileSystem
+from skylark.store.index import BEHIND_NAME, BEHIND_SIZE_MAX
+from skylark.store.index_file import SECONDS_MAX
+from skylark.store.inspection.findings import (
+    Findings,
+    Severity,
+    Trouble,
+    entries_text,
+    plural,
+    runs,
+)
+from skylark.store.inspection.index_walk import CHUNK_ENTRIES, IndexWalk
+from skylark.store.inspection.record_texts import RecordTexts
+from skylark.store.inspection.survey import INDEX_DIRECTORY, State, Survey
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+_NEVER: Final = 1 << 62
+_REPEATED, _BEHIND, _NOWHERE = range(3)  # what an entry can be that no record has asked for
+
+
+class _Times(msgspec.Struct):
+    """Store times of the records of a file, as far as its entries were right."""
+
+    first: int = 0
+    last: int = 0
+    last_number: int = 0  # of the entry
+
+
+class IndexChecks:
+    """Compares the index of a store with the records of its log."""
+
+    def __init__(self, files: FileSystem, survey: Survey, findings: Findings, log_min: int) -> None:
+        self._survey = survey
+        self._findings = findings
+        self._log_min = log_min
+        self._directory = survey.root / INDEX_DIRECTORY
+        self._behind_from = _behind_from(files, self._directory)
+        self._walk: IndexWalk | None = None
+        if survey.index_files and survey.index_shape is None:
+            text = "nothing tells how many slots these files have; give maxHashSlotNum"
+            findings.add(Severity.NOTE, "index.shape", survey.index_files[0], 0, text)
+        elif survey.index_shape is not None:
+            self._walk = IndexWalk(files, survey.index_files, survey.index_shape, findings)
+        self._last_offset = -1  # log offset of the last record that had its entries
+        self._repeated = 0
+        self._missing: tuple[int, int, int] | None = None  # first and last record, how many
+        self._times: dict[int, _Times] = {}  # by file
+
+    @property
+    def entry_count(self) -> int:
+        """Entries that were looked at."""
+        return 0 if self._walk is None else self._walk.passed_count
+
+    def add(self, texts: RecordTexts) -> None:
+        """Compare the keys of a slice; slices come in the order of the log."""
+        walk = self._walk
+        if walk is None:
+            return
+        self._pass_expired(walk)
+        rows, hashes = texts.key_hashes()
+        offsets = texts.columns.log_offset[rows]
+        times = texts.columns.store_timestamp[rows]
+        known = offsets < self._behind_from
+        if not known.all():
+            offsets, times, hashes = offsets[known], times[known], hashes[known]
+        if not len(offsets):
+            return
+        entries = walk.peek(len(offsets))
+        if (
+            len(entries) == len(offsets)
+            and (entries["log_offset"] == offsets).all()
+            and (entries["key_hash"] == hashes).all()
+        ):
+            self._accept(walk, entries, times)
+        else:
+            self._compare_one_by_one(walk, offsets, hashes, times)
+
+    def _pass_expired(self, walk: IndexWalk) -> None:
+        import numpy as np
+
+        while len(entries := walk.peek(CHUNK_ENTRIES)) and entries["log_offset"][0] < self._log_min:
+            expired = int(np.searchsorted(entries["log_offset"], self._log_min))
+            walk.advance(max(1, expired))
+
+    def _accept(self, walk: IndexWalk, entries: npt.NDArray[Any], times: Int64s) -> None:
+        """Pass entries with the right keys, and look at their times."""
+        import numpy as np
+
+        files = entries["file"]
+        for file in np.unique(files).tolist():
+            rows = np.flatnonzero(files == file)
+            begin = walk.pages[file].begin_timestamp
+            seconds = np.clip((times[rows] - begin) // 1000, 0, SECONDS_MAX) if begin > 0 else 0
+            # The first entry of a file may still count from the end of the file before.
+            wrong = (entries["seconds"][rows] != seconds) & (entries["number"][rows] > 1)
+            if wrong.any():
+                entry = entries[rows[wrong.argmax()]]
+                count = int(np.count_nonzero(wrong))
+                text = f"entry {entry['number']} has the wrong time, one of {count} here"
+                self._findings.add(Trouble.WRONG, "index.time", *walk.place(entry), text)
+            seen = self._times.setdefault(file, _Times())
+            if entries["number"][rows[0]] == 1:
+                seen.first = int(times[rows[0]])
+            seen.last, seen.last_number = int(times[rows[-1]]), int(entries["number"][rows[-1]])
+        self._last_offset = int(entries["log_offset"][-1])
+        walk.advance(len(entries))
+
+    # ---- where index and log differ --------------------------------------------------------------
+
+    def _compare_one_by_one(
+        self, walk: IndexWalk, offsets: Int64s, hashes: Int64s, times: Int64s
+    ) -> None:
+        import numpy as np
+
+        bounds = (np.flatnonzero(np.diff(offsets)) + 1).tolist()
+        for first, last in zip([0, *bounds], [*bounds, len(offsets)], strict=True):
+            log_offset = int(offsets[first])
+            self._pass_extra(walk, log_offset)
+            entries = walk.peek(last - first)
+            entries = entries[entries["log_offset"] == log_offset]
+            if not len(entries):
+                self._miss(log_offset)
+                continue
+            self._tell_missing(Severity.WARNING)
+            if not np.array_equal(entries["key_hash"], hashes[first:last]):
+                text = f"the entries of the record at {log_offset} are not those of its keys"
+                place = walk.place(entries[0])
+                self._findings.add(Trouble.WRONG, "index.wrong", *place, text)
+                self._last_offset = log_offset
+                walk.advance(len(entries))
+            else:
+                self._accept(walk, entries, times[first:last])
+
+    def _pass_extra(self, walk: IndexWalk, log_offset: int) -> None:
+        """Pass entries before a record: they repeat the last one, or lead nowhere."""
+        import numpy as np
+
+        while len(entries := walk.peek(CHUNK_ENTRIES)):
+            before = entries["log_offset"] < log_offset
+            count = len(entries) if before.all() else int(before.argmin())
+            self._tell_extra(walk, entries[:count], np.full(count, _NOWHERE))
+            walk.advance(count)
+            if count < len(entries):
+                return
+
+    def _tell_extra(
+        self, walk: IndexWalk, entries: npt.NDArray[Any], kinds: npt.NDArray[Any], log_end: int = 0
+    ) -> None:
+        """Tell of entries that no record has asked for, in runs."""
+        kinds[entries["log_offset"] == self._last_offset] = _REPEATED
+        for start, stop in runs(kinds + 10 * entries["file"]):
+            if kinds[start] == _REPEATED:
+                self._repeated += stop - start
+                continue
+            verb = "leads" if stop - start == 1 else "lead"
+            text = f"{entries_text(entries['number'][start], stop - start)} {verb} to "
+            text += f"{entries['log_offset'][start]}, "
+            if kinds[start] == _BEHIND:
+                trouble = Trouble.AHEAD_OR_BEHIND
+                text += f"behind the end of the log at {log_end}"
+            else:
+                trouble = Trouble.WRONG
+                text += "where no sound record with a key begins"
+            self._findings.add(trouble, "index.extra", *walk.place(entries[start]), text)
+
+    def _miss(self, log_offset: int) -> None:
+        first, _, count = self._missing or (log_offset, 0, 0)
+        self._missing = (first, log_offset, count + 1)
+
+    def _tell_missing(self, severity: Severity) -> None:
+        """Tell of neighbouring records without entries, now that they end."""
+        if self._missing is None:
+            return
+        first, last, count = self._missing
+        self._missing = None
+        text = f"the keys of {plural(count, 'record')} from {first} to {last} are missing"
+        self._findings.add(severity, "index.missing", self._directory, first, text)
+
+    # ---- end -------------------------------------------------------------------------------------
+
+    def finish(self, log_end: int) -> None:
+        """Look at what is left, now that the whole log was read."""
+        import numpy as np
+
+        walk = self._walk
+        if walk is None:
+            return
+        self._pass_expired(walk)
+        in_use = self._survey.state is State.IN_USE
+        self._tell_missing(Severity.NOTE if in_use else Severity.WARNING)
+        while len(entries := walk.peek(CHUNK_ENTRIES)):
+            kinds = np.where(entries["log_offset"] >= log_end, _BEHIND, _NOWHERE)
+            self._tell_extra(walk, entries, kinds, log_end)
+            walk.advance(len(entries))
+        if self._repeated:
+            text = f"{plural(self._repeated, 'entry')} of the index repeat others"
+            self._findings.add(Severity.NOTE, "index.repeated", self._directory, 0, text)
+        if self._behind_from != _NEVER:
+            text = f"the index is behind from {self._behind_from} on: the next start completes it"
+            path = self._directory / BEHIND_NAME
+            self._findings.add(Severity.NOTE, "index.behind", path, 0, text)
+        self._compare_times(walk)
+        walk.close()
+
+    def _compare_times(self, walk: IndexWalk) -> None:
+        """The times in the header are those of the first and the last entry."""
+        for file, seen in self._times.items():
+            page = walk.pages[file]
+            if seen.first and page.begin_timestamp != seen.first:
+                text = f"the header begins at {page.begin_timestamp} ms instead of {seen.first}"
+                self._findings.add(Trouble.WRONG, "index.header", page.path, 0, text)
+            if seen.last_number == page.entry_count and page.end_timestamp != seen.last:
+                text = f"the header ends at {page.end_timestamp} ms instead of {seen.last}"
+                self._findings.add(Trouble.WRONG, "index.header", page.path, 8, text)
+
+
+def _behind_from(files: FileSystem, directory: Path) -> int:
+    """The record from which on the index is known to be incomplete."""
+    try:
+        text = files.read_file(directory / BEHIND_NAME, size_max=BEHIND_SIZE_MAX)
+    except StoreFileError:
+        return _NEVER
+    return int(text) if text.isdigit() else 0

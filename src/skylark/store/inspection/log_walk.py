@@ -1,0 +1,231 @@
+"""A log file read from its first byte to its last, past whatever is broken in it.
+
+Recovery (:class:`skylark.store.replay.LogScan`) reads the log up to the first thing that is no
+record, because that is where the log ends. Whoever checks or dumps a log wants to know what comes
+after, and whether it was the end at all. So :func:`walk` tells everything that it meets::
+
+    RecordColumns   the records of a slice
+    Hole            bytes that are no record, up to the next sound record or the end of the file
+    Blank           the record that closes the file
+
+Behind a hole it looks for the magic codes; what follows is taken for a record only if it says by
+itself that it stands there, has parts that add up, and a body that matches its checksum.
+
+Memory: one slice, or one record if that is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from skylark.store.file_system import FileHandle, FileSystem
+from skylark.store.inspection.survey import LogFile
+from skylark.wire.layout import (
+    BLANK_RECORD,
+    BLANK_SIZE_MIN,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEAD_SIZE,
+    RECORD_HEADS,
+    RECORD_SIZE_MIN,
+)
+from skylark.wire.message import RecordError, RecordFault, Verify, decode_record
+from skylark.wire.scan import RecordColumns, scan_records
+
+SLICE_SIZE: Final = 4 << 20
+
+_MAGICS: Final = tuple(
+    magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+)
+_MAGIC_POSITION: Final = 4
+_LOG_OFFSET_FIELD: Final = 6  # PHYSICALOFFSET in a head of any kind
+
+
+class Hole(NamedTuple):
+    """Bytes that are no record."""
+
+    log_offset: int
+    fault: RecordFault | None  # None: the file is used up to its last byte and has no blank
+    resume: int | None  # log offset of the next sound record or blank of the file
+    dirty_end: int  # log offset behind the last byte, up to there, that is not zero
+
+
+class Blank(NamedTuple):
+    """The end of a file; ``is_whole``: its size is that of the rest of the file."""
+
+    log_offset: int
+    is_whole: bool
+
+
+Step: TypeAlias = RecordColumns | Hole | Blank
+
+
+def walk(
+    files: FileSystem,
+    file: LogFile,
+    *,
+    verify: Verify | None = Verify.BODY,
+    slice_size: int = SLICE_SIZE,
+) -> Iterator[Step]:
+    """Everything in a log file, in order; raises StoreFileError if it cannot be read."""
+    handle = files.open_file(file.path, writable=False)
+    try:
+        yield from _Walk(handle, file, verify, max(slice_size, RECORD_SIZE_MIN)).steps()
+    finally:
+        handle.close()
+
+
+def begins_with_record(files: FileSystem, file: LogFile) -> bool:
+    """Whether the first bytes of a file are a sound record or a blank."""
+    handle = files.open_file(file.path, writable=False)
+    try:
+        return _Walk(handle, file, Verify.BODY, SLICE_SIZE).is_sound(0)
+    finally:
+        handle.close()
+
+
+class _Walk:
+    """Positions are bytes from the beginning of the file."""
+
+    def __init__(
+        self, handle: FileHandle, file: LogFile, verify: Verify | None, slice_size: int
+    ) -> None:
+        self._handle = handle
+        self._file = file
+        self._start = file.start_offset
+        self._size = handle.size
+        self._verify = verify
+        self._slice_size = slice_size
+
+    def steps(self) -> Iterator[Step]:
+        position = needed = 0
+        while position < self._size:
+            content = self._handle.read(position, max(self._slice_size, needed))
+            columns = self._scan(position, content, len(content))
+            if columns.blank_count:
+                columns = self._scan(position, content, _first_blank(columns))
+            if len(columns):
+                yield columns
+            stop, position = columns.end_position, position + columns.end_position
+            needed = 0
+            if stop == len(content) > 0:
+                continue
+            needed = self._needed(position, content[stop : stop + RECORD_HEAD_SIZE])
+            if len(content) - stop < needed <= self._size - position:
+                continue  # a slice that begins here has it
+            blank = self._blank(position)
+            if blank is not None:
+                yield blank
+                return
+            hole = self._hole(position)
+            yield hole
+            if hole.resume is None:
+                return
+            position, needed = hole.resume - self._start, 0
+        end = self._start + self._size
+        yield Hole(end, None, None, end)
+
+    def _scan(self, position: int, content: bytes, end: int) -> RecordColumns:
+        log_start = self._start + position
+        return scan_records(content, 0, end, verify=self._verify, log_start=log_start, strict=False)
+
+    def _needed(self, position: int, head: bytes) -> int:
+        """How many bytes would have to be read to decide about what stands here."""
+        if len(head) < RECORD_HEAD_SIZE:
+            return min(RECORD_HEAD_SIZE, self._size - position)
+        fields = RECORD_HEADS[0].unpack(head)
+        in_place = fields[_LOG_OFFSET_FIELD] == self._start + position
+        is_record = fields[1] in (MAGIC_V1, MAGIC_V2) and in_place
+        return int(fields[0]) if is_record else 0  # garbage is not followed far
+
+    def _blank(self, position: int) -> Blank | None:
+        content = self._handle.read(position, BLANK_SIZE_MIN)
+        if len(content) < BLANK_SIZE_MIN:
+            return None
+        total_size, magic = BLANK_RECORD.unpack(content)
+        if magic != MAGIC_BLANK:
+            return None
+        return Blank(self._start + position, position + total_size == self._size)
+
+    # ---- holes -----------------------------------------------------------------------------------
+
+    def _hole(self, position: int) -> Hole:
+        """What is wrong at a position, and where records go on."""
+        fault, size = self._fault(position)
+        dirty_end, found = position, None
+        if fault in (RecordFault.BAD_BODY_CRC, RecordFault.BAD_PROPERTY_CRC):
+            dirty_end = position + size
+            if self.is_sound(dirty_end):
+                found = dirty_end
+        start = position
+        while found is None and start < self._size:
+            content = self._handle.read(start, self._slice_size + RECORD_HEAD_SIZE)
+            found = self._find(start, content, max(position + 1, start))
+            used = content if found is None else content[: found - start]
+            dirty = len(used.rstrip(b"\0"))
+            if dirty:
+                dirty_end = max(dirty_end, start + dirty)
+            start += self._slice_size
+        return Hole(
+            self._start + position,
+            fault,
+            None if found is None else self._start + found,
+            self._start + dirty_end,
+        )
+
+    def _fault(self, position: int) -> tuple[RecordFault, int]:
+        """The fault, and the size of the record if its structure is sound."""
+        content = self._handle.read(position, RECORD_HEAD_SIZE)
+        size = self._needed(position, content)
+        if not RECORD_SIZE_MIN <= size <= self._size - position:
+            size = RECORD_SIZE_MIN
+        content = self._handle.read(position, size)
+        log_start = self._start + position
+        try:
+            decode_record(content, verify=self._verify, log_start=log_start)
+        except RecordError as error:
+            return error.fault, size
+        return RecordFault.TORN, size  # it came while we were looking
+
+    def _find(self, start: int, content: bytes, first: int) -> int | None:
+        """The first sound record or blank that begins in these bytes, from ``first`` on."""
+        after = first - start + _MAGIC_POSITION
+        while True:
+            found = [content.find(magic, after) for magic in _MAGICS]
+            nearest = min((at for at in found if at >= 0), default=None)
+            if nearest is None:
+                return None
+            position = start + nearest - _MAGIC_POSITION
+            if self.is_sound(position):
+                return position
+            after = nearest + 1
+
+    def is_sound(self, position: int) -> bool:
+        """Whether a record or a blank begins here that is what it should be."""
+        blank = self._blank(position)
+        if blank is not None:
+            return blank.is_whole
+        head = self._handle.read(position, RECORD_HEAD_SIZE)
+        if len(head) < RECORD_HEAD_SIZE:
+            return False
+        size = self._needed(position, head)
+        if not RECORD_SIZE_MIN <= size <= self._size - position:
+            return False
+        content = self._handle.read(position, size)
+        try:
+            decode_record(content, verify=self._verify, log_start=self._start + position)
+        except RecordError:
+            return False
+        return True
+
+
+def _first_blank(columns: RecordColumns) -> int:
+    """Position of the first of the blanks that a scan has passed over."""
+    position = 0
+    for start, size in zip(columns.position.tolist(), columns.total_size.tolist(), strict=True):
+        if start != position:
+            break
+        position = start + size
+    return int(position)

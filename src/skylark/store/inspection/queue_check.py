@@ -1,0 +1,337 @@
+"""One queue against the log: every message has its entry, and every entry its message.
+
+The records of a queue come here slice by slice, in the order of the log; the entries at their queue
+offsets are read and compared: the right record, its size, its tags code. What is kept is a few
+numbers, so that memory does not depend on how many messages there are. When the log is at its end,
+two pieces of the queue are left:
+
+* entries before the first message that the log has: their records have expired, so they lead to
+  places before the log, or are pre-blank;
+* entries behind the last message: there should be none.
+
+**Topics that were deleted.** The log keeps the records of a deleted topic until they expire, and a
+topic that is made again numbers its messages from 0. So a record whose entry is missing, or leads
+to a later record, is no finding yet: if the numbering begins anew further on, or the broker's table
+does not know the topic, all is well, and a note says so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from skylark.store.consume_queue import PRE_BLANK_SIZE
+from skylark.store.inspection.findings import (
+    Findings,
+    Severity,
+    Trouble,
+    entries_text,
+    plural,
+    runs,
+)
+from skylark.store.inspection.queue_reader import CHUNK_ENTRIES, QueueReader
+from skylark.store.inspection.record_texts import RecordTexts
+from skylark.store.inspection.survey import QueueDirectory
+from skylark.store.reput import inner_batch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+_RANGES_MAX: Final = 16  # of one queue that are told one by one
+_EVERYWHERE: Final = 1 << 62  # behind every record
+_FIELDS: Final = ("log offset", "size", "tags code")
+_BATCH_FIELDS: Final = (*_FIELDS, "store time", "queue offset", "number of messages")
+
+_SOUND, _ABSENT, _NEWER, _WRONG = range(4)  # what an entry can be, seen from its record
+_EXPIRED, _BEHIND, _NOWHERE = range(3)  # where an entry can lead that no record has asked for
+
+
+class QueueCheck(ABC):
+    """What both kinds of queues have in common."""
+
+    def __init__(
+        self, queue: QueueDirectory, reader: QueueReader, findings: Findings, log_min: int
+    ) -> None:
+        self._queue = queue
+        self._reader = reader
+        self._findings = findings
+        self._log_min = log_min
+        #: Entries that were looked at.
+        self.entry_count = 0
+
+    @abstractmethod
+    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+        """Compare records of this queue, in the order of the log."""
+
+    @abstractmethod
+    def finish(self, log_end: int, *, deleted: bool = False) -> None:
+        """Look at the rest; ``deleted``: the broker does not know the topic any more."""
+
+    def _tell(self, severity: Severity | Trouble, kind: str, index: int, text: str) -> None:
+        """A finding at an entry."""
+        queue = self._queue
+        path, position = queue.path, index * queue.entry_size
+        start = position - position % queue.file_size
+        if start in queue.starts:
+            path, position = path / f"{start:020d}", position - start
+        self._findings.add(severity, kind, path, position, text)
+
+    def _tell_order(self, index: int, log_offset: int, queue_offset: int, wanted: int) -> None:
+        text = (
+            f"the record at {log_offset} has the queue offset {queue_offset}, and {wanted} "
+            "comes next"
+        )
+        self._tell(Trouble.WRONG, "queue.order", index, text)
+
+    def _tell_wrong(
+        self,
+        index: int,
+        count: int,
+        names: Iterable[str],
+        entry: Iterable[int],
+        wanted: Iterable[int],
+    ) -> None:
+        """Tell how an entry differs from what it should be, if it does."""
+        differ = [
+            f"{name} {actual} instead of {right}"
+            for name, actual, right in zip(names, entry, wanted, strict=False)
+            if actual != right
+        ]
+        if differ:
+            verb = "has" if count == 1 else "are wrong, the first has"
+            text = f"{entries_text(index, count)} {verb} {', '.join(differ)}"
+            self._tell(Trouble.WRONG, "queue.wrong", index, text)
+
+    def _tell_unasked(self, first: int, end: int | None, log_end: int) -> None:
+        """Tell of entries that no record has asked for; expired ones are as they should be."""
+        import numpy as np
+
+        for index, entries in self._reader.used(self._queue, first, end):
+            self.entry_count += len(entries)
+            offsets = entries["log_offset"].astype(np.int64)
+            blank = (offsets == 0) & (entries["total_size"] == PRE_BLANK_SIZE)
+            expired = blank | ((offsets >= 0) & (offsets < self._log_min))
+            kinds = np.where(offsets >= log_end, _BEHIND, _NOWHERE)
+            kinds[expired] = _EXPIRED
+            for start, stop in runs(kinds):
+                kind, count = int(kinds[start]), stop - start
+                if kind != _EXPIRED:
+                    self._tell_extra(kind, index + start, count, int(offsets[start]), log_end)
+
+    def _tell_extra(self, kind: int, index: int, count: int, log_offset: int, log_end: int) -> None:
+        verb = "leads" if count == 1 else "lead"
+        text = f"{entries_text(index, count)} {verb} to {log_offset}, "
+        if kind == _BEHIND:
+            text += f"behind the end of the log at {log_end}"
+            self._tell(Trouble.AHEAD_OR_BEHIND, "queue.extra", index, text)
+        else:
+            text += "where no sound record of this queue begins"
+            self._tell(Trouble.WRONG, "queue.extra", index, text)
+
+
+class _Range(NamedTuple):
+    """Neighbouring records whose entries are not there, or belong to later records."""
+
+    kind: int
+    queue_offset: int
+    length: int
+    log_offset: int
+
+
+class PlainCheck(QueueCheck):
+    """A consume queue: the entry of a message is the one at its queue offset."""
+
+    def __init__(
+        self, queue: QueueDirectory, reader: QueueReader, findings: Findings, log_min: int
+    ) -> None:
+        super().__init__(queue, reader, findings, log_min)
+        self._first_offset: int | None = None  # of the first message that the log has
+        self._next_offset = 0  # that the next message should have
+        self._pending: list[_Range] = []
+        self._pending_more = 0  # records beyond those
+        self._abandoned = 0  # records from before the queue began anew
+        self._anew_at = 0  # log offset of the record with which it last did
+
+    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+        import numpy as np
+
+        columns = texts.columns
+        offsets = columns.queue_offset[rows]
+        bounds = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+        for first, last in zip([0, *bounds], [*bounds, len(rows)], strict=True):
+            run = rows[first:last]
+            start, log_offset = int(offsets[first]), int(columns.log_offset[run[0]])
+            if self._has_place(start, log_offset):
+                codes = texts.tags_codes[run]
+                self._compare(start, columns.log_offset[run], columns.total_size[run], codes)
+                self._next_offset = start + len(run)
+
+    def _has_place(self, queue_offset: int, log_offset: int) -> bool:
+        """Whether a message has a place in the queue; tells if it is not the next one."""
+        if queue_offset < 0:
+            self._tell_order(0, log_offset, queue_offset, self._next_offset)
+            return False
+        if self._first_offset is None:
+            self._first_offset = queue_offset
+        elif queue_offset == 0:
+            self._begin_anew(log_offset)
+        elif queue_offset != self._next_offset:
+            self._tell_order(self._next_offset, log_offset, queue_offset, self._next_offset)
+            if queue_offset < self._next_offset:
+                return False
+            end = min(queue_offset, self._next_offset + CHUNK_ENTRIES)
+            self._tell_unasked(self._next_offset, end, _EVERYWHERE)
+        return True
+
+    def _begin_anew(self, log_offset: int) -> None:
+        self._abandoned += self._pending_count
+        self._pending.clear()
+        self._pending_more = 0
+        self._first_offset = 0
+        self._anew_at = log_offset
+
+    @property
+    def _pending_count(self) -> int:
+        return sum(pending.length for pending in self._pending) + self._pending_more
+
+    def _compare(self, first: int, offsets: Int64s, sizes: Int64s, codes: Int64s) -> None:
+        import numpy as np
+
+        entries = self._reader.read(self._queue, first, len(offsets))
+        count = len(entries)
+        self.entry_count += count
+        same = (
+            (entries["log_offset"] == offsets[:count])
+            & (entries["total_size"] == sizes[:count])
+            & (entries["tags_code"] == codes[:count])
+        )
+        if count == len(offsets) and same.all():
+            return
+        kinds = np.full(len(offsets), _ABSENT)
+        kinds[:count] = np.where(entries["log_offset"] > offsets[:count], _NEWER, _WRONG)
+        kinds[:count][entries["total_size"] <= 0] = _ABSENT
+        kinds[:count][same] = _SOUND
+        for start, stop in runs(kinds):
+            kind = int(kinds[start])
+            if kind == _WRONG:
+                wanted = (int(offsets[start]), int(sizes[start]), int(codes[start]))
+                entry = entries[start].tolist()
+                self._tell_wrong(first + start, stop - start, _FIELDS, entry, wanted)
+            elif kind != _SOUND:
+                self._wait(_Range(kind, first + start, stop - start, int(offsets[start])))
+
+    def _wait(self, pending: _Range) -> None:
+        """Keep in mind that records lack their entries: it may turn out to be right."""
+        last = self._pending[-1] if self._pending else None
+        if last and (last.kind, last.queue_offset + last.length) == pending[:2]:
+            self._pending[-1] = last._replace(length=last.length + pending.length)
+        elif len(self._pending) < _RANGES_MAX:
+            self._pending.append(pending)
+        else:
+            self._pending_more += pending.length
+
+    def finish(self, log_end: int, *, deleted: bool = False) -> None:
+        if deleted:
+            text = f"the topic was deleted, and the log has {_records(self._pending_count)} of it"
+            self._tell(Severity.NOTE, "queue.deleted", 0, text)
+            return
+        if self._abandoned:
+            text = (
+                f"the queue began anew with the record at {self._anew_at}, as when a topic is "
+                f"deleted and made again: {_records(self._abandoned)} before it without entries"
+            )
+            self._tell(Severity.NOTE, "queue.deleted", 0, text)
+        self._tell_unasked(self._queue.first_index, self._first_offset, log_end)
+        if self._first_offset is not None:
+            self._tell_unasked(self._next_offset, None, log_end)
+        self._tell_pending()
+
+    def _tell_pending(self) -> None:
+        for kind, queue_offset, count, log_offset in self._pending:
+            what = entries_text(queue_offset, count)
+            if kind == _ABSENT:
+                is_last = queue_offset + count == self._next_offset
+                trouble = Trouble.AHEAD_OR_BEHIND if is_last else Trouble.WRONG
+                text = f"{what} missing, beginning with that of the record at {log_offset}"
+                self._tell(trouble, "queue.missing", queue_offset, text)
+            else:
+                verb = "leads" if count == 1 else "lead"
+                text = f"{what} {verb} to later records, and not to {log_offset} and behind it"
+                self._tell(Trouble.WRONG, "queue.wrong", queue_offset, text)
+        if self._pending_more:
+            text = f"further {_records(self._pending_more)} without entries of their own"
+            self._tell(Trouble.WRONG, "queue.missing", self._next_offset, text)
+
+
+class BatchCheck(QueueCheck):
+    """A queue of inner batches: entries follow each other as their records do in the log."""
+
+    def __init__(
+        self, queue: QueueDirectory, reader: QueueReader, findings: Findings, log_min: int
+    ) -> None:
+        super().__init__(queue, reader, findings, log_min)
+        self._index = queue.first_index  # of the next entry
+        self._next_offset: int | None = None  # that the next message should have
+        self._missing_count = 0
+        self._missing_at = 0  # log offset of the first record without entry
+
+    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+        """As for a plain queue; a record that is no inner batch has no entry."""
+        columns = texts.columns
+        for row in rows.tolist():
+            inner = inner_batch(texts.properties(row))
+            if inner is None:
+                continue
+            log_offset, next_offset = int(columns.log_offset[row]), self._next_offset
+            if next_offset is not None and next_offset != inner.queue_offset:
+                self._tell_order(self._index, log_offset, inner.queue_offset, next_offset)
+            self._next_offset = inner.queue_offset + inner.message_count
+            self._compare(
+                (
+                    log_offset,
+                    int(columns.total_size[row]),
+                    int(texts.tags_codes[row]),
+                    int(columns.store_timestamp[row]),
+                    *inner,
+                )
+            )
+
+    def _compare(self, wanted: tuple[int, ...]) -> None:
+        log_offset = wanted[0]
+        entry = self._entry()
+        while entry is not None and entry[0] < log_offset:
+            self._tell_unasked(self._index, self._index + 1, _EVERYWHERE)
+            self._index += 1
+            entry = self._entry()
+        if entry is None or entry[0] > log_offset:
+            if not self._missing_count:
+                self._missing_at = log_offset
+            self._missing_count += 1
+            return
+        self._tell_wrong(self._index, 1, _BATCH_FIELDS, entry, wanted)
+        self._index += 1
+        self.entry_count += 1
+
+    def _entry(self) -> list[int] | None:
+        """The next entry, if there is one."""
+        for entry in self._reader.read(self._queue, self._index, 1).tolist():
+            return list(entry) if entry[1] > 0 else None
+        return None
+
+    def finish(self, log_end: int, *, deleted: bool = False) -> None:
+        if deleted:
+            text = f"the topic was deleted, and the log has {_records(self._missing_count)} of it"
+            self._tell(Severity.NOTE, "queue.deleted", 0, text)
+            return
+        if self._missing_count:
+            text = f"{_records(self._missing_count)} without entry, the first at {self._missing_at}"
+            self._tell(Trouble.AHEAD_OR_BEHIND, "queue.missing", self._index, text)
+        self._tell_unasked(self._index, None, log_end)
+
+
+def _records(count: int) -> str:
+    return plural(count, "record")

@@ -1,0 +1,265 @@
+"""One file of a log: the bytes, three positions, and who is reading.
+
+::
+
+    0            flushed        committed        wrote          prepared   allocated      size
+    |== on disk ====|== in the file ==|== in the pool ==|............|----------|  (hole)  |
+
+* ``wrote``: end of what was appended. ``committed``: end of what is in the file itself; it differs
+  from ``wrote`` only with the transient pool and is kept only then. ``flushed``: end of what a
+  completed sync covers. Readers see up to :attr:`MappedFile.readable`.
+* ``buffer``: where appends go, the mapping or the pooled memory. An append of ``size`` bytes is::
+
+      end = file.wrote + size
+      if end > file.prepared:
+          file.prepare(end)            # StoreFullError: nothing happened
+      pack_into(file.buffer, file.wrote, ...)
+      file.wrote = end
+
+  ``prepared`` lies somewhat before ``allocated``, the end of the blocks that really exist: reaching
+  it starts the allocation of the next piece while there is still room.
+
+A :class:`Lease` is a view of readable bytes. As long as one is out, the file is neither unmapped
+nor closed; a file that leaves (:mod:`skylark.store.mapped_files` decides) gives out no new ones.
+
+Files are opened when first needed and may be closed again when nobody reads them: a log of
+hundreds of files must not need hundreds of descriptors.
+
+Everything here runs in the owner's thread. Answers to Java's ``MappedFile``, ``DefaultMappedFile``
+and ``ReferenceResource``; a lease is a ``SelectMappedBufferResult``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from skylark.store.errors import StoreFileBusyError, StoreFileError
+from skylark.store.file_system import PAGE_SIZE, FileHandle
+
+NO_BYTES: Final = memoryview(b"")
+
+
+class RangeNotReadableError(StoreFileError):
+    """The range is not, or no longer, readable: never written, not committed, or deleted."""
+
+
+class Space(Protocol):
+    """Puts blocks under the bytes about to be written."""
+
+    def prepare(self, file: MappedFile, end: int) -> None:
+        """Make ``[file.wrote, end)`` writable, or raise StoreFullError and change nothing."""
+
+
+class FileOwner(Protocol):
+    """What a file asks of the log it belongs to."""
+
+    def open_file(self, file: MappedFile) -> FileHandle:
+        """Open the file behind ``file``."""
+
+    def file_is_idle(self, file: MappedFile) -> None:
+        """The last lease of a leaving file came back."""
+
+
+class Lease:
+    """A view of readable bytes that keeps their file mapped until released."""
+
+    __slots__ = ("_file", "view")
+
+    def __init__(self, file: MappedFile, view: memoryview) -> None:
+        self._file: MappedFile | None = file
+        self.view = view
+
+    def release(self) -> None:
+        """Give the view back; again does nothing. The view is of no use afterwards."""
+        file = self._file
+        if file is None:
+            return
+        self._file = None
+        try:
+            self.view.release()
+        except BufferError:
+            # An array was made straight from it. The file then finds itself busy when it is to be
+            # closed, and is closed later.
+            self.view = NO_BYTES
+        file.return_lease()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class MappedFile:
+    """A file of fixed size at a fixed place in a log."""
+
+    __slots__ = (
+        "_handle",
+        "_leases",
+        "_map",
+        "_owner",
+        "_space",
+        "allocated",
+        "buffer",
+        "committed",
+        "flushed",
+        "last_store_timestamp",
+        "leaving",
+        "path",
+        "pooled",
+        "prepared",
+        "size",
+        "start_offset",
+        "wrote",
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        start_offset: int,
+        size: int,
+        *,
+        owner: FileOwner,
+        space: Space,
+        handle: FileHandle | None = None,
+    ) -> None:
+        """A file on disk, taken as full; or, with ``handle``, one just created and empty."""
+        self.path = path
+        self.start_offset = start_offset
+        self.size = size
+        self.wrote = self.committed = self.flushed = size if handle is None else 0
+        self.allocated = size if handle is None else handle.allocated_until
+        self.prepared = self.allocated
+        self.pooled: memoryview | None = None  # memory of the transient pool
+        self.buffer = NO_BYTES if handle is None else handle.buffer
+        self.last_store_timestamp = 0  # of the newest record, where known: the age of the file
+        self.leaving = False  # retired, or its store is closing: no new leases
+        self._owner = owner
+        self._space = space
+        self._handle = handle
+        self._map: memoryview | None = None
+        self._leases = 0
+
+    def __repr__(self) -> str:
+        return f"<MappedFile {self.path} wrote={self.wrote} of {self.size}>"
+
+    @property
+    def end_offset(self) -> int:
+        """Offset in the log of the first byte after this file."""
+        return self.start_offset + self.size
+
+    @property
+    def readable(self) -> int:
+        """End of what readers may see."""
+        return self.wrote if self.pooled is None else self.committed
+
+    @property
+    def leases(self) -> int:
+        """How many leases are out."""
+        return self._leases
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file holds descriptors."""
+        return self._handle is not None
+
+    @property
+    def handle(self) -> FileHandle:
+        """The open file; opens it if need be."""
+        if self._handle is None:
+            self._handle = self._owner.open_file(self)
+        return self._handle
+
+    # Writing
+
+    def prepare(self, end: int) -> None:
+        """Make room up to ``end``; for the append that reached :attr:`prepared`."""
+        self._space.prepare(self, end)
+
+    def use_pool(self, memory: memoryview) -> None:
+        """Take appends in ``memory`` from now on; of a file just created."""
+        assert self.wrote == 0
+        self.pooled = self.buffer = memory
+
+    def leave_pool(self) -> memoryview | None:
+        """Take appends in the mapping again; returns the memory, if there was any.
+
+        What was not committed is forgotten.
+        """
+        memory, self.pooled = self.pooled, None
+        if memory is not None:
+            self.wrote = self.committed
+            self.buffer = self.handle.buffer
+        return memory
+
+    def set_end(self, position: int) -> None:
+        """Let all positions be ``position``: what recovery found, or a truncation."""
+        self.wrote = self.committed = self.flushed = position
+        self.prepared = self.allocated = position  # what has blocks beyond is not known
+        self.buffer = self.handle.buffer
+
+    def is_worth(self, done: int, end: int, least_pages: int) -> bool:
+        """Java's rule for flush and commit from ``done`` to ``end``: enough pages, or a full file.
+
+        ``least_pages`` 0 asks for every byte.
+        """
+        if end <= done:
+            return False
+        if least_pages == 0 or end == self.size:
+            return True
+        return end // PAGE_SIZE - done // PAGE_SIZE >= least_pages
+
+    # Reading
+
+    def lease(self, position: int, size: int) -> Lease:
+        """A view of ``size`` bytes; raises RangeNotReadableError if they are not all readable."""
+        end = self.wrote if self.pooled is None else self.committed
+        if position < 0 or size < 0 or position + size > end or self.leaving:
+            raise RangeNotReadableError(
+                f"{size} bytes at {position} are not readable", path=self.path
+            )
+        view = self._map
+        if view is None:
+            view = self._map = self.handle.buffer
+        self._leases += 1
+        return Lease(self, view[position : position + size])
+
+    def return_lease(self) -> None:
+        """Count a lease as returned; called by the lease."""
+        self._leases -= 1
+        if self._leases == 0 and self.leaving:
+            self._owner.file_is_idle(self)
+
+    def read_into(self, position: int, buffer: memoryview | bytearray) -> int:
+        """Fill ``buffer`` from anywhere in the file without mapping it, for scans."""
+        return self.handle.read_into(position, buffer)
+
+    # Closing
+
+    def close(self) -> None:
+        """Give up mapping and descriptors; raises StoreFileBusyError while anybody reads.
+
+        The object stays good: the file is opened again when needed.
+        """
+        if self._leases:
+            raise StoreFileBusyError(f"{self._leases} leases are out", path=self.path)
+        handle = self._handle
+        if handle is None:
+            return
+        self._map = None
+        if self.pooled is None:
+            self.buffer = NO_BYTES
+        try:
+            handle.close()
+        except StoreFileBusyError:
+            if self.pooled is None:
+                self.buffer = handle.buffer  # a refused close has made a new view
+            raise
+        self._handle = None

@@ -1,0 +1,421 @@
+"""The message store: one object that composes the parts and decides nothing.
+
+::
+
+                    +-- Putter --> CommitLog --> MappedFiles --> FlushService, CommitService
+    MessageStore ---+                 |
+                    |              Dispatch --> ConsumeQueues, IndexService --> ViewFlush
+                    |                                                            |
+                    +-- Reader, Retention                                    Checkpoint
+
+Life of a store: :meth:`MessageStore.open` takes the lock and recovers (synchronously, with
+progress), :meth:`MessageStore.start` begins flushing and cleaning, :meth:`MessageStore.close`
+brings everything to disk and removes the mark of an unclean exit. That mark, ``abort``, is there
+from before the first put until after the last sync; whoever finds it recovers the hard way.
+
+One thread owns the store. It needs from its owner: a scheduler (timers), ``post`` (a way back from
+worker threads), and, optionally, a callback for messages that become readable. Several stores may
+live in one process; each has its own threads and files.
+
+Answers to Java's ``DefaultMessageStore``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Final, TypeAlias
+
+from skylark.core.errors import StoreError
+from skylark.store.allocator import Allocator, WarmUp
+from skylark.store.checkpoint import AbortFile, Checkpoint
+from skylark.store.commit_log import CommitLog
+from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.errors import StoreFileError
+from skylark.store.file_system import FileLock, FileSystem
+from skylark.store.files import OsFileSystem
+from skylark.store.flags import RunningFlags
+from skylark.store.flush import FlushService
+from skylark.store.index import IndexService
+from skylark.store.mapped_files import MappedFiles
+from skylark.store.put import Putter
+from skylark.store.reader import Reader
+from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
+from skylark.store.replay import IndexCatchUp, IsBatchTopic
+from skylark.store.reput import Dispatch, OnArrival, TagsCodes
+from skylark.store.results import PutResult, PutStatus, PutWaiter
+from skylark.store.retention import Retention
+from skylark.store.scheduling import Post, Scheduler
+from skylark.store.transient import CommitService, TransientPool
+from skylark.store.view_flush import ViewFlush
+from skylark.store.view_sync import ViewSync
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME: Final = "lock"
+INDEX_DIRECTORY: Final = "index"
+CATCH_UP_BYTES: Final = 256 << 10  # per turn of the owner: about a millisecond
+CATCH_UP_RETRY_S: Final = 1.0
+
+#: Makes an executor that does one thing at a time; the name is for its thread.
+MakeWorker: TypeAlias = Callable[[str], Executor]
+
+
+def worker_thread(name: str) -> Executor:
+    """A thread of its own for one kind of work."""
+    return ThreadPoolExecutor(1, thread_name_prefix=f"skylark-{name}")
+
+
+class MessageStore:
+    """Everything under one ``storePathRootDir``."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        store_host: bytes,
+        scheduler: Scheduler,
+        post: Post,
+        files: FileSystem | None = None,
+        on_arrival: OnArrival | None = None,
+        ram_size: int | None = None,
+        make_worker: MakeWorker = worker_thread,
+    ) -> None:
+        """``store_host`` is packed (see ``pack_host``): it goes into every record."""
+        self.config = config
+        self.flags = RunningFlags()
+        self._file_system = files or OsFileSystem()
+        self._scheduler = scheduler
+        self._post = post
+        self._synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # Readers see what is on disk with SYNC_FLUSH, what is committed with the pool, and
+        # otherwise what is appended.
+        self._waits_for_disk = self._synchronous and not config.read_un_committed
+        # A worker for each kind of waiting: a sync of the views never delays a sender's flush.
+        self._log_worker = make_worker("flush")
+        self._commit_worker = make_worker("commit")
+        self._space_worker = make_worker("space")
+        self._view_worker = make_worker("views")
+        self._pool = self._make_pool()
+        self.log = CommitLog(
+            self._make_log_files(),
+            scheduler,
+            store_host,
+            property_crc=config.enabled_append_prop_crc,
+        )
+        self._views = ViewSync(self._file_system)
+        self.queues = self._make_queues()
+        self.index = self._make_index()
+        self._tags_codes = TagsCodes(config.delay_levels_ms)
+        self.dispatch = Dispatch(
+            self.index,
+            self._tags_codes,
+            on_arrival=on_arrival,
+            after_flush=self._waits_for_disk or self._pool is not None,
+        )
+        self.checkpoint = Checkpoint(self._file_system, config.store_path_root_dir)
+        self._abort = AbortFile(self._file_system, config.store_path_root_dir)
+        self._putter = Putter(config, self.log, self.queues, self.dispatch, self.flags)
+        self.put = self._putter.put
+        self.put_batch = self._putter.put_batch
+        self.put_inner_batch = self._putter.put_inner_batch
+        self.reader = Reader(
+            config,
+            self.log,
+            self.queues,
+            self.index,
+            self.flags,
+            ram_size=ram_size or self._file_system.memory_size(),
+        )
+        self._flush: FlushService | None = None
+        self._commit: CommitService | None = None
+        self._view_flush: ViewFlush | None = None
+        self._catch_up: IndexCatchUp | None = None
+        #: Syncs of the log that failed; each was or will be repeated.
+        self.flush_errors = 0
+        self._lock: FileLock | None = None
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _make_pool(self) -> TransientPool | None:
+        config = self.config
+        if not config.transient_pool_in_use:
+            return None
+        return TransientPool(
+            config.transient_store_pool_size,
+            config.mapped_file_size_commit_log,
+            fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
+        )
+
+    def _make_log_files(self) -> MappedFiles:
+        config = self.config
+        warm_up = None
+        if config.warm_maped_file_enable:
+            pages = config.flush_least_pages_when_warm_maped_file
+            warm_up = WarmUp(sync_pages=pages if self._synchronous else 0)
+        allocator = Allocator(
+            self._file_system,
+            ahead=config.commit_log_allocate_ahead,
+            executor=self._space_worker,
+            post=self._post,
+            warm_up=warm_up,
+        )
+        return MappedFiles(
+            config.commit_log_path,
+            config.mapped_file_size_commit_log,
+            files=self._file_system,
+            allocator=allocator,
+            pool=self._pool,
+            random_access=not config.data_read_ahead_enable,
+            force_after_ms=config.destroy_maped_file_interval_forcibly,
+            open_files_max=config.commit_log_open_files_max,
+        )
+
+    def _make_queues(self) -> ConsumeQueues:
+        config = self.config
+        return ConsumeQueues(
+            self._file_system,
+            config.store_path_root_dir,
+            self._views,
+            queue_file_size=config.consume_queue_file_size,
+            batch_queue_file_size=config.mapper_file_size_batch_consume_queue,
+            open_files_max=config.consume_queue_open_files_max,
+            tail_size_max=config.consume_queue_tail_size_max,
+            recent_size=config.consume_queue_recent_size,
+        )
+
+    def _make_index(self) -> IndexService | None:
+        config = self.config
+        if not config.message_index_enable:
+            return None
+        return IndexService(
+            self._file_system,
+            config.store_path_root_dir / INDEX_DIRECTORY,
+            self._views,
+            self._scheduler,
+            slot_count=config.max_hash_slot_num,
+            entry_count_max=config.max_index_num,
+            open_files_max=config.index_open_files_max,
+        )
+
+    def _make_services(self) -> None:
+        """What flushes: made after recovery, because it begins where the log ends."""
+        config, files = self.config, self.log.files
+        self._flush = FlushService(
+            files,
+            config,
+            scheduler=self._scheduler,
+            executor=self._log_worker,
+            post=self._post,
+            on_flushed=self._on_flushed,
+            on_error=self._on_flush_error,
+        )
+        if self._pool is not None:
+            self._commit = CommitService(
+                files,
+                config,
+                scheduler=self._scheduler,
+                executor=self._commit_worker,
+                post=self._post,
+                on_committed=self._on_committed,
+            )
+        self._view_flush = ViewFlush(
+            config,
+            self.log,
+            self.queues,
+            self.index,
+            self.dispatch,
+            self._views,
+            self.checkpoint,
+            self.flags,
+            scheduler=self._scheduler,
+            executor=self._view_worker,
+            post=self._post,
+        )
+        self.retention = Retention(
+            config,
+            self._file_system,
+            self.log,
+            self.queues,
+            self.index,
+            self.flags,
+            store_time_of=self.reader.store_time_of,
+            scheduler=self._scheduler,
+            views_until=lambda: self.checkpoint.logics_physical_offset,
+        )
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        *,
+        progress: Progress | None = None,
+        is_batch_topic: IsBatchTopic | None = None,
+        index_later: bool = True,
+    ) -> RecoveryReport:
+        """Take the directory, and recover what is in it.
+
+        Raises StoreLockedError if another store has it, CorruptLogError if the log cannot be what
+        it should be; then nothing was deleted.
+        """
+        root = self.config.store_path_root_dir
+        self._file_system.make_directories(root, durable=True)
+        self._lock = self._file_system.lock(root / LOCK_NAME)
+        parts = StoreParts(
+            files=self._file_system,
+            config=self.config,
+            log=self.log.files,
+            queues=self.queues,
+            index=self.index,
+            tags_codes=self._tags_codes,
+            checkpoint=self.checkpoint,
+            abort=self._abort,
+            time=self._scheduler,
+        )
+        try:
+            report = recover(
+                parts,
+                process_id=os.getpid(),
+                is_batch_topic=is_batch_topic,
+                progress=progress,
+                index_later=index_later,
+            )
+        except BaseException:
+            self._close_files()
+            self._release()
+            raise
+        self.log.files.last.last_store_timestamp = report.last_store_timestamp
+        self.dispatch.resume(report.log_end, report.last_store_timestamp)
+        self._make_services()
+        return report
+
+    def start(self) -> None:
+        """Flush, catch up and clean from now on."""
+        assert self._flush is not None, "open() comes first"
+        assert self._view_flush is not None
+        self._flush.start()
+        if self._commit is not None:
+            self._commit.start()
+        self._view_flush.start()
+        self.retention.start()
+        if self.index is not None and self.index.behind_from is not None:
+            self._catch_up = IndexCatchUp(
+                self.log.files, self.index, lambda: self.dispatch.dispatched_until
+            )
+            self._post(self._step_catch_up)
+
+    def close(self) -> None:
+        """Bring everything to disk and let go of the directory.
+
+        After an error (raised at the end) the mark of an unclean exit stays, and the next start
+        recovers. Leases that are out keep their files mapped until they are returned.
+        """
+        self._putter.shut_down()
+        self.reader.shut_down = True
+        self._catch_up = None
+        problems: list[StoreError] = []
+        if self._view_flush is not None and self._flush is not None:
+            self.retention.stop()
+            if self._commit is not None:
+                _try(self._commit.stop, problems)
+            _try(self._flush.stop, problems)
+            _try(self._view_flush.stop, problems)
+            if self.index is not None:
+                _try(self.index.close, problems)
+        self._close_files()
+        if self._view_flush is not None and not problems:
+            _try(self._abort.remove, problems)
+        self._release()
+        if problems:
+            raise problems[0]
+
+    def _close_files(self) -> None:
+        """Close everything as it is; nothing is written or synced."""
+        self.queues.close()
+        if self.index is not None:
+            self.index.unmap()
+        self.log.files.close()
+
+    def _release(self) -> None:
+        for worker in (
+            self._log_worker, self._commit_worker, self._space_worker, self._view_worker,
+        ):  # fmt: skip
+            worker.shutdown(wait=True)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # ---- durability ------------------------------------------------------------------------------
+
+    def when_durable(self, result: PutResult, answer: PutWaiter, *, wait: bool = True) -> None:
+        """Call ``answer`` with the final status of a put: at once, or when it is on disk.
+
+        ``wait`` is false for messages with the property WAIT=false. Only SYNC_FLUSH makes anybody
+        wait; ``answer`` then gets PUT_OK after the sync, or FLUSH_DISK_TIMEOUT.
+        """
+        flush = self._flush
+        assert flush is not None, "open() comes first"
+        if self._commit is not None and self.config.wake_commit_when_put_message:
+            self._commit.wake()
+        if result.status is not PutStatus.PUT_OK:
+            answer(result.status)
+        elif self._synchronous and wait:
+            flush.wait(result.next_offset, answer)
+        else:
+            if self._synchronous or self.config.wake_flush_when_put_message:
+                flush.wake()
+            answer(PutStatus.PUT_OK)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete the queues of a topic; its records stay in the log until they expire.
+
+        The views are synced soon after. A crash before that may bring back a queue with the
+        records of the last seconds, for recovery makes entries for all records it reads again.
+        """
+        self.queues.destroy_topic(topic)
+        if self._view_flush is not None:
+            self._view_flush.flush_soon()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether sends should be refused before they get here (the transient pool is empty)."""
+        return self._pool is not None and self._pool.is_empty
+
+    def _on_flushed(self, flushed_where: int) -> None:
+        if self._waits_for_disk:
+            self.dispatch.release(flushed_where)
+
+    def _on_committed(self, committed_where: int) -> None:
+        if not self._waits_for_disk:
+            self.dispatch.release(committed_where)
+        if self._flush is not None:
+            self._flush.wake()
+
+    def _on_flush_error(self, error: StoreFileError) -> None:
+        """The flush goes on trying; what is not on disk is not acknowledged as such."""
+        self.flush_errors += 1
+
+    # ---- an index that is behind -----------------------------------------------------------------
+
+    def _step_catch_up(self) -> None:
+        """Index a piece of the log, then let others have their turn."""
+        catch_up = self._catch_up
+        if catch_up is None:
+            return
+        if catch_up.step(CATCH_UP_BYTES):
+            self._catch_up = None
+        else:
+            pause_s = CATCH_UP_RETRY_S if self.index and self.index.error else 0.0
+            self._scheduler.call_at(self._scheduler.monotonic() + pause_s, self._step_catch_up)
+
+
+def _try(step: Callable[[], None], problems: list[StoreError]) -> None:
+    """Run one step of closing; a failure must not keep the others from running."""
+    try:
+        step()
+    except StoreError as error:
+        logger.error("closing the store: %s", error)  # noqa: TRY400
+        problems.append(error)

@@ -1,0 +1,234 @@
+"""Put: from a draft to a record in the log and its entries in the views, in one pass.
+
+Checks in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder``), then append and
+dispatch. A queue offset is used up only by an append that succeeded: a failed one leaves no
+gap. Statuses and their response codes are in :mod:`skylark.store.results`.
+
+The result comes back at once; whether the message is *durable* is another question, which
+:meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
+try another broker, and the store stops accepting until retention sees room again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from skylark.core.errors import StoreError
+from skylark.core.names import RETRY_PREFIX
+from skylark.store.batch_queue import MESSAGE_COUNT_MAX
+from skylark.store.commit_log import CommitLog, Draft, TopicField, topic_field
+from skylark.store.config import BrokerRole, StoreConfig
+from skylark.store.consume_queue import ConsumeQueue, EntryQueue
+from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.errors import StoreFullError
+from skylark.store.flags import RunningFlags, StoreFlag
+from skylark.store.reput import HIDDEN_KINDS, Dispatch
+from skylark.store.results import PutResult, PutStatus
+from skylark.wire.batch import BatchMessage
+from skylark.wire.layout import (
+    FLAG_INNER_BATCH,
+    FLAG_NEED_UNWRAP,
+    FLAG_TRANSACTION_MASK,
+    PROPERTIES_SIZE_MAX,
+    PROPERTY_CRC_SIZE,
+    TOPIC_SIZE_V1_MAX,
+)
+from skylark.wire.properties import find_raw_property
+
+logger = logging.getLogger(__name__)
+
+Queue = TypeVar("Queue", bound=EntryQueue)
+
+RETRY_TOPIC_SIZE_MAX: Final = 255
+RECORD_OVERHEAD_MAX: Final = 64 << 10  # Java: a record may be this much longer than a body
+_CACHED_TOPICS_MAX: Final = 100_000
+_DELAY: Final = b"DELAY"
+_FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the length
+
+
+class Putter:
+    """Puts messages into one store."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        flags: RunningFlags,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._flags = flags
+        self._body_size_max = config.max_message_size
+        self._record_size_max = config.max_message_size + RECORD_OVERHEAD_MAX
+        crc_size = PROPERTY_CRC_SIZE if config.enabled_append_prop_crc else 0
+        self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
+        self._refuses = config.broker_role is BrokerRole.SLAVE
+        self._topics: dict[str, TopicField] = {}
+
+    def shut_down(self) -> None:
+        """Refuse everything from now on."""
+        self._refuses = True
+
+    def put(self, draft: Draft) -> PutResult:
+        """Store one message."""
+        properties, sys_flag = draft.properties, draft.sys_flag
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        # One condition that holds for nearly every message; which part failed is found out later.
+        if not (
+            self._flags.writeable
+            and 0 < len(draft.body) <= self._body_size_max
+            and len(properties) <= self._properties_size_max
+            and len(topic.field) <= _FIELD_SIZE_MAX
+            and not sys_flag & FLAG_INNER_BATCH
+            and not self._refuses
+        ):
+            refusal = self._refusal(draft, topic, len(draft.body), len(properties))
+            if refusal is not None:
+                return PutResult(refusal)
+        queue = self._queues.get(draft.topic, draft.queue_id)
+        if type(queue) is not ConsumeQueue:
+            queue = self._new_queue(self._queues.get_or_create, draft)
+            if queue is None:
+                return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        counted = sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
+        queue_offset = queue.next_offset if counted else 0
+        try:
+            log_offset, size, now_ms = self._log.append(draft, topic, queue_offset)
+        except StoreError as error:
+            return PutResult(self._failure(error))
+        if counted:
+            queue.next_offset = queue_offset + 1
+        self._dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
+        return PutResult(PutStatus.PUT_OK, log_offset, size, queue_offset, now_ms, 1)
+
+    def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
+        """Store the messages of a batch as records of their own, all or none.
+
+        Topic, queue and times are the draft's; its body is not looked at.
+        """
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        refusal = self._batch_refusal(draft, topic, messages)
+        if refusal is not None:
+            return PutResult(refusal)
+        queue = self._new_queue(self._queues.get_or_create, draft)
+        if queue is None:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue_offset = queue.next_offset
+        try:
+            appended = self._log.append_batch(draft, topic, queue_offset, messages)
+        except StoreError as error:
+            return PutResult(self._failure(error))
+        count = len(messages)
+        queue.next_offset = queue_offset + count
+        log_offset = appended.log_offset
+        add, sys_flag, now_ms = self._dispatch.add, draft.sys_flag, appended.store_timestamp
+        for message, size in zip(messages, appended.sizes, strict=True):
+            add(queue, log_offset, size, sys_flag, now_ms, message.properties)
+            log_offset += size
+        total = log_offset - appended.log_offset
+        return PutResult(PutStatus.PUT_OK, appended.log_offset, total, queue_offset, now_ms, count)
+
+    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
+        """Store a batch body unsplit, as one record of a BatchCQ topic.
+
+        INNER_BASE and INNER_NUM are added to the properties, and the bits that tell consumers to
+        unwrap it; the queue moves on by ``message_count``.
+        """
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        if not 0 < message_count <= MESSAGE_COUNT_MAX or draft.sys_flag & FLAG_TRANSACTION_MASK:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue = self._new_queue(self._queues.get_or_create_batch, draft)
+        if queue is None:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue_offset = queue.next_offset
+        properties = draft.properties
+        if properties and not properties.endswith(b"\x02"):
+            properties += b"\x02"
+        properties = b"INNER_BASE\x01%d\x02%bINNER_NUM\x01%d\x02" % (
+            queue_offset, properties, message_count,
+        )  # fmt: skip
+        refusal = self._refusal(draft, topic, len(draft.body), len(properties))
+        if refusal is not None:
+            return PutResult(refusal)
+        sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
+        record = msgspec.structs.replace(draft, properties=properties, sys_flag=sys_flag)
+        try:
+            log_offset, size, now_ms = self._log.append(record, topic, queue_offset)
+        except StoreError as error:
+            return PutResult(self._failure(error))
+        queue.next_offset = queue_offset + message_count
+        self._dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
+        return PutResult(PutStatus.PUT_OK, log_offset, size, queue_offset, now_ms, message_count)
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    def _refusal(
+        self, draft: Draft, topic: TopicField, body_size: int, properties_size: int
+    ) -> PutStatus | None:
+        if self._refuses or not self._flags.writeable:
+            return PutStatus.SERVICE_NOT_AVAILABLE
+        if len(topic.field) > _FIELD_SIZE_MAX and not self._is_long_retry(draft.topic):
+            return PutStatus.MESSAGE_ILLEGAL
+        if body_size == 0:
+            return PutStatus.MESSAGE_ILLEGAL
+        if properties_size > self._properties_size_max:
+            return PutStatus.PROPERTIES_SIZE_EXCEEDED
+        if body_size > self._body_size_max or (
+            body_size + properties_size + len(topic.field) + 128 > self._record_size_max
+        ):
+            return PutStatus.MESSAGE_ILLEGAL
+        if draft.sys_flag & FLAG_INNER_BATCH:
+            return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
+        return None
+
+    def _batch_refusal(
+        self, draft: Draft, topic: TopicField, messages: list[BatchMessage]
+    ) -> PutStatus | None:
+        if not messages or draft.topic.startswith(RETRY_PREFIX):
+            return PutStatus.MESSAGE_ILLEGAL
+        if draft.sys_flag & FLAG_TRANSACTION_MASK:
+            return PutStatus.MESSAGE_ILLEGAL
+        delay = find_raw_property(draft.properties, _DELAY)
+        if delay is not None and delay.lstrip(b"+0").isdigit():
+            return PutStatus.MESSAGE_ILLEGAL
+        total = 0
+        for message in messages:
+            total += len(message.body) + len(message.properties)
+            refusal = self._refusal(draft, topic, len(message.body), len(message.properties))
+            if refusal is not None:
+                return refusal
+        return PutStatus.MESSAGE_ILLEGAL if total > self._record_size_max else None
+
+    def _is_long_retry(self, topic: str) -> bool:
+        return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
+
+    # ---- helpers ---------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> TopicField:
+        if len(self._topics) >= _CACHED_TOPICS_MAX:
+            self._topics.clear()
+        field = self._topics[topic] = topic_field(topic)
+        return field
+
+    def _new_queue(self, make: Callable[[str, int], Queue], draft: Draft) -> Queue | None:
+        """The queue of a message; None if it cannot be named so, or holds the other kind."""
+        try:
+            return make(draft.topic, draft.queue_id)
+        except StoreError as error:
+            logger.debug("a message is refused: %s", error)
+            return None
+
+    def _failure(self, error: StoreError) -> PutStatus:
+        if isinstance(error, StoreFullError):
+            if self._flags.set(StoreFlag.DISK_FULL):
+                logger.error("no message is taken until there is room: %s", error)
+            return PutStatus.SERVICE_NOT_AVAILABLE
+        logger.error("a message could not be stored: %s", error)
+        return PutStatus.CREATE_MAPPED_FILE_FAILED

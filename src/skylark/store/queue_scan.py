@@ -1,0 +1,353 @@
+"""One read of a queue: which entries it looks at, which records it takes, where it ends.
+
+Entries are looked at one after the other, and *before each entry* the read ends if
+
+1. the entry is at or behind ``stop_offset``: so many entries were to be looked at and no more;
+2. something was found, and with this entry it would be too much: more messages than asked for, or
+   more messages or bytes than the limits allow where the record lies, in memory or on disk. So the
+   first record that passes is taken whatever its size.
+
+An entry that does not pass the filter by tags counts with its size in 2., as it does in Java.
+
+There are two ways to do it. :meth:`QueueScan.rows` goes entry by entry and is the meaning of the
+above. :meth:`QueueScan.columns` takes all entries at once and is quicker from some sixty on; it
+gives up, and changes nothing, where the two might differ. A property test compares them.
+
+**Records that are gone.** Retention deletes log files first and corrects the queues after that, so
+an entry may lead to a deleted record: it is passed over. An entry that leads *behind* the readable
+end of the log is not there yet: the read ends before it. (Java would skip it for good.)
+
+What is taken are views over the mapped files, :class:`LogSlices`: records that are neighbours in
+the log are one view, and there is one lease for each file.
+
+Answers to the loop in Java's ``DefaultMessageStore.getMessage`` and to ``isTheBatchFull``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from skylark.store.commit_log import CommitLog
+from skylark.store.mapped_file import NO_BYTES, Lease
+from skylark.store.mapped_files import MappedFiles
+from skylark.store.results import GetStatus
+from skylark.wire.layout import (
+    FLAG_HOSTS_V6_MASK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEADS,
+    RECORD_SIZE_MIN,
+    cq_dtype,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+_HEAD_V4 = RECORD_HEADS[0]
+
+
+class TagMatcher(Protocol):
+    """A filter on the tags code of entries, such as :class:`skylark.filter.tag.TagFilter`."""
+
+    @property
+    def codes(self) -> frozenset[int] | None:
+        """Tags codes that pass; None if all do."""
+
+    def matches(self, tags_code: int) -> bool:
+        """Whether an entry passes."""
+
+    def mask(self, tags_codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The same for many."""
+
+
+class PropertyMatcher(Protocol):
+    """A filter on the properties of records, such as :class:`skylark.filter.sql_eval.SqlFilter`."""
+
+    def matches_raw(self, raw: bytes) -> bool:
+        """Whether a record with this property string passes."""
+
+
+#: An entry: its queue offset; log offset, size and tags code; number of messages.
+EntryRow: TypeAlias = tuple[int, tuple[int, int, int], int]
+
+
+class ReadLimits(NamedTuple):
+    """How much one read may return."""
+
+    message_count: int
+    size: int
+
+
+class LogSlices:
+    """Views over the log, and a lease for each file they are in."""
+
+    __slots__ = ("_files", "_view", "file_end", "file_start", "leases", "views")
+
+    def __init__(self, files: MappedFiles) -> None:
+        self._files = files
+        self._view = NO_BYTES
+        self.file_start = self.file_end = -1  # log offsets: the readable part of the current file
+        self.leases: list[Lease] = []
+        self.views: list[memoryview] = []
+
+    def turn_to(self, log_offset: int) -> bool:
+        """Make the file that holds ``log_offset`` the current one; whether there is one."""
+        if self.file_start <= log_offset < self.file_end:
+            return True
+        file = self._files.find(log_offset)
+        if file is None:
+            return False
+        readable = file.readable
+        lease = file.lease(0, readable)
+        self.leases.append(lease)
+        self._view = lease.view
+        self.file_start = file.start_offset
+        self.file_end = file.start_offset + readable
+        return log_offset < self.file_end
+
+    def add(self, start: int, end: int) -> None:
+        """Add the bytes between two log offsets of the current file."""
+        file_start = self.file_start
+        self.views.append(self._view[start - file_start : end - file_start])
+
+    def properties(self, start: int, end: int) -> bytes | None:
+        """The property string of the record between two log offsets; None if it is none."""
+        return _properties_of(self._view, start - self.file_start, end - self.file_start)
+
+    def release(self) -> None:
+        """Give everything back."""
+        release_views(self.views, self.leases)
+
+
+def release_views(views: Iterable[memoryview], leases: Iterable[Lease]) -> None:
+    """Give back views, and the leases of the files they are in."""
+    for view in views:
+        try:
+            view.release()
+        except BufferError:  # a transport still holds it: its file stays mapped a little longer
+            logger.debug("a view was given back while it is in use")
+    for lease in leases:
+        lease.release()
+
+
+def _properties_of(view: memoryview, position: int, end: int) -> bytes | None:
+    """The properties of the record at ``position``, and nothing else of it."""
+    head = _HEAD_V4
+    if end - position < RECORD_SIZE_MIN:
+        return None
+    fields = head.unpack_from(view, position)
+    hosts_v6 = fields[7] & FLAG_HOSTS_V6_MASK
+    if hosts_v6:
+        head = RECORD_HEADS[hosts_v6 >> 4]
+        if end - position < head.size:
+            return None
+        fields = head.unpack_from(view, position)
+    magic, body_size = fields[1], fields[14]
+    topic_start = position + head.size + body_size
+    if body_size < 0 or topic_start + 3 > end:
+        return None
+    if magic == MAGIC_V1:
+        topic_end = topic_start + 1 + view[topic_start]
+    elif magic == MAGIC_V2:
+        topic_end = topic_start + 2 + (view[topic_start] << 8 | view[topic_start + 1])
+    else:
+        return None
+    return bytes(view[topic_end + 2 : end])
+
+
+class QueueScan:
+    """What a read looks for, and what it has found so far."""
+
+    __slots__ = (
+        "_any_filtered",
+        "_count_max",
+        "_file_size",
+        "_in_memory",
+        "_log_max",
+        "_log_min",
+        "_memory_from",
+        "_offset",
+        "_on_disk",
+        "_properties",
+        "_slices",
+        "_tags",
+        "last_log_offset",
+        "message_count",
+        "next_offset",
+        "stop_offset",
+        "stopped",
+    )
+
+    def __init__(
+        self,
+        log: CommitLog,
+        slices: LogSlices,
+        tags: TagMatcher | None,
+        properties: PropertyMatcher | None,
+        *,
+        offset: int,
+        stop_offset: int,
+        count_max: int,
+        in_memory: ReadLimits,
+        on_disk: ReadLimits,
+        memory_size: int,
+    ) -> None:
+        files = log.files
+        self._file_size = files.file_size
+        self._log_min = files.min_offset
+        self._log_max = files.max_offset
+        self._memory_from = self._log_max - memory_size
+        self._slices = slices
+        self._tags = tags
+        self._properties = properties
+        self._offset = offset
+        self._count_max = count_max
+        self._in_memory = in_memory
+        self._on_disk = on_disk
+        self._any_filtered = False  # an entry did not pass
+        self.stop_offset = stop_offset
+        self.next_offset = offset
+        self.message_count = 0
+        self.last_log_offset = self._log_max  # of the last entry looked at
+        self.stopped = False  # by a limit, or before a record that is yet to come
+
+    @property
+    def status(self) -> GetStatus:
+        """How the read ended."""
+        if self.message_count:
+            return GetStatus.FOUND
+        if self.next_offset == self._offset:
+            return GetStatus.OFFSET_OVERFLOW_ONE  # the record of the entry is yet to come
+        if self._any_filtered:
+            return GetStatus.NO_MATCHED_MESSAGE
+        return GetStatus.MESSAGE_WAS_REMOVING
+
+    # ---- one by one ------------------------------------------------------------------------------
+
+    def rows(self, rows: Iterable[EntryRow]) -> None:
+        """Look at entries one after the other, from ``next_offset`` on."""
+        tags, properties, slices = self._tags, self._properties, self._slices
+        stop_offset, log_max, memory_from = self.stop_offset, self._log_max, self._memory_from
+        count_max, in_memory, on_disk = self._count_max, self._in_memory, self._on_disk
+        next_offset, last_log_offset = self.next_offset, self.last_log_offset
+        found = size_total = 0
+        # Log offsets: a run of neighbouring records, and the readable part of their file.
+        run_start = run_end = file_start = file_end = -1
+        for queue_offset, (log_offset, size, tags_code), message_count in rows:
+            if queue_offset >= stop_offset or log_offset >= log_max:
+                self.stopped = True
+                break
+            if found:
+                limit_count, limit_size = in_memory if log_offset >= memory_from else on_disk
+                if (
+                    found >= limit_count
+                    or found + message_count > count_max
+                    or size_total + size > limit_size
+                ):
+                    self.stopped = True
+                    break
+            next_offset = queue_offset + message_count
+            last_log_offset = log_offset
+            if tags is not None and not tags.matches(tags_code):
+                self._any_filtered = True
+                continue
+            end = log_offset + size
+            if log_offset != run_end or end > file_end:
+                if run_end >= 0:
+                    slices.add(run_start, run_end)
+                run_start, run_end = log_offset, -1
+                if log_offset < file_start or end > file_end or size <= 0:
+                    reached = self._reach(log_offset, end)
+                    file_start, file_end = slices.file_start, slices.file_end
+                    if not reached:
+                        continue
+            if properties is not None and not self._passes(log_offset, end, properties):
+                continue
+            run_end = end
+            found += message_count
+            size_total += size
+        if run_end >= 0:
+            slices.add(run_start, run_end)
+        self.message_count = found
+        self.next_offset, self.last_log_offset = next_offset, last_log_offset
+
+    def _reach(self, log_offset: int, end: int) -> bool:
+        """Have the file of a record at hand; False if the record is gone, or never was one."""
+        slices = self._slices
+        if log_offset < self._log_min and log_offset >= 0:
+            return False
+        if slices.turn_to(log_offset) and log_offset < end <= slices.file_end:
+            return True
+        logger.error("a queue entry leads to %s..%s, where no record can be", log_offset, end)
+        return False
+
+    def _passes(self, log_offset: int, end: int, properties: PropertyMatcher) -> bool:
+        raw = self._slices.properties(log_offset, end)
+        if raw is not None and properties.matches_raw(raw):
+            return True
+        self._any_filtered = True
+        return False
+
+    # ---- all at once -----------------------------------------------------------------------------
+
+    def columns(self, entries: bytes | bytearray) -> bool:
+        """Look at entries of a consume queue from ``next_offset`` on; False: use :meth:`rows`.
+
+        Not for a filter by properties.
+        """
+        import numpy as np
+
+        rows = np.frombuffer(entries, cq_dtype())
+        starts = rows["log_offset"].astype(np.int64)
+        sizes = rows["total_size"].astype(np.int64)
+        if starts[-1] >= self._log_max or not (starts[1:] > starts[:-1]).all():
+            return False
+        limits = self._in_memory if starts[-1] >= self._memory_from else self._on_disk
+        if starts[0] < self._memory_from and limits != self._on_disk:
+            return False  # some lie here and some there
+        count_max = max(1, min(limits.message_count, self._count_max))
+        chosen: slice | NDArray[np.intp]
+        if self._tags is None:
+            totals = sizes[:count_max].cumsum()
+            looked_at = max(1, int(totals.searchsorted(limits.size, "right")))
+            chosen = slice(looked_at)
+        else:
+            chosen = hits = np.flatnonzero(self._tags.mask(rows["tags_code"]))[:count_max]
+            looked_at = int(hits[-1]) + 1 if len(hits) == count_max else len(rows)
+            if sizes[hits].sum() + sizes.max() > limits.size:
+                return False  # an entry that does not pass might end the read
+        last_log_offset = int(starts[looked_at - 1])
+        starts, sizes = starts[chosen], sizes[chosen]
+        if len(starts) and not self._add_columns(starts, sizes):
+            return False
+        self.message_count = len(starts)
+        self.next_offset += looked_at
+        self.last_log_offset = last_log_offset
+        self._any_filtered = self._any_filtered or looked_at > len(starts)
+        return True
+
+    def _add_columns(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+        """Add records in ascending order, unless one of them is gone or no record."""
+        import numpy as np
+
+        ends = starts + sizes
+        if (
+            starts[0] < self._log_min
+            or ends[-1] > self._log_max
+            or (sizes <= 0).any()
+            or (starts % self._file_size + sizes > self._file_size).any()
+        ):
+            return False
+        slices = self._slices
+        breaks = np.flatnonzero(starts[1:] != ends[:-1])
+        run_starts = [int(starts[0]), *starts[breaks + 1].tolist()]
+        run_ends = [*ends[breaks].tolist(), int(ends[-1])]
+        for start, end in zip(run_starts, run_ends, strict=True):
+            slices.turn_to(start)
+            slices.add(start, end)
+        return True

@@ -1,0 +1,536 @@
+"""Recovery: what a start makes of the files it finds, after an orderly end and after any other.
+
+The log is the only truth. Recovery finds where it ends, cuts it there, and sees to it that every
+record before the end has exactly its entries in the views::
+
+    load      log, queues, index, checkpoint; the file ``abort`` says how the last run ended
+    start     choose the file from which records are read again, S
+    trust     cut the views back to what is vouched for
+    scan      check records from S on up to the first that is none; dispatch them   (replay.py)
+    cut       log and views behind the end; sync what the scan has read
+    number    queues continue behind their last entry, and begin at the first record the log has
+
+**After an orderly end** everything was on disk. The last entry of the queues says up to where the
+log was dispatched, D; the scan starts in the file that holds D and dispatches records from D on.
+Normally there is none, and nothing is changed. Without ``consumequeue/`` D is the beginning: the
+queues are made anew.
+
+**After any other end** S is the start of the last file of which the checkpoint says that all before
+it is on disk, log and views: its first record is older than both times of the checkpoint by 3 s,
+and it does not begin behind the checkpoint's offset (a clock that was set back must not make new
+records look old). Without a checkpoint that is the first file: slow, and right. ``synced_until``
+for the queues, and the same for the index, is S itself: entries of later records are made again by
+the scan anyway, so nothing is gained by trusting any of them.
+
+Why no acknowledged message is lost, and none doubled:
+
+* *Log before S*: unharmed by a kill -9, since the page cache survives; and by a power loss, since
+  its times and its offset move only when a sync has returned.
+* *Log from S on*: kept up to the first record that does not check. A kill -9 can spoil only the
+  record that was being written, a power loss only what no sync has covered. Neither was
+  acknowledged, unless the settings say that acknowledging need not wait for the disk. Before the
+  end counts as flushed it is synced, for the killed process may not have done it.
+* *Views before S*: synced before the checkpoint said so. If they do not reach S nevertheless
+  (somebody deleted them), S moves back to where they end.
+* *Views from S on*: dropped and made from the records, one entry each. They may have lagged, led,
+  or been torn: it makes no difference.
+* *Recovery itself* may be interrupted at any line: it repeats what it did, because ``abort`` is
+  there and the checkpoint vouches for nothing that is being made. Where an orderly end finds
+  entries missing, both are seen to before the first entry is made: half-made queues must not be
+  taken for whole ones.
+
+**Damage is not a torn end.** Where records were on disk for certain (orderly end, or before what
+the checkpoint vouches for) and a later file begins with a sound record, a record that does not
+check was spoilt by something else than a crash. Cutting there would delete sound files: recovery
+refuses, names the place, and leaves the log as it is.
+
+``commitLogRecoverMaxNum``: Java starts no more than so many files back, whatever the checkpoint
+says, and leaves entries of older records as they are, or missing. Here the number only decides when
+a long scan is worth a warning.
+
+Answers to Java's ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
+``DefaultMessageStore.recover``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from skylark.core.clock import TimeSource
+from skylark.core.errors import CorruptLogError
+from skylark.store.checkpoint import TIMESTAMP_MARGIN_MS, AbortFile, Checkpoint
+from skylark.store.config import StoreConfig
+from skylark.store.consume_queue import ConsumeQueue
+from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.file_system import FileSystem
+from skylark.store.index import IndexService
+from skylark.store.mapped_files import MappedFiles
+from skylark.store.replay import (
+    SLICE_SIZE,
+    IndexCatchUp,
+    IsBatchTopic,
+    LogScan,
+    Replay,
+    read_log,
+    visible_records,
+)
+from skylark.store.reput import TagsCodes
+from skylark.wire.layout import BLANK_RECORD, BLANK_SIZE_MIN, MAGIC_BLANK
+from skylark.wire.message import RecordFault, Verify
+from skylark.wire.scan import RecordColumns
+
+logger = logging.getLogger(__name__)
+
+#: Called with the bytes of the log that were read, and with all that may have to be.
+Progress = Callable[[int, int], None]
+
+_HEAD_SLICE: Final = 4 << 10  # what is read to look at a single record
+_ZERO_SLICE: Final = 1 << 20  # so many zeros in a row, and nothing follows in the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreParts:
+    """The pieces of a store that recovery brings into agreement; none of them loaded yet."""
+
+    files: FileSystem
+    config: StoreConfig
+    log: MappedFiles
+    queues: ConsumeQueues
+    index: IndexService | None  # None: not wanted
+    tags_codes: TagsCodes
+    checkpoint: Checkpoint
+    abort: AbortFile
+    time: TimeSource
+
+
+class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found and done."""
+
+    clean: bool  #: the last run ended in order
+    scan_start: int = 0  #: log offset from which records were checked
+    log_end: int = 0  #: where the log ends now
+    fault: RecordFault | None = None  #: why it ends there; None: with its last file
+    fault_file: Path | None = None
+    scanned_bytes: int = 0
+    scanned_records: int = 0
+    truncated_bytes: int = 0  #: bytes behind the end that were not zero, or lay between such
+    last_record_offset: int = 0
+    last_store_timestamp: int = 0  #: of the newest record
+    views_rebuilt: bool = False  #: queues did not hold what they should have
+    replayed_records: int = 0  #: got a queue entry
+    repeated_records: int = 0  #: had one
+    misplaced_records: int = 0  #: have a queue offset that does not follow
+    unqueued_records: int = 0  #: belong to no queue
+    grown_queues: int = 0
+    index_behind_from: int | None = None  #: IndexCatchUp has to go on from here
+    load_s: float = 0.0
+    scan_s: float = 0.0
+    finish_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from beginning to end."""
+        return self.load_s + self.scan_s + self.finish_s
+
+
+def recover(
+    parts: StoreParts,
+    *,
+    process_id: int,
+    is_batch_topic: IsBatchTopic | None = None,
+    progress: Progress | None = None,
+    index_later: bool = False,
+) -> RecoveryReport:
+    """Load a store and make it whole. The caller holds its lock.
+
+    Afterwards ``abort`` exists, and appends may begin behind ``log_end``. With ``index_later`` the
+    index is left behind if much is to be replayed: see :class:`IndexCatchUp`. CorruptLogError:
+    nothing was deleted, and the store is not fit for use.
+    """
+    return _Recovery(parts, process_id, is_batch_topic, progress, index_later).run()
+
+
+class _Head(NamedTuple):
+    """What is asked of a single record."""
+
+    size: int
+    store_timestamp: int
+
+
+class _Recovery:
+    """One run. The attributes are what the steps tell each other."""
+
+    def __init__(
+        self,
+        parts: StoreParts,
+        process_id: int,
+        is_batch_topic: IsBatchTopic | None,
+        progress: Progress | None,
+        index_later: bool,
+    ) -> None:
+        self._parts = parts
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
+        self._checkpoint = parts.checkpoint
+        self._process_id = process_id
+        self._progress = progress
+        self._index_later = index_later
+        self._replay = Replay(
+            parts.queues, parts.index, parts.tags_codes, is_batch_topic=is_batch_topic
+        )
+        self._clean = True
+        self._dispatch_from = 0  # records before it have their entries
+        self._views_rebuilt = False
+        self._record_count = 0
+        self._last_record_offset = 0
+        self._last_store_timestamp = 0
+        self._verify = _checksum(parts.config)
+
+    def run(self) -> RecoveryReport:
+        monotonic = self._parts.time.monotonic
+        began = monotonic()
+        self._load()
+        start = self._start()
+        loaded = monotonic()
+        unsynced_from = None if self._clean else self._checkpoint.logics_physical_offset
+        scan = LogScan(self._log, start, verify=self._verify, unsynced_from=unsynced_from)
+        self._scan(scan, start)
+        self._refuse_damage(scan)
+        scanned = monotonic()
+        truncated_bytes = self._bytes_behind(scan.position)
+        fault_file = None if scan.fault is None else self._log.find(scan.position)
+        self._finish(start, scan.position)
+        report = RecoveryReport(
+            clean=self._clean,
+            scan_start=start,
+            log_end=scan.position,
+            fault=scan.fault,
+            fault_file=None if fault_file is None else fault_file.path,
+            scanned_bytes=scan.position - start,
+            scanned_records=self._record_count,
+            truncated_bytes=truncated_bytes,
+            last_record_offset=self._last_record_offset,
+            last_store_timestamp=self._last_store_timestamp,
+            views_rebuilt=self._views_rebuilt,
+            replayed_records=self._replay.appended,
+            repeated_records=self._replay.repeated,
+            misplaced_records=self._replay.misplaced,
+            unqueued_records=self._replay.unqueued,
+            grown_queues=len(self._replay.grown),
+            index_behind_from=None if self._index is None else self._index.behind_from,
+            load_s=loaded - began,
+            scan_s=scanned - loaded,
+            finish_s=monotonic() - scanned,
+        )
+        _tell(self._log.directory, report)
+        return report
+
+    # ---- load ------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Find all files. The log comes first: if it is no log, nothing else is touched."""
+        parts = self._parts
+        self._log.load()
+        self._clean = not parts.abort.exists()
+        self._checkpoint.load()
+        self._queues.load(clean=self._clean)
+        if not self._log.files:
+            self._refuse_missing_log()
+        if self._index is not None:
+            self._index.load(clean=self._clean)
+
+    def _refuse_missing_log(self) -> None:
+        """A disk that is not mounted must not cost the queues."""
+        directory = self._log.directory
+        if self._queues.size_total and not self._parts.files.exists(directory):
+            raise CorruptLogError(
+                f"the directory of the log does not exist, and {len(self._queues)} queues have "
+                "entries that lead into it",
+                file=str(directory),
+                offset=0,
+                hint="mount it or correct storePathCommitLog; to begin with an empty log, and lose "
+                "the queues, create the directory",
+            )
+
+    # ---- where to start --------------------------------------------------------------------------
+
+    def _start(self) -> int:
+        """Cut the views to what is trusted, and choose the start of the scan."""
+        if not self._log.files:
+            self._begin_anew()
+            return 0
+        start = self._start_clean() if self._clean else self._start_unclean()
+        file_count = (self._log.wrote_end - start) // self._log.file_size
+        if file_count > self._parts.config.commit_log_recover_max_num:
+            logger.warning(
+                "%s: %s files of the log have to be read, from %s on",
+                self._log.directory,
+                file_count,
+                start,
+            )
+        return start
+
+    def _begin_anew(self) -> None:
+        """There is no log: what the views hold leads nowhere."""
+        index_file_count = 0 if self._index is None else self._index.file_count
+        if not len(self._queues) and not index_file_count:
+            return
+        logger.error(
+            "%s has no files: %s queues and %s index files lead nowhere and are deleted",
+            self._log.directory,
+            len(self._queues),
+            index_file_count,
+        )
+        self._queues.destroy_all()
+        if self._index is not None:
+            self._index.destroy()
+        self._checkpoint.physic_msg_timestamp = 0
+        self._checkpoint.index_msg_timestamp = 0
+        self._checkpoint.confirm_offset = 0
+        self._distrust_views(0)
+
+    def _start_clean(self) -> int:
+        self._queues.recover()
+        dispatched = self._dispatched()
+        self._dispatch_from = max(dispatched, 0)
+        index = self._index
+        if index is not None and not index.file_count and self._head(self._log.min_offset):
+            index.mark_behind(self._log.min_offset)  # somebody deleted it
+        for file in reversed(self._log.files):
+            if file.start_offset <= dispatched and self._head(file.start_offset) is not None:
+                return file.start_offset
+        return self._log.min_offset
+
+    def _start_unclean(self) -> int:
+        start = self._vouched_start()
+        self._queues.recover(start)
+        dispatched = self._dispatched()
+        if not self._is_end(dispatched, start):
+            start = self._file_start(dispatched)
+            logger.warning(
+                "%s: the queues end at %s, before the checkpoint: replaying from %s on",
+                self._log.directory,
+                dispatched,
+                start,
+            )
+            self._distrust_views(start)
+            self._queues.recover(start)
+        self._queues.correct_min(self._log.min_offset)
+        if self._index is not None:
+            self._trust_index(self._index, start)
+        return start
+
+    def _vouched_start(self) -> int:
+        """Start of the last file before which everything is on disk, by the checkpoint."""
+        checkpoint = self._checkpoint
+        timestamp = checkpoint.recovery_timestamp
+        if self._parts.config.message_index_safe and self._index is not None:
+            timestamp = checkpoint.index_recovery_timestamp
+        offset = checkpoint.logics_physical_offset
+        for file in reversed(self._log.files):
+            if offset and file.start_offset > offset:  # 0: written by 4.x, which has no offset
+                continue
+            head = self._head(file.start_offset)
+            if head is not None and 0 < head.store_timestamp <= timestamp:
+                return file.start_offset
+        return self._log.min_offset
+
+    def _dispatched(self) -> int:
+        """End of the last record that has a queue entry.
+
+        -1 if no plain queue has any: queues of inner batches alone do not speak for the others.
+        """
+        ends = [queue.max_log_offset for queue in self._queues]
+        plain = [q.max_log_offset for q in self._queues if isinstance(q, ConsumeQueue)]
+        return max(ends, default=-1) if max(plain, default=-1) >= 0 else -1
+
+    def _is_end(self, offset: int, file_start: int) -> bool:
+        """Whether no record stands between an offset and the start of a file."""
+        if file_start == self._log.min_offset or offset == file_start:
+            return True
+        file = self._log.find(offset)
+        if file is None or file.end_offset != file_start or file_start - offset < BLANK_SIZE_MIN:
+            return False
+        blank = read_log(file, offset - file.start_offset, BLANK_SIZE_MIN)
+        total_size, magic = BLANK_RECORD.unpack(blank)
+        return bool(magic == MAGIC_BLANK and offset + total_size == file_start)
+
+    def _file_start(self, offset: int) -> int:
+        file = self._log.find(offset)
+        return self._log.min_offset if file is None else file.start_offset
+
+    def _trust_index(self, index: IndexService, start: int) -> None:
+        """Keep the entries before the scan; if some are missing, leave the index behind."""
+        index.recover(start, self._store_time_of)
+        if index.behind_from is None and start != self._log.min_offset:
+            head = self._head(index.end_offset) if index.file_count else None
+            if head is None:
+                index.mark_behind(self._log.min_offset)
+            elif not self._is_end(index.end_offset + head.size, start):
+                index.mark_behind(index.end_offset + 1)
+        if self._index_later:
+            index.mark_behind(start)
+
+    def _distrust_views(self, start: int) -> None:
+        """Have a crash from here on repaired by a replay from ``start``."""
+        checkpoint = self._checkpoint
+        head = self._head(start)
+        if head is None or start == self._log.min_offset:
+            checkpoint.logics_msg_timestamp = checkpoint.logics_physical_offset = 0
+        else:
+            newest = head.store_timestamp + TIMESTAMP_MARGIN_MS
+            checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, newest)
+            checkpoint.logics_physical_offset = start
+        checkpoint.save()
+        self._parts.abort.create(self._process_id)
+        self._views_rebuilt = True
+
+    # ---- scan ------------------------------------------------------------------------------------
+
+    def _scan(self, scan: LogScan, start: int) -> None:
+        size = self._log.wrote_end - start
+        while (columns := scan.next()) is not None:
+            self._record_count += len(columns)
+            self._last_record_offset = int(columns.log_offset[-1])
+            self._last_store_timestamp = int(columns.store_timestamp[-1])
+            file = self._log.find(self._last_record_offset)
+            assert file is not None
+            file.last_store_timestamp = self._last_store_timestamp
+            if self._last_record_offset >= self._dispatch_from:
+                self._dispatch(columns, start)
+            if self._progress is not None:
+                self._progress(scan.position - start, size)
+
+    def _dispatch(self, columns: RecordColumns, start: int) -> None:
+        if self._clean and not self._views_rebuilt:
+            if not visible_records(columns, self._dispatch_from).any():
+                return
+            self._distrust_views(start)
+        self._replay.add(columns, self._dispatch_from)
+
+    def _refuse_damage(self, scan: LogScan) -> None:
+        """Do not cut sound files away because of a record that no crash has spoilt."""
+        if scan.fault is None:
+            return
+        checkpoint = self._checkpoint
+        if not self._clean and (
+            scan.position >= checkpoint.logics_physical_offset
+            or not 0 < self._last_store_timestamp <= checkpoint.recovery_timestamp
+        ):
+            return
+        for file in self._log.files:
+            if file.start_offset > scan.position and self._head(file.start_offset) is not None:
+                damaged = self._log.find(scan.position)
+                assert damaged is not None
+                raise CorruptLogError(
+                    f"{scan.fault.value}; it was on disk, and sound records follow in "
+                    f"{file.path.name}",
+                    file=str(damaged.path),
+                    offset=scan.position,
+                    hint="restore the file from a copy or a replica; to give up all records from "
+                    f"here on, move {file.path.name} and the files after it away. Nothing was "
+                    "deleted",
+                )
+
+    # ---- end -------------------------------------------------------------------------------------
+
+    def _finish(self, start: int, log_end: int) -> None:
+        """Cut everything behind the end, and set what follows from it."""
+        log, index = self._log, self._index
+        self._queues.truncate(log_end)
+        if index is not None and index.file_count and index.end_offset >= log_end:
+            index.recover(log_end, self._store_time_of)
+        if log.files:
+            log.truncate(log_end, unsynced_from=None if self._clean else start)
+            log.last.last_store_timestamp = self._last_store_timestamp
+        self._queues.correct_min(log.min_offset)
+        self._limit_checkpoint(log_end)
+        if index is not None:
+            self._finish_index(index, log_end)
+        self._parts.abort.create(self._process_id)
+        if self._progress is not None:
+            self._progress(log_end - start, log_end - start)
+
+    def _limit_checkpoint(self, log_end: int) -> None:
+        """Do not vouch for records that are gone: others will have their offsets."""
+        checkpoint = self._checkpoint
+        checkpoint.confirm_offset = self._last_record_offset
+        if checkpoint.logics_physical_offset > log_end:
+            last = self._last_store_timestamp
+            checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, last)
+            checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, last)
+            checkpoint.logics_physical_offset = log_end
+            checkpoint.save()
+
+    def _finish_index(self, index: IndexService, log_end: int) -> None:
+        if index.behind_from is None:
+            return
+        if index.behind_from >= log_end:
+            index.caught_up()
+        elif not self._index_later:
+            catch_up = IndexCatchUp(self._log, index, lambda: log_end)
+            while not catch_up.step(SLICE_SIZE) and index.error is None:
+                pass
+
+    def _bytes_behind(self, log_end: int) -> int:
+        """How much the log is about to lose; zeros at the end of a file count for nothing."""
+        total = 0
+        for file in self._log.following(log_end):
+            first = position = end = max(0, log_end - file.start_offset)
+            while position < file.size:
+                content = read_log(file, position, min(_ZERO_SLICE, file.size - position))
+                used = len(content.rstrip(b"\0"))
+                if not used:
+                    break
+                end = position + used
+                position += len(content)
+            total += end - first
+        return total
+
+    # ---- single records --------------------------------------------------------------------------
+
+    def _head(self, log_offset: int) -> _Head | None:
+        """The record at an offset, if there is a sound one."""
+        scan = LogScan(self._log, log_offset, verify=self._verify, slice_size=_HEAD_SLICE)
+        columns = scan.next()
+        if columns is None or columns.log_offset[0] != log_offset:
+            return None
+        return _Head(int(columns.total_size[0]), int(columns.store_timestamp[0]))
+
+    def _store_time_of(self, log_offset: int) -> int | None:
+        head = self._head(log_offset)
+        return None if head is None else head.store_timestamp
+
+
+def _checksum(config: StoreConfig) -> Verify | None:
+    if config.force_verify_prop_crc:
+        return Verify.PROPERTY
+    return Verify.BODY if config.check_crc_on_recover else None
+
+
+def _tell(directory: Path, report: RecoveryReport) -> None:
+    if report.truncated_bytes:
+        logger.warning(
+            "%s: cut at %s, %s bytes behind it are gone: %s",
+            directory,
+            report.log_end,
+            report.truncated_bytes,
+            "" if report.fault is None else report.fault.value,
+        )
+    logger.info(
+        "%s: %s end, %s records checked from %s to %s, %s entries made, in %.1f s",
+        directory,
+        "orderly" if report.clean else "abnormal",
+        report.scanned_records,
+        report.scan_start,
+        report.log_end,
+        report.replayed_records,
+        report.total_s,
+    )

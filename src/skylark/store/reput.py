@@ -1,0 +1,294 @@
+"""Dispatch: from a record of the log to its entries in the views, at append and at replay.
+
+The log is the only truth; a consume queue entry and index entries are made from each record::
+
+    topic, queue id, log offset, size, tags code   ->  consume queue   (not for half messages
+                                                       and rollbacks)
+    topic, UNIQ_KEY, KEYS, TAGS, store time        ->  index           (not for rollbacks)
+
+With ASYNC_FLUSH this happens in the append pass, so that there is no polling delay. With
+SYNC_FLUSH a record becomes visible only when it is on disk: its dispatch waits here, in order of
+the log, until :meth:`Dispatch.release` says how far the disk is. Nobody reads what a power cut
+could take back (``readUnCommitted`` turns that off).
+
+**Tags code.** The Java hash of the property TAGS, 0 without one. In the queue of delayed messages
+it is the time of delivery: store time plus the delay of the level in DELAY.
+
+**Inner batches.** A queue of a BatchCQ topic gets one entry for each record that says which
+messages it holds (INNER_BASE, INNER_NUM), and none for any other record.
+
+**Replay** (:mod:`skylark.store.replay`) makes the same entries for many records at once; what is
+decided about a single one is decided here: :data:`HIDDEN_KINDS`, :class:`TagsCodes`,
+:func:`inner_batch`, :func:`enter`.
+
+Crash: entries that waited, or lay in memory, are lost; recovery makes them again from the log.
+
+Answers to Java's ``ReputMessageService``, ``CommitLogDispatcherBuildConsumeQueue`` and
+``CommitLogDispatcherBuildIndex``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from skylark.core.hashing import java_hash
+from skylark.core.names import SCHEDULE_TOPIC
+from skylark.store.batch_queue import MESSAGE_COUNT_MAX, BatchQueue
+from skylark.store.consume_queue import ConsumeQueue, Dispatched, EntryQueue
+from skylark.store.index import IndexService
+from skylark.wire.layout import (
+    FLAG_TRANSACTION_MASK,
+    FLAG_TRANSACTION_PREPARED,
+    FLAG_TRANSACTION_ROLLBACK,
+)
+from skylark.wire.properties import find_by_needle, find_raw_property, needle_of
+
+#: Transaction types that no consumer sees: half messages, and the marks of a rollback.
+HIDDEN_KINDS: Final = (FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK)
+
+_TAGS: Final = needle_of(b"TAGS")
+_KEYS: Final = needle_of(b"KEYS")
+_UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
+_DELAY: Final = b"DELAY"
+_INNER_BASE: Final = b"INNER_BASE"
+_INNER_NUM: Final = b"INNER_NUM"
+_NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
+_INT64_MAX: Final = (1 << 63) - 1
+_CACHED_TAGS_MAX: Final = 10_000
+_UNKNOWN_LEVEL_MS: Final = 1_000  # as Java
+
+
+class Arrival(NamedTuple):
+    """A message that can be read from now on: for held pulls and whoever else waits."""
+
+    topic: str
+    queue_id: int
+    next_offset: int  # queue offset behind the message
+    tags_code: int
+    store_timestamp: int
+    properties: bytes
+
+
+#: Called for each message that becomes readable, in order of the log.
+OnArrival: TypeAlias = Callable[[Arrival], None]
+
+
+class InnerBatch(NamedTuple):
+    """The messages of one record in a BatchCQ topic."""
+
+    queue_offset: int  # of the first
+    message_count: int
+
+
+def inner_batch(properties: bytes) -> InnerBatch | None:
+    """What the properties of a record say about the messages in it, if they do."""
+    queue_offset = _number(properties, _INNER_BASE)
+    message_count = _number(properties, _INNER_NUM)
+    if queue_offset is None or not message_count or message_count > MESSAGE_COUNT_MAX:
+        return None
+    return InnerBatch(queue_offset, message_count)
+
+
+def _number(properties: bytes, name: bytes) -> int | None:
+    text = find_raw_property(properties, name)
+    if text is None or not text.isdigit() or len(text) > _NUMBER_SIZE_MAX:
+        return None
+    return int(text)
+
+
+def enter(
+    queue: EntryQueue,
+    log_offset: int,
+    size: int,
+    tags_code: int,
+    queue_offset: int,
+    store_timestamp: int,
+    properties: bytes,
+) -> Dispatched | None:
+    """Make the queue entry of a visible record of the log, unless it is there.
+
+    None: such a record has none in this queue.
+    """
+    if isinstance(queue, ConsumeQueue):
+        return queue.dispatch(log_offset, size, tags_code, queue_offset)
+    inner = inner_batch(properties)
+    if inner is None or not isinstance(queue, BatchQueue):
+        return None
+    return queue.dispatch(log_offset, size, tags_code, store_timestamp, *inner)
+
+
+class TagsCodes:
+    """Tags codes by property, with the hashes of recent tags at hand."""
+
+    __slots__ = ("_delays_ms", "known")
+
+    def __init__(self, delays_ms: Sequence[int] = ()) -> None:
+        """``delays_ms``: delay of each level, the first is level 1."""
+        self._delays_ms = tuple(delays_ms)
+        #: Hashes of recent tags, and of none.
+        self.known: dict[bytes | None, int] = {None: 0}
+
+    def of(self, topic: str, tags: bytes | None, properties: bytes, store_timestamp: int) -> int:
+        """The tags code of a message; ``tags`` is its property TAGS."""
+        if topic == SCHEDULE_TOPIC:
+            due = self._due(properties, store_timestamp)
+            if due is not None:
+                return due
+        code = self.known.get(tags)
+        return self._hash(tags) if code is None else code
+
+    def of_tags(self, tags: Iterable[bytes | None]) -> list[int]:
+        """The tags codes of many messages that are not delayed."""
+        known = self.known
+        return [known.get(tag) or self._hash(tag) for tag in tags]
+
+    def _hash(self, tags: bytes | None) -> int:
+        if tags is None:
+            return 0
+        if len(self.known) >= _CACHED_TAGS_MAX:
+            self.known.clear()
+            self.known[None] = 0
+        code = self.known[tags] = java_hash(tags.decode("utf-8", "replace"))
+        return code
+
+    def _due(self, properties: bytes, store_timestamp: int) -> int | None:
+        text = find_raw_property(properties, _DELAY)
+        if text is None or not text.isdigit() or len(text) > 9 or int(text) == 0:
+            return None
+        level = min(int(text), len(self._delays_ms))
+        delay_ms = self._delays_ms[level - 1] if level else _UNKNOWN_LEVEL_MS
+        due = store_timestamp + delay_ms
+        return due if due <= _INT64_MAX else due - (1 << 64)  # a record may hold any store time
+
+
+class _Waiting(NamedTuple):
+    """A dispatch that waits for the disk."""
+
+    end_offset: int
+    queue: EntryQueue
+    log_offset: int
+    sys_flag: int
+    store_timestamp: int
+    properties: bytes
+
+
+class Dispatch:
+    """Feeds queues and index with the records that the log takes in."""
+
+    def __init__(
+        self,
+        index: IndexService | None,
+        tags_codes: TagsCodes,
+        *,
+        on_arrival: OnArrival | None = None,
+        after_flush: bool = False,
+    ) -> None:
+        """``after_flush``: let records wait for :meth:`release`."""
+        self._index = index
+        self._tags_codes = tags_codes
+        self._known_tags = tags_codes.known
+        self._on_arrival = on_arrival
+        self._waiting: deque[_Waiting] | None = deque() if after_flush else None
+        #: End of the last record whose entries are made.
+        self.dispatched_until = 0
+        #: Store time of that record.
+        self.dispatched_timestamp = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Records that wait for the disk."""
+        return len(self._waiting or ())
+
+    def resume(self, log_end: int, store_timestamp: int) -> None:
+        """Go on behind what recovery has dispatched: the end and the last store time of the log."""
+        self.dispatched_until = log_end
+        self.dispatched_timestamp = store_timestamp
+
+    def add(
+        self,
+        queue: EntryQueue,
+        log_offset: int,
+        size: int,
+        sys_flag: int,
+        store_timestamp: int,
+        properties: bytes,
+    ) -> None:
+        """Take in a record just appended, with the queue it belongs to."""
+        if self._waiting is None:
+            self._dispatch(queue, log_offset, size, sys_flag, store_timestamp, properties)
+        else:
+            self._waiting.append(
+                _Waiting(
+                    log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties
+                )
+            )
+
+    def release(self, flushed_until: int) -> None:
+        """Dispatch the waiting records that are on disk now."""
+        waiting = self._waiting
+        while waiting and waiting[0].end_offset <= flushed_until:
+            end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
+            self._dispatch(
+                queue, log_offset, end - log_offset, sys_flag, store_timestamp, properties
+            )
+
+    def _dispatch(
+        self,
+        queue: EntryQueue,
+        log_offset: int,
+        size: int,
+        sys_flag: int,
+        store_timestamp: int,
+        properties: bytes,
+    ) -> None:
+        tags = find_by_needle(properties, _TAGS)
+        kind = sys_flag & FLAG_TRANSACTION_MASK
+        topic = queue.topic
+        tags_code = 0
+        visible = kind not in HIDDEN_KINDS
+        if visible:
+            known_code = self._known_tags.get(tags)
+            if known_code is None or topic == SCHEDULE_TOPIC:
+                tags_code = self._tags_codes.of(topic, tags, properties, store_timestamp)
+            else:
+                tags_code = known_code
+            if type(queue) is ConsumeQueue:
+                queue.append(log_offset, size, tags_code)
+            else:
+                visible = _append_inner_batch(
+                    queue, log_offset, size, tags_code, store_timestamp, properties
+                )
+        if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
+            self._index.put_record(
+                topic,
+                log_offset,
+                store_timestamp,
+                find_by_needle(properties, _UNIQ_KEY),
+                find_by_needle(properties, _KEYS),
+                tags,
+            )
+        self.dispatched_until = log_offset + size
+        self.dispatched_timestamp = store_timestamp
+        if visible and self._on_arrival is not None:
+            self._on_arrival(
+                Arrival(
+                    topic, queue.queue_id, queue.max_offset, tags_code, store_timestamp, properties
+                )
+            )
+
+
+def _append_inner_batch(
+    queue: EntryQueue,
+    log_offset: int,
+    size: int,
+    tags_code: int,
+    store_timestamp: int,
+    properties: bytes,
+) -> bool:
+    """Make the entry of an inner batch just appended; whether there was one."""
+    next_offset = queue.next_offset  # may be ahead by the batches that wait for the disk
+    entered = enter(queue, log_offset, size, tags_code, -1, store_timestamp, properties)
+    queue.next_offset = max(next_offset, queue.max_offset)
+    return entered is not None

@@ -1,0 +1,378 @@
+"""Retention: which files of the log may go, and everything that goes with them.
+
+Every ``cleanResourceInterval`` (10 s; the first time after a minute) the facts are looked at and
+:class:`RetentionPolicy` decides, without touching anything:
+
+===========================================  =======================================================
+the local hour is one of ``deleteWhen``,     files whose last record is older than
+the disk is over 75 % full, or an operator   ``fileReservedTime`` (72 h) go
+asked for it (then 20 times in a row)
+the disk is over 85 % full                   the oldest files go, expired or not, as many as bring
+(``cleanFileForciblyEnable``), or the log    it below; those that are gone but still being read
+is longer than ``diskUsedBytesMax``          count as freed
+the disk is over 90 % full                   the same, and messages are refused
+===========================================  =======================================================
+
+"The disk" is the fuller one of the log's and the queues'. The last file never goes, and at most
+``deleteFileBatchMax`` go in one pass, with a pause after each. When the disk is below 90 % again,
+messages are taken again, also when it was a failed put that noticed the full disk: if there is no
+room after all, the next put notices again.
+
+**Age.** A file is as old as its last record. Of a file that another run has written, the time of
+the first record of the next file is taken: that is when the file was closed, and what Java's file
+time amounts to, but it survives a copy. Without such a record the file stays.
+
+:class:`Retention` carries it out, one step per turn of the owner::
+
+    tell the listener the range that is about to go
+    retire the file            out of the log at once; out of the directory with its last reader,
+                               or by force two minutes later (mapped_files)
+    pause, next file ...
+    correct the first offset of all queues, some queues a turn
+    delete queue files that lead only to deleted records, with a pause after each queue
+    delete index files
+
+A file stays as long as some of it is not on disk; and, unless there is no room for it, as long as
+queue entries of its records are in memory alone: after a crash nothing else could tell how far its
+queues were numbered.
+
+What a crash leaves: the log begins where it began, or some files later; the views may still lead
+to deleted records, which readers pass over. The first pass after a start makes the views follow,
+whatever the log did before.
+
+Answers to Java's ``CleanCommitLogService``, ``CleanConsumeQueueService``,
+``CorrectLogicOffsetService`` and ``cleanExpiredConsumerQueue``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from skylark.core.clock import TimerHandle
+from skylark.core.names import is_system_topic
+from skylark.store.commit_log import CommitLog
+from skylark.store.config import StoreConfig
+from skylark.store.consume_queues import QUEUE_DIRECTORY, ConsumeQueues
+from skylark.store.errors import StoreFileError
+from skylark.store.file_system import DiskUsage, FileSystem
+from skylark.store.flags import RunningFlags, StoreFlag
+from skylark.store.index import IndexService
+from skylark.store.scheduling import Scheduler
+
+logger = logging.getLogger(__name__)
+
+FIRST_PASS_S: Final = 60.0
+MANUAL_PASSES: Final = 20
+QUEUES_PER_TURN: Final = 64
+_HOUR_MS: Final = 3_600_000
+
+
+# ---- deciding ------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """What there is to know before a pass."""
+
+    now_ms: int
+    hour: int  # of local time
+    log_disk: DiskUsage
+    queue_disk: DiskUsage
+    file_size: int
+    log_size: int  # bytes from the first to the last
+    retired_count: int  # files out of the log that still take space
+    #: Store time of the last record of each file that may go, oldest first; None where unknown.
+    store_times: Sequence[int | None]
+
+
+class Plan(NamedTuple):
+    """What a pass is to do."""
+
+    log_disk_full: bool
+    queue_disk_full: bool
+    delete_count: int = 0  # files, from the oldest on
+    forced_count: int = 0  # of these: there is no room for them, expired or not
+
+
+class RetentionPolicy:
+    """Decides; remembers nothing but how often an operator's request is still to be followed."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._hours = config.delete_hours
+        self._reserved_ms = config.file_reserved_time * _HOUR_MS
+        self._batch_max = config.delete_file_batch_max
+        self._expire_ratio = config.disk_expire_ratio
+        self._clean_ratio = config.disk_clean_ratio
+        self._full_ratio = config.disk_full_ratio
+        self._cleans = config.clean_file_forcibly_enable
+        self._log_size_max = config.disk_used_bytes_max
+        self.manual_passes = 0
+
+    def request(self) -> None:
+        """Delete expired files in the next passes, whatever the hour is."""
+        self.manual_passes = MANUAL_PASSES
+
+    def decide(self, facts: Facts) -> Plan:
+        """The plan for the next pass."""
+        disks = facts.log_disk, facts.queue_disk
+        expired = 0
+        if (
+            facts.hour in self._hours
+            or self.manual_passes
+            or any(disk.used_ratio > self._expire_ratio for disk in disks)
+        ):
+            expired = self._expired_count(facts)
+        self.manual_passes = max(0, self.manual_passes - 1)
+        count_max = min(self._batch_max, len(facts.store_times))
+        forced = min(count_max, self._surplus_count(facts))
+        return Plan(
+            log_disk_full=facts.log_disk.used_ratio > self._full_ratio,
+            queue_disk_full=facts.queue_disk.used_ratio > self._full_ratio,
+            delete_count=max(forced, min(count_max, expired)),
+            forced_count=forced,
+        )
+
+    def _expired_count(self, facts: Facts) -> int:
+        """Files from the oldest on whose time is over, up to the first that has some left."""
+        limit = facts.now_ms - self._reserved_ms
+        for number, store_time in enumerate(facts.store_times):
+            if store_time is None or store_time > limit:
+                return number
+        return len(facts.store_times)
+
+    def _surplus_count(self, facts: Facts) -> int:
+        """Files that must go because there is no room for them."""
+        surplus = 0
+        if self._cleans:
+            disks = facts.log_disk, facts.queue_disk
+            surplus = max(_excess(disk, self._clean_ratio) for disk in disks)
+            surplus -= facts.retired_count * facts.file_size
+        if self._log_size_max:
+            surplus = max(surplus, facts.log_size - self._log_size_max)
+        return max(0, -(-surplus // facts.file_size))
+
+
+def _excess(disk: DiskUsage, ratio: float) -> int:
+    """Bytes to be freed until the disk is used to no more than ``ratio``."""
+    used = disk.total - disk.free
+    return used - int(ratio * (used + disk.available))
+
+
+def local_hour(now_ms: int) -> int:
+    """The hour of the day in local time."""
+    return datetime.fromtimestamp(now_ms / 1000, tz=UTC).astimezone().hour
+
+
+# ---- doing ---------------------------------------------------------------------------------------
+
+#: Told before a file goes: the log offsets at which it begins and ends, and whether it goes by
+#: force. Whoever reads old messages in bulk can warn that it will miss them.
+OnDelete: TypeAlias = Callable[[int, int, bool], None]
+
+
+class Retention:
+    """Looks at intervals, and carries out what the policy decides."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: FileSystem,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        flags: RunningFlags,
+        *,
+        store_time_of: Callable[[int], int | None],
+        scheduler: Scheduler,
+        views_until: Callable[[], int] | None = None,
+        on_delete: OnDelete | None = None,
+        hour_of: Callable[[int], int] = local_hour,
+    ) -> None:
+        """``store_time_of``: when the record at a log offset was stored, None if there is none.
+
+        ``views_until``: records before this log offset have their queue entries on disk.
+        """
+        self._file_system = files
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._flags = flags
+        self._store_time_of = store_time_of
+        self._views_until = views_until
+        self._scheduler = scheduler
+        self._on_delete = on_delete
+        self._hour_of = hour_of
+        self._policy = RetentionPolicy(config)
+        self._queue_path = config.store_path_root_dir / QUEUE_DIRECTORY
+        self._batch_max = config.delete_file_batch_max
+        self._interval_s = config.clean_resource_interval / 1000
+        self._log_pause_s = config.delete_commit_log_files_interval / 1000
+        self._queue_pause_s = config.delete_consume_queue_files_interval / 1000
+        self._timer: TimerHandle | None = None
+        self._step_timer: TimerHandle | None = None
+        self._work: Iterator[float] | None = None  # a pass under way; yields pauses in seconds
+        self._followed_until: int | None = None  # the log's beginning when the views followed it
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a pass is under way."""
+        return self._work is not None
+
+    def start(self) -> None:
+        """Begin to look at intervals."""
+        self._timer = self._scheduler.call_at(
+            self._scheduler.monotonic() + FIRST_PASS_S, self._tick
+        )
+
+    def stop(self) -> None:
+        """End; a pass under way stays unfinished, and the next start goes on."""
+        for timer in (self._timer, self._step_timer):
+            if timer is not None:
+                timer.cancel()
+        self._work = None
+
+    def request_deletion(self) -> None:
+        """Delete expired files soon, whatever the hour is (DELETE_EXPIRED_COMMITLOG)."""
+        self._policy.request()
+
+    def clean_expired_queues(self, keep: Collection[str] = ()) -> int:
+        """Delete the queues whose messages are all gone; return how many.
+
+        Those of system topics stay, and those of topics in ``keep``. The numbering of a deleted
+        queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE)
+        """
+        log_min = self._log.min_offset
+        deleted = 0
+        for queue in self._queues:
+            is_gone = 0 <= queue.max_log_offset < log_min
+            is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
+            if is_gone and is_idle and not is_system_topic(queue.topic, keep):
+                logger.info("%r has no message left and is deleted", queue)
+                self._queues.destroy(queue)
+                deleted += 1
+        return deleted
+
+    # ---- looking ---------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._scheduler.monotonic()
+        self._timer = self._scheduler.call_at(now + self._interval_s, self._tick)
+        try:
+            if self._log.files.retired_count:
+                self._log.files.sweep(now)
+            facts = self._facts()
+        except StoreFileError as error:
+            logger.warning("old files stay for now: %s", error)
+            return
+        plan = self._policy.decide(facts)
+        self._set_flag(StoreFlag.DISK_FULL, plan.log_disk_full, facts.log_disk)
+        self._set_flag(StoreFlag.LOGIC_DISK_FULL, plan.queue_disk_full, facts.queue_disk)
+        is_behind = self._log.min_offset != self._followed_until
+        if self._work is None and (plan.delete_count or is_behind):
+            self._work = self._pass(plan)
+            self._step()
+
+    def _facts(self) -> Facts:
+        files = self._log.files
+        now_ms = self._scheduler.now_ms()
+        return Facts(
+            now_ms=now_ms,
+            hour=self._hour_of(now_ms),
+            log_disk=self._disk_usage(files.directory),
+            queue_disk=self._disk_usage(self._queue_path),
+            file_size=files.file_size,
+            log_size=files.wrote_end - files.min_offset,
+            retired_count=files.retired_count,
+            store_times=[
+                self._store_time(number)
+                for number in range(min(len(files.files) - 1, self._batch_max))
+            ],
+        )
+
+    def _disk_usage(self, path: Path) -> DiskUsage:
+        while not self._file_system.exists(path):  # a new store has no queues yet
+            path = path.parent
+        return self._file_system.disk_usage(path)
+
+    def _store_time(self, number: int) -> int | None:
+        """The store time of the last record of a file that is not the last."""
+        file, following = self._log.files.files[number : number + 2]
+        if not file.last_store_timestamp:
+            store_time = self._store_time_of(following.start_offset)
+            if store_time is None:
+                return None
+            file.last_store_timestamp = store_time
+        return file.last_store_timestamp
+
+    def _set_flag(self, flag: StoreFlag, on: bool, disk: DiskUsage) -> None:
+        if self._flags.set(flag, on):
+            used = f"{disk.used_ratio:.1%}"
+            if on:
+                logger.error("%s: the disk is %s full, no message is taken", flag.name, used)
+            else:
+                logger.warning("%s is over: the disk is %s full", flag.name, used)
+
+    # ---- a pass ----------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Go on with the pass until it wants to pause."""
+        self._step_timer = None
+        if self._work is None:
+            return
+        try:
+            pause_s = next(self._work, None)
+        except StoreFileError as error:
+            logger.warning("cleaning is tried again later: %s", error)
+            pause_s = None
+        if pause_s is None:
+            self._work = None
+            return
+        self._step_timer = self._scheduler.call_at(
+            self._scheduler.monotonic() + pause_s, self._step
+        )
+
+    def _pass(self, plan: Plan) -> Iterator[float]:
+        for number in range(plan.delete_count):
+            if not self._delete_oldest(forced=number < plan.forced_count):
+                break
+            yield self._log_pause_s
+        yield from self._follow()
+
+    def _delete_oldest(self, *, forced: bool) -> bool:
+        """Take the oldest file out of the log; False if it may not go."""
+        files = self._log.files
+        if len(files.files) < 2:
+            return False
+        file = files.files[0]
+        if file.end_offset > files.flushed_where:
+            return False  # what is not on disk yet is no old message
+        if not forced and self._views_until is not None and file.end_offset > self._views_until():
+            return False  # a crash would lose the numbering of its queues
+        if self._on_delete is not None:
+            try:
+                self._on_delete(file.start_offset, file.end_offset, forced)
+            except Exception:
+                logger.exception("a listener failed, the file is deleted all the same")
+        why = "there is no room for it" if forced else "its time is over"
+        logger.info("%s is deleted: %s", file.path, why)
+        files.retire_oldest(self._scheduler.monotonic())
+        return True
+
+    def _follow(self) -> Iterator[float]:
+        """Let the views begin where the log does."""
+        log_min = self._log.min_offset
+        for number, queue in enumerate(self._queues, 1):
+            queue.correct_min(log_min)
+            if number % QUEUES_PER_TURN == 0:
+                yield 0.0
+        for number, queue in enumerate(self._queues, 1):
+            if queue.delete_before(log_min):
+                yield self._queue_pause_s
+            elif number % QUEUES_PER_TURN == 0:
+                yield 0.0
+        if self._index is not None:
+            self._index.delete_before(log_min)
+        self._followed_until = log_min

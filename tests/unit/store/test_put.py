@@ -1,0 +1,155 @@
+"""Put: limits, statuses, queue offsets, and what becomes visible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skylark.store.commit_log import Draft
+from skylark.store.consume_queue import ConsumeQueue
+from skylark.store.files import OsFileSystem
+from skylark.store.flags import RunningFlags, StoreFlag
+from skylark.store.results import PutStatus
+from skylark.wire.batch import BatchMessage, encode_batch
+from skylark.wire.message import decode_record
+from tests.unit.store.small_store import HOST, SmallStore
+
+BIG = {"mapped_file_size_commit_log": 16 << 20}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SmallStore:
+    return SmallStore(OsFileSystem(), tmp_path / "store")
+
+
+def draft(topic: str = "T", queue_id: int = 0, body: bytes = b"x", **fields: Any) -> Draft:
+    return Draft(topic, queue_id, body, **{"born_host": HOST, **fields})
+
+
+def test_queue_offsets_count_per_queue(store: SmallStore) -> None:
+    put = store.putter.put
+    assert [put(draft(queue_id=0)).queue_offset for _ in range(3)] == [0, 1, 2]
+    assert put(draft(queue_id=1)).queue_offset == 0
+    assert put(draft("U")).queue_offset == 0
+    queue = store.queues.get("T", 0)
+    assert isinstance(queue, ConsumeQueue)
+    assert (queue.next_offset, queue.max_offset) == (3, 3)
+
+
+@pytest.mark.spec("store.12.7")
+def test_sizes_at_their_limits(tmp_path: Path) -> None:
+    put = SmallStore(OsFileSystem(), tmp_path / "store", **BIG).putter.put
+    assert put(draft(properties=bytes(32767))).status is PutStatus.PUT_OK
+    assert put(draft(properties=bytes(32768))).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+    assert PutStatus.PROPERTIES_SIZE_EXCEEDED.code == 13
+    assert put(draft(body=bytes(4 << 20))).status is PutStatus.PUT_OK
+    assert put(draft(body=bytes((4 << 20) + 1))).status is PutStatus.MESSAGE_ILLEGAL
+    assert put(draft(body=b"")).status is PutStatus.MESSAGE_ILLEGAL
+
+
+@pytest.mark.spec("store.12.5")
+def test_only_retry_topics_may_be_long(store: SmallStore) -> None:
+    put = store.putter.put
+    result = put(draft("%RETRY%" + "g" * 123))
+    assert result.status is PutStatus.PUT_OK
+    lease = store.log.lease(result.log_offset, result.size)
+    assert lease is not None
+    assert lease.view[4:8].hex() == "daa320ab"
+    lease.release()
+    refused = put(draft("t" * 128))
+    assert refused.status is PutStatus.MESSAGE_ILLEGAL
+    assert refused.status.code == 13
+    assert put(draft("%RETRY%" + "g" * 249)).status is PutStatus.MESSAGE_ILLEGAL
+    assert put(draft("t" * 127)).status is PutStatus.PUT_OK
+
+
+@pytest.mark.spec("store.12.13")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        draft("%RETRY%G"),
+        draft(properties=b"DELAY\x013\x02"),
+        draft(sys_flag=0x4),
+    ],
+)
+def test_batches_that_are_refused(store: SmallStore, wrong: Draft) -> None:
+    result = store.putter.put_batch(wrong, [BatchMessage(b"a")])
+    assert result.status is PutStatus.MESSAGE_ILLEGAL
+    assert store.log.max_offset == 0
+    assert store.putter.put_batch(draft(), []).status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_a_batch_has_consecutive_offsets(store: SmallStore) -> None:
+    store.putter.put(draft())
+    messages = [BatchMessage(b"m%d" % number, b"TAGS\x01A\x02") for number in range(3)]
+    result = store.putter.put_batch(draft(), messages)
+    assert (result.queue_offset, result.message_count) == (1, 3)
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    assert (queue.next_offset, queue.max_offset) == (4, 4)
+    entries = [queue.read_entry(offset) for offset in (1, 2, 3)]
+    assert [entry.log_offset for entry in entries if entry] == [
+        result.log_offset + number * (result.size // 3) for number in range(3)
+    ]
+
+
+def test_an_inner_batch_is_one_record_and_many_messages(store: SmallStore) -> None:
+    body = encode_batch([BatchMessage(b"a"), BatchMessage(b"b")])
+    first = store.putter.put_inner_batch(draft("B", body=body, properties=b"UNIQ_KEY\x01U"), 2)
+    second = store.putter.put_inner_batch(draft("B", body=body), 2)
+    assert (first.queue_offset, second.queue_offset) == (0, 2)
+    lease = store.log.lease(first.log_offset, first.size)
+    assert lease is not None
+    record = decode_record(bytes(lease.view))
+    lease.release()
+    assert record.sys_flag == 0xC0
+    assert record.raw_properties == b"INNER_BASE\x010\x02UNIQ_KEY\x01U\x02INNER_NUM\x012\x02"
+    queue = store.queues.get("B", 0)
+    assert queue is not None
+    assert (queue.max_offset, queue.next_offset) == (4, 4)
+    assert store.putter.put_inner_batch(draft("B"), 0).status is PutStatus.MESSAGE_ILLEGAL
+    # a sender cannot claim to have one in an ordinary topic
+    assert store.putter.put(draft(sys_flag=0x80)).status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_half_messages_have_no_queue_entry_and_use_up_no_offset(store: SmallStore) -> None:
+    assert store.putter.put(draft(sys_flag=0x4)).queue_offset == 0
+    assert store.putter.put(draft(sys_flag=0xC)).queue_offset == 0
+    assert store.putter.put(draft(sys_flag=0x8)).queue_offset == 0
+    assert store.putter.put(draft()).queue_offset == 1
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 2
+
+
+def test_flags_and_shutdown_refuse(store: SmallStore) -> None:
+    store.flags.set(StoreFlag.DISK_FULL)
+    assert store.putter.put(draft()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    store.flags.set(StoreFlag.DISK_FULL, on=False)
+    assert store.putter.put(draft()).status is PutStatus.PUT_OK
+    store.putter.shut_down()
+    assert store.putter.put(draft()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    refused = store.putter.put_batch(draft(), [BatchMessage(b"a")])
+    assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+
+
+def state(flags: RunningFlags) -> tuple[bool, bool]:
+    return flags.readable, flags.writeable
+
+
+def test_running_flags() -> None:
+    flags = RunningFlags()
+    assert state(flags) == (True, True)
+    assert flags.set(StoreFlag.NOT_READABLE)
+    assert state(flags) == (False, True)
+    assert not flags.set(StoreFlag.NOT_READABLE)
+    flags.set(StoreFlag.INDEX_ERROR)
+    assert state(flags) == (False, True)
+    flags.set(StoreFlag.LOGICS_ERROR)
+    assert state(flags) == (False, False)
+    assert flags.has(StoreFlag.LOGICS_ERROR)
+    assert flags.set(StoreFlag.LOGICS_ERROR, on=False)
+    assert state(flags) == (False, True)
+    assert flags.bits == 9
