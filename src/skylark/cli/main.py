@@ -32,7 +32,11 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS: dict[str, LazyCommand] = {
+    "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
     "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
+    "store": LazyCommand(
+        "skylark.cli.store:command", "Check or dump the files of a message store."
+    ),
 }
 
 

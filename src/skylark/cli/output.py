@@ -92,6 +92,11 @@ class Output:
         self._stdout = stdout
         self._stderr = stderr
 
+    @property
+    def is_json(self) -> bool:
+        """Whether a program reads: then everything belongs into one document."""
+        return self._format == "json"
+
     def rows(self, columns: Sequence[str], rows: Iterable[Record]) -> None:
         """Records of one kind: a table with ``columns``, or a JSON array of objects with them.
 

@@ -1,0 +1,1 @@
+"""The broker: keeps topics and messages, and serves producers, consumers and administrators."""

@@ -1,0 +1,1 @@
+"""Requests of administrators, by what they are about. Answers to ``AdminBrokerProcessor``."""

@@ -1,0 +1,314 @@
+"""Settings of a Java broker that have no effect here, so that its files load and its tools work.
+
+A properties file written for ``mqbroker`` loads unchanged, and request 26 prints every key that a
+real 5.5.0 prints, with the default it has there (thread counts as on a machine with two
+processors). :data:`IGNORED` is the one table of keys that nothing here reads, grouped by reason; a
+key without ``=`` has no default in Java and is printed only once it is set. The type of a setting
+is that of its default.
+
+Ignoring is harmless for most of them. For the rest it is not: who switches on access control must
+not get a broker without it. Such keys may be written, but only with the value of :data:`REFUSED`;
+any other stops the start with the sentence given there. Keys of the store are refused the same way
+in :mod:`skylark.store.config`.
+
+A part that begins to use a setting declares it in its own config section and takes it out of the
+table. Until the second is done, the section of the store wins.
+
+Answers to what is left of ``BrokerConfig``, ``MessageStoreConfig``, ``NettyServerConfig``,
+``NettyClientConfig`` and ``AuthConfig``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from skylark.core.config import Config, Scalar, Setting, format_value, settings
+from skylark.store.config import StoreConfig
+
+#: Reason -> ``key=default`` of every setting that is ignored for this reason.
+IGNORED: Final[dict[str, str]] = {
+    "one event loop answers all requests, there are no thread pools": """
+        ackMessageThreadPoolNums=16 adminBrokerThreadPoolNums=16 clientManageThreadPoolNums=32
+        consumerManageThreadPoolNums=32 endTransactionThreadPoolNums=12 heartbeatThreadPoolNums=2
+        litePullMessageThreadPoolNums=20 loadBalanceProcessorThreadPoolNums=32
+        processReplyMessageThreadPoolNums=20 pullMessageThreadPoolNums=20
+        putMessageFutureThreadPoolNums=2 queryMessageThreadPoolNums=10 recoverThreadPoolNums=32
+        sendMessageThreadPoolNums=2 recoverConcurrently=false asyncSendEnable=true
+        maxAsyncPutMessageRequests=5000 putMessageTimeout=8000
+        """,
+    "requests wait in the kernel, held back by back-pressure, not in queues of ours": """
+        ackThreadPoolQueueCapacity=100000 adminBrokerThreadPoolQueueCapacity=10000
+        clientManagerThreadPoolQueueCapacity=1000000
+        consumerManagerThreadPoolQueueCapacity=1000000 endTransactionPoolQueueCapacity=100000
+        heartbeatThreadPoolQueueCapacity=50000 litePullThreadPoolQueueCapacity=100000
+        loadBalanceThreadPoolQueueCapacity=100000 pullThreadPoolQueueCapacity=100000
+        putThreadPoolQueueCapacity=10000 queryThreadPoolQueueCapacity=20000
+        replyThreadPoolQueueCapacity=10000 sendThreadPoolQueueCapacity=10000
+        enableNetWorkFlowControl=false highSpeedMode=false
+        """,
+    "an option of Netty": """
+        channelNotActiveInterval=60000 clientAsyncSemaphoreValue=65535
+        clientCallbackExecutorThreads=2 clientChannelMaxIdleTimeSeconds=120
+        clientCloseSocketIfTimeout=true clientOnewaySemaphoreValue=65535
+        clientPooledByteBufAllocatorEnable=false clientSocketRcvBufSize=0 clientSocketSndBufSize=0
+        clientWorkerThreads=4 connectTimeoutMillis=3000 disableCallbackExecutor=false
+        disableNettyWorkerGroup=false enableReconnectForGoAway=true isScanAvailableNameSrv=true
+        maxReconnectIntervalTimeSeconds=60 serverAsyncSemaphoreValue=64
+        serverCallbackExecutorThreads=0 serverNettyWorkerGroupEnable=true
+        serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true
+        serverSelectorThreads=3 serverSocketBacklog=1024 serverSocketRcvBufSize=0
+        serverSocketSndBufSize=0 serverWorkerThreads=8 useEpollNativeSelector=false
+        writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 enableFastChannelEventProcess=false
+        printChannelGroups=false printChannelGroupsMinNum=5
+        """,
+    "every shutdown is orderly: what is in hand is answered, then clients are told to go away": """
+        enableShutdownGracefully=false shutdownWaitTimeSeconds=30
+        """,
+    "a proxy between broker and name server is not supported": "socksProxyConfig={}",
+    "TLS is not built yet": "useTLS=false",
+    "access control is not built yet": """
+        aclEnable=false authenticationEnabled=false authorizationEnabled=false
+        migrateAuthFromV1Enabled=false
+        """,
+    "POP consumption is not built yet": """
+        appendAckAsync=false appendCkAsync=false defaultMessageRequestMode=PULL
+        defaultPopShareQueueNum=-1 enableNotifyAfterPopOrderLockRelease=true
+        enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false
+        enablePopLog=false enablePopMessageThreshold=false enablePopMetrics=true
+        enableRetryTopicV2=false enableSkipLongAwaitingAck=false initPopOffsetByCheckMsgInMem=true
+        maxMessageFilterNumForNotification=64 maxPopPollingSize=100000 popCkMaxBufferSize=200000
+        popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
+        popConsumerFSServiceInit=true popConsumerKVServiceEnable=false
+        popConsumerKVServiceInit=false popConsumerKVServiceLog=false popFromRetryProbability=20
+        popFromRetryProbabilityForPriority=0 popInflightMessageThreshold=10000
+        popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
+        popPollingMapSize=100000 popPollingSize=1024 popResponseReturnActualRetryTopic=false
+        popReviveConcurrency=32 popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
+        popReviveSkipIfGroupAbsent=true priorityOrderAsc=true
+        retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000 reviveInterval=1000
+        reviveMaxSlow=3 reviveScanTime=10000 skipWhenCKRePutReachMaxTimes=false
+        useMessageFilterForNotification=true useSeparateRetryQueue=false
+        """,
+    "light message queues and lite topics are not supported": """
+        enableLiteEventMode=true enableLitePopLog=false enableLmqQuota=false enableLmqStats=false
+        liteEventCheckInterval=10000 liteEventFullDispatchDelayTime=10000
+        liteEventFullDispatchDelayTimeForWildcardGroup=10000 liteLagCountMetricsEnable=false
+        liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
+        liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000
+        liteTtlCheckInterval=120000 maxClientEventCount=100 maxLiteSubscriptionCount=100000
+        maxLmqConsumeQueueNum=20000 minLiteTTl=900000
+        """,
+    "replication is not built yet": """
+        haFlowControlEnable=false haHousekeepingInterval=20000 haMasterAddress
+        haMaxGapNotInSync=268435456 haMaxTimeSlaveNotCatchup=15000 haSendHeartbeatInterval=5000
+        haTransferBatchSize=32768 inSyncReplicas=1 maxHaTransferByteInSecond=104857600
+        maxSlaveResendLength=268435456 minInSyncReplicas=1 enableAutoInSyncReplicas=false
+        allAckInSyncStateSet=false replicasPerDiskPartition=1 slaveTimeout=3000
+        syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false totalReplicas=1
+        forwardTimeout=3000
+        """,
+    "slaves that act as master, and brokers run by a controller, are not supported": """
+        asyncLearner=false brokerElectionPriority=2147483647 brokerHeartbeatInterval=1000
+        brokerNotActiveTimeoutMillis=10000 checkSyncStateSetPeriod=5000
+        compatibleWithOldNameSrv=true controllerAddr= controllerHeartBeatTimeoutMills=10000
+        dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableRemoteEscape=false
+        enableSlaveActingMaster=false fetchControllerAddrByDnsLookup=false
+        maxChecksumRange=1073741824 sendHeartbeatTimeoutMillis=1000 skipPreOnline=false
+        storePathBrokerIdentity
+        storePathDLedgerCommitLog storePathEpochFile syncBrokerMemberGroupPeriod=1000
+        syncBrokerMetadataPeriod=5000 syncControllerMetadataPeriod=10000
+        """,
+    "a broker is a process of its own, or shares one by `skylark up`": """
+        isBrokerContainer=false isInBrokerContainer=false isolateLogEnable=false
+        """,
+    "name servers are given by their addresses": """
+        fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false
+        fetchNamesrvAddrInterval=10000 updateNameServerAddrPeriod=120000
+        """,
+    "the whole table is registered in one request": """
+        enableSplitRegistration=false splitRegistrationSize=800 cleanOfflineBrokerInterval=30000
+        """,
+    "RocksDB is not supported": """
+        bottomMostCompressionTypeForConsumeQueueStore=zstd cleanRocksDBDirtyCQIntervalMin=60
+        combineAssignOffsetCQType=default combineCQEnableCheckSelf=false
+        combineCQLoadingCQTypes=default;defaultRocksDB combineCQMaxExtraSearchCommitLogFiles=3
+        combineCQPreferCQType=default combineCQUseRocksdbForLmq=false configManagerVersion=v1
+        enableRocksDBLog=false flushConsumerOffsetHistoryInterval=60000 indexFileReadEnable=true
+        indexFileWriteEnable=true iteratorWhenUseRocksdbConsumeQueue=true
+        maxRocksDBIndexQueryDays=7 memTableFlushIntervalMs=3600000
+        persistConsumerOffsetIncrementally=false realTimePersistRocksDBConfig=true
+        rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
+        rocksdbWalFileRollingThreshold=1073741824 statRocksDBCQIntervalSec=10
+        timerRocksDBEnable=false timerRocksDBPrecisionMs=1000 timerRocksDBRollIntervalHours=1
+        timerRocksDBRollMaxTps=8000.0 timerRocksDBRollRangeHours=2 timerRocksDBStopScan=false
+        timerRocksDBTimeExpiredMaxTps=200000.0 timerRecallToTimeWheelEnable=true
+        timerRecallToTimelineEnable=true timerReputServiceCorePoolSize=6
+        timerReputServiceMaxPoolSize=6 timerReputServiceQueueCapacity=10000
+        transRocksDBEnable=false transWriteOriginTransHalfEnable=true
+        transactionCheckRocksdbCoreThreads=2 transactionCheckRocksdbMaxThreads=5
+        transactionCheckRocksdbQueueCapacity=2000 useSeparateStorePathForRocksdbCQ=false
+        useSingleRocksDBForAllConfigs=false
+        """,
+    "how the Java store locks, maps and dispatches": """
+        accessMessageInMemoryHotRatio=26 batchDispatchRequestThreadPoolNums=16
+        checkCommitLogOffsetOnRecover=false cleanSwapedMapInterval=300000
+        commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
+        commitLogSwapMapReserveFileNum=100 correctLogicMinOffsetForceInterval=300000
+        correctLogicMinOffsetSleepInterval=1 debugLockEnable=false disappearTimeAfterStart=-1
+        diskFallRecorded=true dispatchCqCacheNum=4096 dispatchCqThreads=10
+        dispatchFromSenderThread=false enableAcceleratedRecovery=false enableAsyncReput=true
+        enableBatchPush=false enableBuildConsumeQueueConcurrently=false
+        enableCleanExpiredOffset=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
+        enableRunningFlagsInFlush=false logicQueueForceSwapMapInterval=43200000
+        logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
+        logicalDiskSpaceCleanForciblyThreshold=0.8 mappedFileSwapEnable=true
+        maxBatchDeleteFilesNum=50 maxConsumeQueueScan=20000 maxRecoveryCommitlogFiles=30
+        pullBatchMaxMessageCount=160 putConsumeQueueDataByFileChannel=true
+        putMsgIndexHightWater=600000 recheckReputOffsetFromCq=false sampleCountThreshold=5000
+        sampleSteps=32 searchBcqByCacheEnable=true sharedByteBufferNum=16
+        spinLockCollisionRetreatOptimalDegree=1000 topicQueueLockNum=32 transferMsgByHeap=true
+        useABSLock=false useReentrantLockWhenPutMessage=true writeWithoutMmap=false
+        """,
+    "the longest name of a topic is part of the protocol": "maxTopicLength=127",
+    "plug-ins are Java classes": "messageStorePlugIn=",
+    "topics of the policy COMPACTION keep all their messages": """
+        compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
+        compactionScheduleInternal=900000 compactionThreadNum=6 enableCompaction=true
+        maxOffsetMapSize=104857600
+        """,
+    "extended consume queues are not supported, and only they hold the bits of SQL92 filters": """
+        bitMapLengthConsumeQueueExt=112 enableCalcFilterBitMap=false
+        mappedFileSizeConsumeQueueExt=50331648
+        """,
+    "how the Java timer runs, and its checks of itself": """
+        appendTopicForTimerDeleteKey=false timerCheckMetricsWhen=05
+        timerColdDataCheckIntervalMs=60000 timerEnableCheckMetrics=true timerEnableDisruptor=false
+        timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
+        timerMetricSmallThreshold=1000000 timerProgressLogIntervalMs=10000
+        timerPutMessageThreadNum=3 timerWarmEnable=false timerWheelSnapshotFlush=false
+        timerWheelSnapshotIntervalMs=10000
+        """,
+    "limits on reading old data from the disk are not built": """
+        cgColdReadThreshold=3145728 coldCtrStrategyEnable=false coldDataFlowControlEnable=false
+        coldDataScanEnable=false globalColdReadThreshold=104857600 usePIDColdCtrStrategy=true
+        """,
+    "statistics are always kept, and dropped with their topic or group": """
+        accountStatsEnable=true accountStatsPrintZeroValues=true autoDeleteUnusedStats=true
+        commercialBaseCount=1 commercialSizePerMsg=4096 enableDetailStat=true
+        enableScheduleMessageStats=true estimateAccumulation=true maxStatsIdleTimeInMinutes=-1
+        """,
+    "metrics are served to Prometheus, all of them": """
+        enableConnectionMetrics=true enableLagAndDlqMetrics=true enableMessageStoreMetrics=true
+        enableRemotingMetrics=true enableRequestMetrics=true enableStatsMetrics=true
+        enableTransactionMetrics=true metricGrpcExporterIntervalInMills=60000
+        metricGrpcExporterTimeOutInMills=3000 metricLoggingExporterIntervalInMills=10000
+        metricsExportBatchMaxDataPoints=1000 metricsGrpcExporterHeader=
+        metricsGrpcExporterTarget= metricsInDelta=false metricsOtelCardinalityLimit=50000
+        """,
+    "subscriptions come with heartbeats": "useStaticSubscription=false",
+}
+
+_NO_ACCESS_CONTROL: Final = (
+    "access control is not built yet; until then bind to loopback, or let a firewall decide who"
+    " reaches the broker"
+)
+_NO_POP: Final = "POP consumption is not built yet; push and pull consumers are served"
+_NO_ROCKSDB: Final = "RocksDB is not supported; the files of the default store hold the same data"
+_NO_CONTROLLER: Final = "brokers do not change their roles by themselves; use masters with slaves"
+_NAMES: Final = "write the addresses of the name servers into namesrvAddr"
+_NO_COLD_CONTROL: Final = "limits on reading old data from the disk are not built"
+
+#: Key -> the only value that is accepted, and why no other is.
+REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
+    "aclEnable": (False, _NO_ACCESS_CONTROL),
+    "authenticationEnabled": (False, _NO_ACCESS_CONTROL),
+    "authorizationEnabled": (False, _NO_ACCESS_CONTROL),
+    "migrateAuthFromV1Enabled": (False, _NO_ACCESS_CONTROL),
+    "useTLS": (False, "TLS is not built yet"),
+    "socksProxyConfig": ("{}", "a proxy between broker and name server is not supported"),
+    "defaultMessageRequestMode": ("PULL", _NO_POP),
+    "enablePopBatchAck": (False, _NO_POP),
+    "enablePopBufferMerge": (False, _NO_POP),
+    "enablePopMessageThreshold": (False, _NO_POP),
+    "enableRetryTopicV2": (False, _NO_POP),
+    "popConsumerKVServiceEnable": (False, _NO_POP),
+    "popConsumerKVServiceInit": (False, _NO_POP),
+    "enableSlaveActingMaster": (False, _NO_CONTROLLER),
+    "enableRemoteEscape": (False, _NO_CONTROLLER),
+    "controllerAddr": ("", _NO_CONTROLLER),
+    "isBrokerContainer": (False, "containers of brokers are not supported; see `skylark up`"),
+    "isInBrokerContainer": (False, "containers of brokers are not supported; see `skylark up`"),
+    "fetchNameSrvAddrByDnsLookup": (False, _NAMES),
+    "fetchNamesrvAddrByAddressServer": (False, _NAMES),
+    "configManagerVersion": ("v1", _NO_ROCKSDB),
+    "useSingleRocksDBForAllConfigs": (False, _NO_ROCKSDB),
+    "timerRocksDBEnable": (False, _NO_ROCKSDB),
+    "transRocksDBEnable": (False, _NO_ROCKSDB),
+    "messageStorePlugIn": ("", "plug-ins are Java classes, which cannot be loaded here"),
+    "timerInterceptDelayLevel": (False, "delay levels have queues of their own, not the timer"),
+    "coldDataFlowControlEnable": (False, _NO_COLD_CONTROL),
+    "useStaticSubscription": (
+        False,
+        "subscriptions in the configuration of a group are not enforced",
+    ),
+}
+
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
+_DECIMAL: Final = re.compile(r"-?[0-9]+\.[0-9]+")
+
+
+class _Ignored(Config, frozen=True, kw_only=True):
+    """Base of the section: what is refused."""
+
+    def check(self) -> Iterable[str]:
+        for key, (accepted, reason) in REFUSED.items():
+            value = getattr(self, key, accepted)
+            if value != accepted:
+                yield f"{key}={format_value(value)}: {reason}"
+
+
+def ignored_keys() -> Iterator[tuple[str, str | None, str]]:
+    """Key, default as text (None: Java has none) and reason of every row of the table."""
+    for reason, rows in IGNORED.items():
+        for row in rows.split():
+            key, has_default, default = row.partition("=")
+            yield key, default if has_default else None, reason
+
+
+def _kind_and_default(text: str | None) -> tuple[Any, Scalar]:
+    if text is None:
+        return str | None, None
+    if text in ("true", "false"):
+        return bool, text == "true"
+    if _INTEGER.fullmatch(text):
+        return int, int(text)
+    return (float, float(text)) if _DECIMAL.fullmatch(text) else (str, text)
+
+
+def _fields() -> Iterator[tuple[str, Any, Scalar]]:
+    """The table as fields of a struct, named as in Java."""
+    taken = {info.java for info in settings(StoreConfig)}
+    for key, text, reason in ignored_keys():
+        if key not in taken:
+            kind, default = _kind_and_default(text)
+            yield key, Annotated[kind, Setting(f"Ignored: {reason}.", java=key)], default
+
+
+if TYPE_CHECKING:
+
+    class IgnoredSettings(_Ignored, frozen=True, kw_only=True):
+        """Keys of a Java broker that are accepted, shown and without effect."""
+
+else:
+    IgnoredSettings = msgspec.defstruct(
+        "IgnoredSettings",
+        list(_fields()),
+        bases=(_Ignored,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+    )

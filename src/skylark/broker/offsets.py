@@ -1,0 +1,330 @@
+"""How far each group has come in each queue: committed offsets, pending resets, pull offsets.
+
+Three maps, each by ``topic@group`` and queue:
+
+* **committed**: where the group goes on after a restart. Whatever is committed is stored, smaller
+  values included; clients decide.
+* **pending resets**: where a group was sent by an administrator (222) and has not gone yet. While a
+  reset is pending it is what a query answers, and commits of clients are ignored: they still count
+  in the old place. The next pull takes it (:meth:`OffsetTable.take_reset`) and is answered with it.
+* **pulled**: the end of the last pull, for progress reports only.
+
+**A new group on a young topic** starts at the beginning, whatever its ``consumeFromWhere`` says:
+a query for an offset that was never committed is answered with 0 while the queue still has its
+first message and that message is in memory (:meth:`OffsetTable.query`).
+
+Resets are lost with the process, as in Java; the committed offset was set along with them. The
+other maps are written to disk every few seconds. The version goes up every 500 commits, so that
+slaves notice; ``change_count`` goes up with every change, so that an idle broker writes nothing.
+
+Commits are on the path of every pull: they cost two dictionary look-ups. Sizes are bounded by the
+callers, who let only known topics and groups in, and by :data:`QUEUE_COUNT_MAX`.
+
+Answers to Java's ``ConsumerOffsetManager``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
+
+from skylark.broker.live_settings import LiveSettings
+from skylark.core.clock import TimeSource
+from skylark.core.errors import BrokerError, InvalidParameterError, QueryNotFoundError
+from skylark.store import config_tables
+from skylark.store.config_tables import TOPIC_GROUP_SEPARATOR
+from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
+
+log = logging.getLogger(__name__)
+
+#: Queues for which one group can have offsets of one topic.
+QUEUE_COUNT_MAX: Final = 65_536
+
+NOT_FOUND: Final = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+NOT_FOUND_NO_ZERO: Final = "Not found, do not set to zero, maybe this group boot first"
+#: Remark of the successful answer to a commit that was ignored.
+RESET_REMARK: Final = "Offset has been previously reset"
+
+Offsets = dict[int, int]  # by queue
+
+
+class Queues(Protocol):
+    """What the store knows of the queues; unknown queues are empty."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that can be read."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset of the next message to come."""
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The first message stored at this time or later."""
+
+
+class OffsetTable:
+    """The offsets of one broker."""
+
+    def __init__(self, live: LiveSettings, clock: TimeSource) -> None:
+        self._live = live
+        self._clock = clock
+        self._committed: dict[str, Offsets] = {}
+        self._resets: dict[str, Offsets] = {}
+        self._pulled: dict[str, Offsets] = {}
+        self._commit_count = 0
+        self.change_count = 0
+        self.version = DataVersion(timestamp=clock.now_ms())
+
+    # --- committing ---
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Store an offset as it is."""
+        key = f"{topic}@{group}"
+        offsets = self._committed.get(key)
+        if offsets is None:
+            offsets = self._committed[key] = {}
+        old = offsets.get(queue_id)
+        if old is None:
+            _check_room(offsets, topic, group)
+        elif offset < old:
+            log.info("%s queue %s goes back from %s to %s", key, queue_id, old, offset)
+        if offset != old:
+            offsets[queue_id] = offset
+            self.change_count += 1
+        self._commit_count += 1
+        if self._commit_count % self._live.current.consumer_offset_update_version_step == 0:
+            self.version = self.version.next(self._clock.now_ms())
+            self.change_count += 1
+
+    def commit_of_client(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """UPDATE_CONSUMER_OFFSET (15); False: ignored, because a reset is pending."""
+        if self.has_reset(group, topic, queue_id):
+            log.info("%s of %s: commit of queue %s ignored, it was reset", topic, group, queue_id)
+            return False
+        self.commit(group, topic, queue_id, offset)
+        return True
+
+    def commit_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember where the last pull ended."""
+        key = f"{topic}@{group}"
+        offsets = self._pulled.get(key)
+        if offsets is None:
+            offsets = self._pulled[key] = {}
+        old = offsets.get(queue_id)
+        if old is None:
+            _check_room(offsets, topic, group)
+        if offset != old:
+            offsets[queue_id] = offset
+            self.change_count += 1
+
+    # --- asking ---
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the group goes on: a pending reset, else what it committed, else -1."""
+        key = f"{topic}@{group}"
+        if self._resets and self._live.current.use_server_side_reset_offset:
+            reset = self._resets.get(key, {}).get(queue_id)
+            if reset is not None:
+                return reset
+        offsets = self._committed.get(key)
+        return -1 if offsets is None else offsets.get(queue_id, -1)
+
+    def query(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        *,
+        set_zero_if_not_found: bool | None,
+        starts_in_memory: Callable[[], bool],
+    ) -> int:
+        """QUERY_CONSUMER_OFFSET (14); raises QueryNotFoundError (22).
+
+        ``starts_in_memory`` is asked only for a group without offset: whether the queue's minimum
+        is 0 (or less), and its first message exists and is in memory.
+        """
+        offset = self.get(group, topic, queue_id)
+        if offset >= 0:
+            return offset
+        if set_zero_if_not_found is False:
+            raise QueryNotFoundError(NOT_FOUND_NO_ZERO)
+        if starts_in_memory():
+            return 0
+        raise QueryNotFoundError(NOT_FOUND)
+
+    def get_pulled(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the last pull ended, else as :meth:`get`."""
+        offset = self._pulled.get(f"{topic}@{group}", {}).get(queue_id)
+        return self.get(group, topic, queue_id) if offset is None else offset
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        """What the group has committed, by queue; not to be kept."""
+        return self._committed.get(f"{topic}@{group}", {})
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics for which the group has committed anything."""
+        return [topic for topic, other in map(_split, self._committed) if other == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed anything for the topic."""
+        return [group for other, group in map(_split, self._committed) if other == topic]
+
+    def smallest(self, topic: str, queues: Queues, without: Collection[str] = ()) -> Offsets:
+        """Per queue the smallest offset of all groups that still exists (308).
+
+        Java *deletes* the offsets of the groups to be left out; here they are left out.
+        """
+        result: Offsets = {}
+        for group in self.groups_of(topic):
+            if group in without:
+                continue
+            for queue_id, offset in self._committed[f"{topic}@{group}"].items():
+                if offset >= queues.min_offset(topic, queue_id):
+                    result[queue_id] = min(offset, result.get(queue_id, offset))
+        return result
+
+    # --- resets ---
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset is pending."""
+        if not self._resets or not self._live.current.use_server_side_reset_offset:
+            return False
+        return queue_id in self._resets.get(f"{topic}@{group}", {})
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The pending reset, which is none any more: the caller tells the client."""
+        if not self._resets or not self._live.current.use_server_side_reset_offset:
+            return None
+        key = f"{topic}@{group}"
+        offsets = self._resets.get(key)
+        if offsets is None:
+            return None
+        offset = offsets.pop(queue_id, None)
+        if not offsets:
+            del self._resets[key]
+        return offset
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Send a group to other places, which need not be online (222)."""
+        key = f"{topic}@{group}"
+        for queue_id, offset in offsets.items():
+            if queue_id < 0 or offset < 0:
+                log.warning("%s: queue %s cannot be reset to %s", key, queue_id, offset)
+                continue
+            committed = self._committed.setdefault(key, {})
+            if queue_id not in committed:
+                _check_room(committed, topic, group)
+            self._resets.setdefault(key, {})[queue_id] = offset
+            committed[queue_id] = offset
+            self.change_count += 1
+        log.info("%s was reset to %s", key, dict(offsets))
+
+    def clone(self, source: str, target: str, topics: Iterable[str]) -> None:
+        """Give one group the offsets of another (314)."""
+        for topic in topics:
+            offsets = self._committed.get(f"{topic}@{source}")
+            if offsets is not None:
+                self._committed[f"{topic}@{target}"] = dict(offsets)
+                self.change_count += 1
+
+    # --- forgetting ---
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget everything about a topic."""
+        self._remove(lambda pair: pair[0] == topic)
+
+    def remove_group(self, group: str) -> None:
+        """Forget everything about a group."""
+        self._remove(lambda pair: pair[1] == group)
+
+    def _remove(self, matches: Callable[[tuple[str, str]], bool]) -> None:
+        for table in (self._committed, self._resets, self._pulled):
+            for key in [key for key in table if matches(_split(key))]:
+                del table[key]
+                self.change_count += 1
+
+    # --- for slaves and the disk ---
+
+    def snapshot(self) -> config_tables.ConsumerOffsetTable:
+        """The content of ``consumerOffset.json``, independent of later changes."""
+        return config_tables.ConsumerOffsetTable(
+            data_version=self.version,
+            offset_table={key: dict(offsets) for key, offsets in self._committed.items()},
+            pull_offset_table={key: dict(offsets) for key, offsets in self._pulled.items()},
+        )
+
+    def dump(self) -> ConsumerOffsetSerializeWrapper:
+        """GET_ALL_CONSUMER_OFFSET (43); to be encoded before anything else happens."""
+        topics: dict[str, list[str]] = {}
+        for topic, group in map(_split, self._committed):
+            topics.setdefault(group, []).append(topic)
+        return ConsumerOffsetSerializeWrapper(
+            offset_table=self._committed,
+            pull_offset_table=self._pulled,
+            group_topic_map=topics,
+            data_version=self.version,
+        )
+
+    def load(self, table: config_tables.ConsumerOffsetTable) -> None:
+        """Take over ``consumerOffset.json``."""
+        self._committed = _sound(table.offset_table)
+        self._pulled = _sound(table.pull_offset_table)
+        if table.data_version != DataVersion():
+            self.version = table.data_version
+
+    def merge(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
+        """Take over what a master has (43); what only this broker knows stays."""
+        self._committed.update(_sound(wrapper.offset_table))
+        self._pulled.update(_sound(wrapper.pull_offset_table or {}))
+        if wrapper.data_version is not None:
+            self.version = wrapper.data_version
+        self.change_count += 1
+
+
+def reset_targets(
+    topic: str,
+    *,
+    queue_id: int,
+    offset: int | None,
+    timestamp_ms: int,
+    queue_count: int,
+    queues: Queues,
+) -> Offsets:
+    """Where request 222 sends a group: one queue (``queue_id`` >= 0) or all that can be read.
+
+    A given ``offset`` (not -1) counts for one queue only, and must lie in it. Otherwise the time
+    decides; a negative one means the end.
+    """
+    if queue_id >= 0 and offset is not None and offset != -1:
+        low, high = queues.min_offset(topic, queue_id), queues.max_offset(topic, queue_id)
+        if (low >= 0 and offset < low) or offset > high + 1:
+            raise BrokerError(f"Target offset {offset} not in consume queue range [{low}-{high}]")
+        return {queue_id: offset}
+    targets = {}
+    for number in [queue_id] if queue_id >= 0 else range(queue_count):
+        if timestamp_ms < 0:
+            targets[number] = queues.max_offset(topic, number)
+        else:
+            targets[number] = queues.offset_by_time(topic, number, timestamp_ms)
+    if not targets:
+        raise BrokerError("No queues to reset.")
+    return targets
+
+
+def _check_room(offsets: Offsets, topic: str, group: str) -> None:
+    if len(offsets) >= QUEUE_COUNT_MAX:
+        raise InvalidParameterError(
+            f"group {group} has offsets of {QUEUE_COUNT_MAX} queues of topic {topic} already"
+        )
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Topic and group of a key."""
+    topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
+    return topic, group
+
+
+def _sound(table: Mapping[str, Mapping[int, int]]) -> dict[str, Offsets]:
+    """A copy without keys that name no topic or no group, such as Java passes over."""
+    return {key: dict(offsets) for key, offsets in table.items() if all(_split(key))}

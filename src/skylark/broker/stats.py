@@ -1,0 +1,325 @@
+"""What was put and got, by topic and group, in the last minute, hour and day (request 315).
+
+Who handles messages adds to a meter, found by its key and never kept (it may expire)::
+
+    meter = stats.topic_puts[topic]        # made on first use
+    meter.count += count
+    meter.size += size
+    meter.times += 1
+
+Two names of Java share one meter where the numbers go up together:
+
+==================  =======================  ==================================================
+Name                Key, as in the request   Meter
+==================  =======================  ==================================================
+TOPIC_PUT_NUMS      topic                    ``topic_puts[topic].count``
+TOPIC_PUT_SIZE                               ``.size``
+GROUP_GET_NUMS      topic@group              ``group_gets[topic, group].count``
+GROUP_GET_SIZE                               ``.size``
+SNDBCK_PUT_NUMS     topic@group              ``send_backs[topic, group].count``
+GROUP_GET_LATENCY   queue@topic@group        ``queue_gets[queue, topic, group].count``, in ms
+BROKER_PUT_NUMS     cluster                  from ``user_put_count`` and ``system_put_count``;
+BROKER_GET_NUMS     cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
+==================  =======================  ==================================================
+
+How far a group is behind on a queue (GROUP_GET_FALL_SIZE, GROUP_GET_FALL_TIME) is no count but the
+latest value, kept with the latency; as in Java, 315 does not know it.
+
+**Windows.** Every 10 s a sample of each meter is added to its minute, every 10 min to its hour,
+every hour to its day. A window is the difference between its oldest and its newest sample: 60 s
+once seven are there. So what happened since the last sample does not show yet.
+
+**Limits.** Each table has at most ``count_max`` keys. Further ones share one meter that no request
+can ask for; :attr:`MeterTable.overflow_count` counts its uses. A meter that stood still for
+``idle_max_ms`` is dropped: by default 25 h, when all its windows have become zero.
+
+Answers to ``StatsItem``, ``StatsItemSet`` and ``BrokerStatsManager``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
+
+from skylark.core.errors import BrokerError
+from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem
+
+log = logging.getLogger(__name__)
+
+METER_COUNT_MAX: Final = 50_000
+IDLE_MAX_MS: Final = 25 * 3_600_000
+#: With fewer minutes configured, Java takes 30.
+IDLE_MINUTES_MIN: Final = 11
+
+Window = Literal["minute", "hour", "day"]
+#: (time between two samples, most samples)
+WINDOWS: Final[dict[Window, tuple[int, int]]] = {
+    "minute": (10_000, 7),
+    "hour": (600_000, 7),
+    "day": (3_600_000, 25),
+}
+
+Sample: TypeAlias = tuple[int, int, int, int]  # time in ms, count, size, times
+Column: TypeAlias = Literal["count", "size"]
+
+#: Name -> (table of :class:`BrokerStats`, column)
+_TABLES: Final[dict[str, tuple[str, Column]]] = {
+    "TOPIC_PUT_NUMS": ("topic_puts", "count"),
+    "TOPIC_PUT_SIZE": ("topic_puts", "size"),
+    "GROUP_GET_NUMS": ("group_gets", "count"),
+    "GROUP_GET_SIZE": ("group_gets", "size"),
+    "SNDBCK_PUT_NUMS": ("send_backs", "count"),
+    "GROUP_GET_LATENCY": ("queue_gets", "count"),
+}
+_BROKER_NAMES: Final = (
+    "BROKER_PUT_NUMS",
+    "BROKER_GET_NUMS",
+    "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC",
+)
+
+
+class Meter:
+    """Numbers that only grow, and their samples."""
+
+    __slots__ = ("count", "day", "hour", "idle_ms", "minute", "size", "times")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        self.times = 0
+        self.minute: list[Sample] = []
+        self.hour: list[Sample] = []
+        self.day: list[Sample] = []
+        self.idle_ms = 0
+
+    def sample(self, window: Window, now_ms: int) -> None:
+        """Note the numbers as they are now; due at the interval of the window."""
+        samples: list[Sample] = getattr(self, window)
+        interval_ms, count_max = WINDOWS[window]
+        if not samples:
+            samples.append((now_ms - interval_ms, 0, 0, 0))
+        if window == "hour":
+            still = self.times == samples[-1][3] and self.count == samples[-1][1]
+            self.idle_ms = self.idle_ms + interval_ms if still else 0
+        samples.append((now_ms, self.count, self.size, self.times))
+        if len(samples) > count_max:
+            del samples[0]
+
+    def item(self, window: Window, column: Column) -> BrokerStatsItem:
+        """The sum over a window, per second, and per time that something was added."""
+        samples: list[Sample] = getattr(self, window)
+        if not samples:
+            return BrokerStatsItem()
+        index = 1 if column == "count" else 2
+        first, last = samples[0], samples[-1]
+        total, times = last[index] - first[index], last[3] - first[3]
+        span_ms = max(1, last[0] - first[0])
+        return BrokerStatsItem(
+            sum=total, tps=total * 1000 / span_ms, avgpt=total / times if times > 0 else 0.0
+        )
+
+    def data(self, column: Column) -> BrokerStatsData:
+        return BrokerStatsData(
+            stats_minute=self.item("minute", column),
+            stats_hour=self.item("hour", column),
+            stats_day=self.item("day", column),
+        )
+
+
+class QueueMeter(Meter):
+    """Of a group on a queue: latency of reads, and how far the last one was behind."""
+
+    __slots__ = ("behind_ms", "behind_size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind_size = 0  # bytes between what was read and the end of the log
+        self.behind_ms = 0  # age of what was read
+
+
+Key = TypeVar("Key")
+MeterT = TypeVar("MeterT", bound=Meter)
+
+
+class MeterTable(dict[Key, MeterT], Generic[Key, MeterT]):
+    """Meters by key. A dict, so that finding one costs nothing more; made on first use."""
+
+    def __init__(self, name: str, new_meter: Callable[[], MeterT], *, count_max: int) -> None:
+        super().__init__()
+        self.name = name
+        self.overflow_count = 0
+        self._new_meter = new_meter
+        self._count_max = count_max
+        self._overflow = new_meter()
+
+    def __missing__(self, key: Key) -> MeterT:
+        if len(self) >= self._count_max:
+            if not self.overflow_count:
+                log.warning("%s: no statistics beyond %d keys", self.name, self._count_max)
+            self.overflow_count += 1
+            return self._overflow
+        meter = self[key] = self._new_meter()
+        return meter
+
+    def drop(self, matches: Callable[[Key], bool]) -> None:
+        for key in list(filter(matches, self)):
+            del self[key]
+
+    def expire(self, idle_max_ms: int) -> int:
+        """Drop meters that stood still for so long; how many."""
+        idle = [key for key, meter in self.items() if meter.idle_ms >= idle_max_ms]
+        for key in idle:
+            del self[key]
+        return len(idle)
+
+
+class BrokerStats:
+    """All meters of one broker."""
+
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        count_max: int = METER_COUNT_MAX,
+        idle_max_ms: int = IDLE_MAX_MS,
+    ) -> None:
+        self._cluster = cluster
+        self._idle_max_ms = idle_max_ms
+        self.topic_puts: MeterTable[str, Meter] = MeterTable(
+            "puts by topic", Meter, count_max=count_max
+        )
+        self.group_gets: MeterTable[tuple[str, str], Meter] = MeterTable(
+            "gets by topic and group", Meter, count_max=count_max
+        )
+        self.send_backs: MeterTable[tuple[str, str], Meter] = MeterTable(
+            "send-backs by topic and group", Meter, count_max=count_max
+        )
+        self.queue_gets: MeterTable[tuple[int, str, str], QueueMeter] = MeterTable(
+            "gets by queue, topic and group", QueueMeter, count_max=count_max
+        )
+        self.user_put_count = self.system_put_count = 0
+        self.user_get_count = self.system_get_count = 0
+        self._broker_meters = {name: Meter() for name in _BROKER_NAMES}
+
+    # --- counting ---
+
+    def put(self, topic: str, count: int, size: int, *, is_system: bool = False) -> None:
+        """A client's request stored ``count`` messages, ``size`` bytes in the log."""
+        meter = self.topic_puts[topic]
+        meter.count += count
+        meter.size += size
+        meter.times += 1
+        if is_system:
+            self.system_put_count += count
+        else:
+            self.user_put_count += count
+
+    def got(
+        self, topic: str, group: str, count: int, size: int, *, is_system: bool = False
+    ) -> None:
+        """A read found messages."""
+        meter = self.group_gets[topic, group]
+        meter.count += count
+        meter.size += size
+        meter.times += 1
+        if is_system:
+            self.system_get_count += count
+        else:
+            self.user_get_count += count
+
+    def topic_deleted(self, topic: str) -> None:
+        self.topic_puts.pop(topic, None)
+        self.group_gets.drop(lambda key: key[0] == topic)
+        self.send_backs.drop(lambda key: key[0] == topic)
+        self.queue_gets.drop(lambda key: key[1] == topic)
+
+    def group_deleted(self, group: str) -> None:
+        self.group_gets.drop(lambda key: key[1] == group)
+        self.send_backs.drop(lambda key: key[1] == group)
+        self.queue_gets.drop(lambda key: key[2] == group)
+
+    # --- sampling ---
+
+    @property
+    def tables(
+        self,
+    ) -> tuple[
+        MeterTable[str, Meter],
+        MeterTable[tuple[str, str], Meter],
+        MeterTable[tuple[str, str], Meter],
+        MeterTable[tuple[int, str, str], QueueMeter],
+    ]:
+        return self.topic_puts, self.group_gets, self.send_backs, self.queue_gets
+
+    def meters(self) -> Iterator[Meter]:
+        """Every meter that is to be sampled."""
+        yield from self._add_up().values()
+        for table in self.tables:
+            yield from table.values()
+
+    def sample(self, window: Window, now_ms: int, meters: Iterable[Meter] | None = None) -> None:
+        """Sample all meters, or those given if it is done bit by bit."""
+        for meter in self.meters() if meters is None else meters:
+            meter.sample(window, now_ms)
+
+    def expire(self) -> None:
+        """Drop meters that stood still for too long; due after each sample of the hour."""
+        count = sum(table.expire(self._idle_max_ms) for table in self.tables)
+        if count:
+            log.info("%d statistics dropped: nothing was counted for long", count)
+
+    # --- answers ---
+
+    def view(self, name: str, key: str) -> BrokerStatsData:
+        """VIEW_BROKER_STATS_DATA (315); raises BrokerError if there is no such meter."""
+        meter = self._find(name, key)
+        if meter is None:
+            raise BrokerError(f"The stats <{name}> <{key}> not exist")
+        return meter.data(_TABLES[name][1] if name in _TABLES else "count")
+
+    def put_tps(self, topic: str) -> float:
+        """Messages put per second in the last minute (202)."""
+        meter = self.topic_puts.get(topic)
+        return 0.0 if meter is None else meter.item("minute", "count").tps
+
+    def get_tps(self, topic: str, group: str) -> float:
+        """Messages got per second in the last minute (208)."""
+        meter = self.group_gets.get((topic, group))
+        return 0.0 if meter is None else meter.item("minute", "count").tps
+
+    def _add_up(self) -> dict[str, Meter]:
+        """The meters of the whole broker, brought up to date; hot paths only add to four ints."""
+        counts = (
+            self.user_put_count + self.system_put_count,
+            self.user_get_count + self.system_get_count,
+            self.user_put_count,
+            self.user_get_count,
+        )
+        for meter, count in zip(self._broker_meters.values(), counts, strict=True):
+            meter.count = count
+        return self._broker_meters
+
+    def _find(self, name: str, key: str) -> Meter | None:
+        if name in _BROKER_NAMES:
+            broker = self._add_up()[name]
+            return broker if key == self._cluster and broker.count else None
+        table, _ = _TABLES.get(name, ("", ""))
+        match table, key.split("@"):
+            case "topic_puts", [topic]:
+                return self.topic_puts.get(topic)
+            case "group_gets", [topic, group]:
+                return self.group_gets.get((topic, group))
+            case "send_backs", [topic, group]:
+                return self.send_backs.get((topic, group))
+            case "queue_gets", [queue, topic, group] if queue.isdecimal() and len(queue) < 10:
+                return self.queue_gets.get((int(queue), topic, group))
+        return None
+
+
+def idle_max_ms(minutes: int) -> int:
+    """The setting ``maxStatsIdleTimeInMinutes``: negative means Java's never, here 25 h."""
+    if minutes < 0:
+        return IDLE_MAX_MS
+    return (30 if minutes < IDLE_MINUTES_MIN else minutes) * 60_000

@@ -1,0 +1,116 @@
+"""``skylark broker``: a broker in the foreground, with the flags of Java's ``mqbroker``.
+
+On stdout there is one line, ``ready NAME=HOST:PORT``, once requests are answered; whoever started
+the process may wait for it. Log lines go to stderr. SIGTERM and the interrupt key stop it in order,
+with exit code 0: it unregisters, answers what it has in hand, and brings everything to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.context import CliContext
+
+if TYPE_CHECKING:
+    from skylark.broker.config import BrokerConfig
+
+
+@click.command("broker")
+@click.option(
+    "-c",
+    "--configFile",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings in Java's properties format; changes at run time are saved there.",
+)
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "namesrv_addr",
+    help="Name servers, as host:port joined by ';'; wins over the file.",
+)
+@click.option(
+    "-p",
+    "--printConfigItem",
+    "print_config",
+    is_flag=True,
+    help="Print all settings as key=value and exit.",
+)
+@click.pass_obj
+def command(
+    context: CliContext, config_file: Path | None, namesrv_addr: str | None, print_config: bool
+) -> None:
+    """Run a broker."""
+    config, given = _load(config_file, namesrv_addr)
+    if print_config:
+        from skylark.core.config import to_properties
+
+        click.echo(to_properties(config), nl=False)
+        return
+    context.configure_logging("info")
+    _run(config, given)
+
+
+def _load(
+    config_file: Path | None, namesrv_addr: str | None
+) -> tuple[BrokerConfig, dict[str, str]]:
+    """The settings, and the properties they were made of."""
+    import os
+    import socket
+
+    from skylark.broker.config import load_broker_config
+    from skylark.core.config import parse_properties
+
+    given = {}
+    if "ROCKETMQ_SERIALIZE_TYPE" in os.environ:
+        given["rocketmq.serialize.type"] = os.environ["ROCKETMQ_SERIALIZE_TYPE"]
+    if config_file is not None:
+        given.update(parse_properties(config_file.read_bytes()))
+        given["brokerConfigPath"] = str(config_file)
+    if namesrv_addr is not None:
+        given["namesrvAddr"] = namesrv_addr
+    variables = {"user.home": str(Path.home()), "host.name": socket.gethostname()}
+    for name in ("ROCKETMQ_HOME", "NAMESRV_ADDR"):
+        if name in os.environ:
+            variables[name] = os.environ[name]
+    return load_broker_config(given, variables=variables), given
+
+
+def _run(config: BrokerConfig, given: dict[str, str]) -> None:
+    import asyncio
+
+    from skylark.core.errors import TransportError
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_serve(config, given))
+    except TransportError as error:
+        # The address cannot be listened on: that is a failure here, not an unreachable server.
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(config: BrokerConfig, given: dict[str, str]) -> None:
+    import asyncio
+    import signal
+
+    from skylark.broker.app import Broker
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    broker = Broker(config, given=given)
+    await broker.start()
+    click.echo(f"ready {config.broker_name}={broker.address}")
+    await stop.wait()
+    await broker.stop()

@@ -1,0 +1,89 @@
+"""What is changed in properties, and where delayed messages go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skylark.broker.rewriting import TIMER_NAMES, delay_level, divert_delayed, is_plain
+from skylark.core.errors import BrokerError
+from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from skylark.store.commit_log import Draft
+from skylark.store.results import PutStatus
+from skylark.wire.properties import encode_properties, parse_properties
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("a\x011\x02", True),
+        ("a\x011\x02b\x012\x02", True),
+        ("MY_DELAY\x011\x02DELAYED\x012\x02", True),
+        ("a\x01DELAY\x02", True),
+        ("a\x01b\x01c\x02", True),  # a value may hold the other separator
+        ("", False),
+        ("a\x011", False),
+        ("a\x01\x02", False),
+        ("b\x011\x02a\x01\x02", False),
+        ("\x01x\x02", False),
+        ("a\x011\x02\x01x\x02", False),
+        ("\x02", False),
+        ("a\x011\x02\x02", False),
+        ("word\x02", False),
+        ("a\x011\x02word\x02", False),
+        ("DELAY\x011\x02", False),
+        ("a\x011\x02TRAN_MSG\x01true\x02", False),
+        ("CLUSTER\x01c\x02", False),
+    ],
+)
+def test_plain(text: str, plain: bool) -> None:
+    assert is_plain(text) == plain
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab\x01\x02", max_size=12))
+def test_a_plain_string_reads_the_same_with_more_behind_it(text: str) -> None:
+    whole = text + "z\x01end\x02"
+    if is_plain(text):
+        assert parse_properties(whole) == {**parse_properties(text), "z": "end"}
+        items = [item.partition("\x01") for item in text.split("\x02")[:-1]]
+        assert all(name and value for name, _, value in items)
+    elif text:
+        normal = encode_properties(parse_properties(text))
+        assert normal != text or not normal
+
+
+@pytest.mark.parametrize(("text", "level"), [("3", 3), ("-1", -1), ("+2", 2), ("0", 0)])
+def test_level(text: str, level: int) -> None:
+    assert delay_level({"DELAY": text}) == level
+    assert delay_level({}) == 0
+
+
+@pytest.mark.parametrize("text", ["x", "1.5", "-", "1" * 11, "\u00b2"])
+def test_a_level_that_is_no_number(text: str) -> None:
+    with pytest.raises(BrokerError, match="For input string"):
+        delay_level({"DELAY": text})
+
+
+def test_a_level_leads_to_its_queue() -> None:
+    draft, properties = Draft("T", 5, b"x"), {"DELAY": "99", "TIMER_DELAY_SEC": "3"}
+    assert divert_delayed(draft, properties, 18) is None
+    assert (draft.topic, draft.queue_id) == (SCHEDULE_TOPIC, 17)
+    assert properties == {"DELAY": "18", "REAL_TOPIC": "T", "REAL_QID": "5"}
+
+
+@pytest.mark.parametrize("name", TIMER_NAMES)
+def test_timer_messages(name: str) -> None:
+    draft = Draft("T", 5, b"x")
+    assert divert_delayed(draft, {name: "3"}, 18) is PutStatus.WHEEL_TIMER_NOT_ENABLE
+    # What comes out of the timer has its time with it, and what is rolled stays in its topic.
+    assert divert_delayed(draft, {name: "3", "TIMER_OUT_MS": "1"}, 18) is None
+    assert divert_delayed(Draft(TIMER_TOPIC, 0, b"x"), {name: "3"}, 18) is None
+    assert (draft.topic, draft.queue_id) == ("T", 5)
+
+
+def test_half_messages_are_left_alone() -> None:
+    draft = Draft("T", 5, b"x", sys_flag=4)
+    assert divert_delayed(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}, 18) is None
+    assert draft.topic == "T"
