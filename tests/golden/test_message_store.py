@@ -97,7 +97,9 @@ def assert_as_java(store: MessageStore, name: str) -> None:
     """Bounds, messages, single records and answers by key."""
     bounds = bounds_of(name)
     assert {(it.topic, it.queue_id) for it in store.queues} == bounds.keys()
-    java = {(it["topic"], it["queueId"], it["queueOffset"]): it for it in expected(f"{name}.messages")}
+    java = {
+        (it["topic"], it["queueId"], it["queueOffset"]): it for it in expected(f"{name}.messages")
+    }
     found = 0
     for queue, (first, end) in bounds.items():
         reader = store.reader
@@ -113,7 +115,8 @@ def assert_as_java(store: MessageStore, name: str) -> None:
             assert with_id is not None
             with with_id:
                 record = decode_record(with_id.view)
-            assert encode_offset_id(record.store_host, record.log_offset) == line["msgId"]
+            if line["msgId"] is not None:  # Java has none for the parts of an inner batch
+                assert encode_offset_id(record.store_host, record.log_offset) == line["msgId"]
     assert found == len(java) == summary_of(name)["messages"]
     questions = expected(f"{name}.index")
     assert len(questions) > 30

@@ -103,12 +103,12 @@ class RemotingClient:
         as it is sent, and may be sent again.
         """
         deadline = self._clock.monotonic() + timeout_s
-        connection = await self._connect(address, deadline)
+        connection = self._connection(address) or await self._connect(address, deadline)
         response = await self._call_on(connection, address, request, deadline)
         if response.code != ResponseCode.GO_AWAY:
             return response
         self._retire(address, connection)
-        connection = await self._connect(address, deadline)
+        connection = self._connection(address) or await self._connect(address, deadline)
         response = await self._call_on(connection, address, request, deadline)
         if response.code == ResponseCode.GO_AWAY:
             raise GoAwayError(response.remark or f"{address} is shutting down")
@@ -117,7 +117,7 @@ class RemotingClient:
     async def oneway(self, address: str, request: Command, timeout_s: float = 3.0) -> None:
         """Send a request that gets no response; returns when it is handed to the connection."""
         deadline = self._clock.monotonic() + timeout_s
-        connection = await self._connect(address, deadline)
+        connection = self._connection(address) or await self._connect(address, deadline)
         if not connection.has_room:
             await self._wait_for_room(connection.drain(), address, deadline)
         self._stamp(request)
@@ -164,14 +164,19 @@ class RemotingClient:
 
     # --- connections ----------------------------------------------------------------------------
 
+    def _connection(self, address: str) -> Connection | None:
+        """The usable connection to ``address``, if there is one."""
+        peer = self._peers.get(address)
+        if peer is None or peer.connection is None or peer.connection.is_closing:
+            return None
+        return peer.connection
+
     async def _connect(self, address: str, deadline: float) -> Connection:
         if self._closed:
             raise ConnectError("the client is closed")
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = _Peer(address)
-        if peer.connection is not None and not peer.connection.is_closing:
-            return peer.connection
         attempt = peer.attempt
         if attempt is None:
             attempt = asyncio.get_running_loop().create_task(self._attempt(address, peer))
@@ -247,8 +252,7 @@ class RemotingClient:
 
     def connected(self, address: str) -> bool:
         """Whether a usable connection to ``address`` exists now."""
-        peer = self._peers.get(address)
-        return peer is not None and peer.connection is not None and not peer.connection.is_closing
+        return self._connection(address) is not None
 
     def disconnect(self, address: str) -> None:
         """Close the connection to ``address``; a later call opens a new one."""

@@ -311,19 +311,21 @@ class Connection(asyncio.Protocol):
         Raises TooManyRequestsError, ConnectionClosedError or LocalProtocolError at once. The
         command may be sent again at any time: ``opaque`` and ``flag`` are set for each sending.
         """
-        if len(self._pending) >= self._limits.calls_max:
+        pending = self._pending
+        if len(pending) >= self._limits.calls_max:
             raise TooManyRequestsError(
-                f"{len(self._pending)} calls to {self.remote_address} wait for their answer",
+                f"{len(pending)} calls to {self.remote_address} wait for their answer",
                 hint="slow down, or raise the limit of outstanding calls",
             )
-        request.opaque = self._opaques.take()
-        while request.opaque in self._pending:
-            request.opaque = self._opaques.take()
+        opaque = self._opaques.take()
+        while opaque in pending:
+            opaque = self._opaques.take()
+        request.opaque = opaque
         request.flag = 0
         self.send(request)
         future: asyncio.Future[Command] = self._loop.create_future()
         deadline = self._clock.monotonic() + timeout_s
-        self._pending.add(request.opaque, deadline, future)
+        pending.add(opaque, deadline, future)
         if not self._reading:
             self._update_reading()  # the answer must be read even while requests wait
         if deadline < self._expiry_at:

@@ -229,20 +229,20 @@ class _Check:
     def _tell_end(self, file: LogFile, hole: Hole) -> None:
         """The log ends here: was something cut off?"""
         offset = hole.log_offset
-        dirty_size = hole.dirty_end - offset
-        if not dirty_size and offset >= self._end.dispatched:
+        is_known = offset < self._end.dispatched  # to the queues: then it was the last record
+        dirty_end = hole.dirty_end if hole.resume is None else file.end_offset
+        if dirty_end == offset and not is_known:
             return
         reason = "" if hole.fault is None else f": {hole.fault.value}"
-        if offset < self._end.dispatched:
+        if is_known:
             text = f"the log ends at {offset}, and queues know records up to {self._end.dispatched}"
-            self._findings.add(Trouble.AHEAD_OR_BEHIND, "log.end", file.path, offset, text + reason)
+            trouble = Trouble.AHEAD_OR_BEHIND
+            self._findings.add(trouble, "log.end", file.path, offset, text + reason)
         elif self._survey.state is State.CRASHED:
-            text = f"the log ends at {offset} with {plural(dirty_size, 'byte')} that the next start"
-            self._findings.add(
-                Severity.WARNING, "log.end", file.path, offset, f"{text} clears{reason}"
-            )
+            text = f"the log ends at {offset}, and the next start clears what is behind it"
+            self._findings.add(Severity.WARNING, "log.end", file.path, offset, text + reason)
         else:
-            text = f"{plural(dirty_size, 'byte')} of old records behind the end of the log"
+            text = f"old bytes behind the end of the log, up to {dirty_end}"
             self._findings.add(Severity.NOTE, "log.remnant", file.path, offset, text)
 
     def _tell_hole(self, file: LogFile, hole: Hole, number: int) -> None:

@@ -164,18 +164,19 @@ class LogScan:
         self._needed = 0
         if stop == len(content):
             return  # the next slice, or the next file
+        rest = available - stop
         if len(content) - stop < BLANK_SIZE_MIN:
-            self._read_more(BLANK_SIZE_MIN, available - stop)
+            self._read_more(BLANK_SIZE_MIN, rest)
             return
         total_size, magic = BLANK_RECORD.unpack_from(content, stop)
         if magic == MAGIC_BLANK:
             self._leave(file, whole=self.position + total_size == file.end_offset)
         elif columns.fault is not RecordFault.TORN:
             self.fault = columns.fault
-        elif total_size > self._slice_size and not self._is_in_place(content, stop):
+        elif self._slice_size < total_size <= rest and not self._is_in_place(content, stop):
             self.fault = RecordFault.BAD_LOG_OFFSET
         else:
-            self._read_more(total_size, available - stop)
+            self._read_more(total_size, rest)
 
     def _first_lost(self, columns: RecordColumns, start: int) -> int | None:
         """Position of the first record that is not whole, though sizes and checksum are right."""
@@ -189,9 +190,9 @@ class LogScan:
                 return position
         return None
 
-    def _read_more(self, size: int, available: int) -> None:
+    def _read_more(self, size: int, rest: int) -> None:
         """Read so many bytes next time, if the file has them."""
-        if size > available:
+        if size > rest:
             self.fault = RecordFault.TORN
         self._needed = size
 

@@ -194,6 +194,7 @@ def test_abort_file_holds_the_process_id(files: FileSystem, root: Path) -> None:
     abort.remove()
     assert not abort.exists()
     assert files.exists(root / "abort.bak")
+    abort.remove()  # an Apache broker that found the store locked may have been quicker
 
 
 def test_abort_file_is_durable_once_made_and_gone_once_removed() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import CorruptLogError
+from skylark.store.checkpoint import Checkpoint
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileHandle
 from skylark.wire.layout import BLANK_RECORD
@@ -214,6 +215,29 @@ def test_a_kill_between_the_blank_and_the_first_record_of_the_next_file() -> Non
     assert (report.log_end, report.fault) == (start, RecordFault.UNWRITTEN)
     assert after.log.last_store_timestamp == START_MS + 3_100
     assert_complete(after, range(31))
+
+
+def test_a_checkpoint_does_not_vouch_for_records_that_are_gone() -> None:
+    """Others get their offsets, and with a clock that was set back they look older, too."""
+    store = new_store()
+    put_some(store)
+    store.flush_log()
+    store.flush_views()
+    cut = offset_of(store, 100)
+    disk = disk_of(store).kill()
+    overwrite(disk, cut, bytes(LOG_FILE_SIZE - cut % LOG_FILE_SIZE))
+    disk.remove(log_file(4))
+    second = CrashStore(disk)
+    assert second.open().log_end == cut
+    saved = Checkpoint(disk, ROOT)
+    saved.load()
+    assert saved.logics_physical_offset == cut
+    assert saved.logics_msg_timestamp == saved.physic_msg_timestamp == START_MS + 10_000
+    second.ticks.ms = START_MS - 3_600_000
+    put_some(second, 50, first=100)
+    third, report = reopened(second)
+    assert report.scan_start <= cut
+    assert_complete(third)
 
 
 # ---- damage --------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class _Walk:
         """How many bytes would have to be read to decide about what stands here."""
         if len(head) < RECORD_HEAD_SIZE:
             return min(RECORD_HEAD_SIZE, self._size - position)
-        fields = RECORD_HEADS[0].unpack(head)
+        fields = RECORD_HEADS[0].unpack_from(head)
         in_place = fields[_LOG_OFFSET_FIELD] == self._start + position
         is_record = fields[1] in (MAGIC_V1, MAGIC_V2) and in_place
         return int(fields[0]) if is_record else 0  # garbage is not followed far
@@ -177,11 +177,16 @@ class _Walk:
 
     def _fault(self, position: int) -> tuple[RecordFault, int]:
         """The fault, and the size of the record if its structure is sound."""
-        content = self._handle.read(position, RECORD_HEAD_SIZE)
-        size = self._needed(position, content)
-        if not RECORD_SIZE_MIN <= size <= self._size - position:
-            size = RECORD_SIZE_MIN
-        content = self._handle.read(position, size)
+        content = self._handle.read(position, RECORD_SIZE_MIN)
+        size = RECORD_SIZE_MIN
+        if len(content) == RECORD_SIZE_MIN:
+            total_size, magic = BLANK_RECORD.unpack_from(content)
+            room = min(
+                self._size - position, max(self._slice_size, self._needed(position, content))
+            )
+            if magic in (MAGIC_V1, MAGIC_V2) and size < total_size <= room:
+                size = total_size
+                content = self._handle.read(position, size)
         log_start = self._start + position
         try:
             decode_record(content, verify=self._verify, log_start=log_start)

@@ -30,16 +30,23 @@ class QueueReader:
         self._handles: dict[Path, FileHandle] = {}  # least recently used first
 
     def read(self, queue: QueueDirectory, index: int, count: int) -> npt.NDArray[Any]:
-        """Up to ``count`` entries from ``index`` on, as many as the files have room for."""
+        """Up to ``count`` entries from ``index`` on, as many as the files have room for.
+
+        What a missing file between others should hold reads as zeros.
+        """
         import numpy as np
 
         size = queue.entry_size
         position, end = index * size, (index + count) * size
         pieces = []
-        while position < end and (start := position - position % queue.file_size) in queue.starts:
+        while position < end and queue.starts and position < queue.starts[-1] + queue.file_size:
+            start = position - position % queue.file_size
             length = min(end, start + queue.file_size) - position
-            piece = self._open(queue.path / f"{start:020d}").read(position - start, length)
-            pieces.append(piece[: len(piece) - len(piece) % size])
+            if start in queue.starts:
+                piece = self._open(queue.path / f"{start:020d}").read(position - start, length)
+            else:
+                piece = b""
+            pieces.append(piece.ljust(length, b"\0"))
             position += length
         return np.frombuffer(b"".join(pieces), _dtype(queue))
 
