@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from skylark.store.message_store import MessageStore
-from skylark.store.results import GetStatus, PutStatus
+from skylark.store.results import GetStatus, PutResult, PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
@@ -82,16 +82,12 @@ class StoreModel(RuleBasedStateMachine):
     def put(self, queue: Queue, body_size: int, half: bool) -> None:
         content = self._content(body_size)
         sys_flag = FLAG_TRANSACTION_PREPARED if half else 0
-        result = self.ledger.put(self.store, queue, content, sys_flag)
-        assert result.status is PutStatus.PUT_OK
-        self.store.when_durable(result, lambda status: self._answered(status, result.next_offset))
+        self._wait_for(self.ledger.put(self.store, queue, content, sys_flag))
 
     @rule(queue=queues, body_sizes=st.lists(st.integers(1, 200), min_size=1, max_size=4))
     def put_batch(self, queue: Queue, body_sizes: list[int]) -> None:
         contents = [self._content(size) for size in body_sizes]
-        result = self.ledger.put_batch(self.store, queue, contents)
-        assert result.status is PutStatus.PUT_OK
-        self.store.when_durable(result, lambda status: self._answered(status, result.next_offset))
+        self._wait_for(self.ledger.put_batch(self.store, queue, contents))
 
     @rule(queue=queues, left=st.integers(0, 30))
     def put_almost_to_the_end_of_the_file(self, queue: Queue, left: int) -> None:
@@ -100,12 +96,15 @@ class StoreModel(RuleBasedStateMachine):
         content = self._content(1)
         room = file.size - file.wrote - FIXED_SIZE - len(content.properties) - 8 - left
         if room > 0:
-            content = content._replace(body=bytes(room))
-            assert self.ledger.put(self.store, queue, content).status is PutStatus.PUT_OK
+            self._wait_for(self.ledger.put(self.store, queue, content._replace(body=bytes(room))))
 
     def _content(self, body_size: int) -> Content:
         content = self.ledger.content()
         return content._replace(body=content.body.ljust(body_size, b".")[:body_size])
+
+    def _wait_for(self, result: PutResult) -> None:
+        assert result.status is PutStatus.PUT_OK
+        self.store.when_durable(result, lambda status: self._answered(status, result.next_offset))
 
     def _answered(self, status: PutStatus, log_end: int) -> None:
         if status is PutStatus.PUT_OK and self.synchronous:

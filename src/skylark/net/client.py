@@ -118,7 +118,7 @@ class RemotingClient:
         """Send a request that gets no response; returns when it is handed to the connection."""
         deadline = self._clock.monotonic() + timeout_s
         connection = self._connection(address) or await self._connect(address, deadline)
-        if not connection.has_room:
+        if connection.write_paused:
             await self._wait_for_room(connection.drain(), address, deadline)
         self._stamp(request)
         connection.oneway(request)
@@ -133,13 +133,17 @@ class RemotingClient:
     async def _call_on(
         self, connection: Connection, address: str, request: Command, deadline: float
     ) -> Command:
-        if not connection.has_room:
+        if connection.write_paused:
             await self._wait_for_room(connection.room(), address, deadline)
         left_s = deadline - self._clock.monotonic()
         if left_s <= 0:
             raise RequestTimeoutError(f"no time left to call {address} after connecting")
         self._stamp(request)
-        answer = connection.call(request, left_s)
+        try:
+            answer = connection.call(request, left_s)
+        except TooManyRequestsError:
+            await self._wait_for_room(connection.room(), address, deadline)
+            return await self._call_on(connection, address, request, deadline)
         opaque = request.opaque
         try:
             return await answer

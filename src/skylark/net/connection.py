@@ -87,6 +87,8 @@ class Connection(asyncio.Protocol):
         self.attributes: dict[str, object] = {}
         self.bytes_in = 0
         self.bytes_out = 0
+        #: The peer does not read: more than ``write_buffer_high`` waits to be written.
+        self.write_paused = False
         self._dispatcher = dispatcher
         self._clock = clock
         self._limits = limits
@@ -105,7 +107,6 @@ class Connection(asyncio.Protocol):
         self._turn_scheduled = False
         self._flush_scheduled = False
         self._reading = True
-        self._write_paused = False
         self._room: asyncio.Future[None] | None = None
         self._entrance = asyncio.Lock()
         self._closing = False
@@ -162,11 +163,11 @@ class Connection(asyncio.Protocol):
         return False  # a peer that sends no more also reads no more: close
 
     def pause_writing(self) -> None:
-        self._write_paused = True
+        self.write_paused = True
         self._update_reading()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
+        self.write_paused = False
         self._announce_room()
         if self._backlog:
             self._schedule_turn()
@@ -209,7 +210,7 @@ class Connection(asyncio.Protocol):
                 elif (
                     room > 0
                     and self._out_size < out_size_max
-                    and not self._write_paused
+                    and not self.write_paused
                     and not self._closing
                     and not self._backlog
                     and not (self._tasks and self._tasks_full())
@@ -227,13 +228,13 @@ class Connection(asyncio.Protocol):
 
     def _schedule_turn(self) -> None:
         """Go on with the backlog soon; while blocked, the end of the block schedules it."""
-        if not (self._turn_scheduled or self._write_paused or self._tasks_full()):
+        if not (self._turn_scheduled or self.write_paused or self._tasks_full()):
             self._turn_scheduled = True
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._turn_scheduled = False
-        if self._closing or self._write_paused:
+        if self._closing or self.write_paused:
             return
         batch: list[Command] = []
         while self._backlog and len(batch) < self._limits.frames_per_turn_max:
@@ -256,7 +257,7 @@ class Connection(asyncio.Protocol):
             self._call_ended()
 
     def _call_ended(self) -> None:
-        if not self._write_paused:
+        if not self.write_paused:
             self._announce_room()
         if self._close_when_settled and not len(self._pending):
             self.close()
@@ -347,15 +348,14 @@ class Connection(asyncio.Protocol):
     def calls_waiting(self) -> int:
         return len(self._pending)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a further call may be sent: the peer reads, and a permit is free."""
-        return not self._write_paused and len(self._pending) < self._limits.calls_max
-
     async def room(self) -> None:
-        """Wait, in order of arrival, until ``has_room`` is true or the connection is closing."""
+        """Wait, in order of arrival, until the peer reads and a permit for a call is free.
+
+        Returns as well when the connection is closing; then :meth:`call` says so.
+        """
+        calls_max = self._limits.calls_max
         async with self._entrance:
-            while not (self._closing or self.has_room):
+            while (self.write_paused or len(self._pending) >= calls_max) and not self._closing:
                 await self._room_announced()
 
     def _arm_expiry(self, deadline: float) -> None:
@@ -434,7 +434,7 @@ class Connection(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the peer has read enough for more to be written, or never will."""
-        while self._write_paused and not self._closing:
+        while self.write_paused and not self._closing:
             await self._room_announced()
 
     async def _room_announced(self) -> None:
@@ -454,7 +454,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._closing or transport.is_closing():
             return
-        blocked = self._write_paused or self._backlog or self._tasks_full()
+        blocked = self.write_paused or self._backlog or self._tasks_full()
         wanted = not blocked or (len(self._pending) > 0 and not self._backlog_full())
         if wanted and not self._reading:
             self._reading = True

@@ -136,7 +136,7 @@ async def test_answers_of_slow_handlers_wait_for_a_slow_reader() -> None:
         await until(lambda: service.slow_started == 30, "all handlers run")
         (connection,) = server.connections
         service.gate.set()
-        await until(lambda: connection._write_paused, "the write buffer is above its mark")
+        await until(lambda: connection.write_paused, "the write buffer is above its mark")
         opaques = [(await read_frame(reader)).opaque for _ in range(30)]
         assert sorted(opaques) == list(range(30))
         await close_raw(writer)
@@ -193,7 +193,7 @@ async def test_a_peer_that_never_reads_is_cut_off_when_it_is_idle_and_when_it_is
             deaf.write(encode_frame(Command(code=BIG)))
             await world.clock.drain()
             (connection,) = world.server.connections
-            assert connection._write_paused
+            assert connection.write_paused
             if closed_by_us:
                 connection.close()
                 await world.clock.drain()

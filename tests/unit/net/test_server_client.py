@@ -188,7 +188,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from_and_harms_nobody() -> 
         (deaf,) = server.connections
         flood = encode_frame(Command(code=BIG)) * 500
         writer.write(flood)
-        await until(lambda: deaf._write_paused, "the write buffer is above its mark")
+        await until(lambda: deaf.write_paused, "the write buffer is above its mark")
         assert not deaf._reading
         assert deaf.bytes_out < 100_000_000  # 500 answers would be 500 MB
         assert (await remoting.call(address, Command(code=ECHO), 10)).code == 0

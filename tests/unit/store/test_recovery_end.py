@@ -30,6 +30,7 @@ from tests.unit.store.crash_store import (
     overwrite,
     put_some,
     remove_tree,
+    reopened,
     state,
 )
 

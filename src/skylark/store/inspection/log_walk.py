@@ -162,11 +162,12 @@ class _Walk:
         start = position
         while found is None and start < self._size:
             content = self._handle.read(start, self._slice_size + RECORD_HEAD_SIZE)
-            found = self._find(start, content, max(position + 1, start))
-            used = content if found is None else content[: found - start]
-            dirty = len(used.rstrip(b"\0"))
-            if dirty:
-                dirty_end = max(dirty_end, start + dirty)
+            if content != bytes(len(content)):  # mostly nothing was written there
+                found = self._find(start, content, max(position + 1, start))
+                used = content if found is None else content[: found - start]
+                dirty = len(used.rstrip(b"\0"))
+                if dirty:
+                    dirty_end = max(dirty_end, start + dirty)
             start += self._slice_size
         return Hole(
             self._start + position,

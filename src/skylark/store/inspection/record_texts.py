@@ -93,15 +93,21 @@ class RecordTexts:
         )
         rows: list[int] = []
         hashes: list[int] = []
+        tag_hashes: dict[tuple[int, bytes], int] = {}  # the same few all the time
         for row, (kind, topic_number, unique_id, keys, tag) in enumerate(texts):
             if kind == FLAG_TRANSACTION_ROLLBACK:
                 continue
             words = [] if unique_id is None else [unique_id.decode("utf-8", "replace")]
             if keys is not None:
                 words += [word for word in keys.decode("utf-8", "replace").split(" ") if word]
-            if tag is not None:
-                words.append("T#" + tag.decode("utf-8", "replace"))
             prefix = prefixes[topic_number]
-            rows += [row] * len(words)
             hashes += [index_key_hash(java_hash_continue(prefix, word)) for word in words]
+            if tag is not None:
+                tag_hash = tag_hashes.get((topic_number, tag))
+                if tag_hash is None:
+                    text = "T#" + tag.decode("utf-8", "replace")
+                    tag_hash = index_key_hash(java_hash_continue(prefix, text))
+                    tag_hashes[topic_number, tag] = tag_hash
+                hashes.append(tag_hash)
+            rows += [row] * (len(words) + (tag is not None))
         return np.array(rows, np.int64), np.array(hashes, np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,11 +36,6 @@ sys.stdin.read()
 
 def look(root: Path, sizes: FileSizes | None = None) -> Survey:
     return survey(OsFileSystem(), root, sizes or FileSizes())
-
-
-@pytest.fixture
-def basic(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN / "store-basic", tmp_path / "store"))
 
 
 def test_everything_is_found_with_its_size() -> None:
