@@ -76,9 +76,23 @@ IsBatchTopic = Callable[[str], bool]
 # ---- reading the log -----------------------------------------------------------------------------
 
 
-def read_log(file: MappedFile, position: int, length: int) -> bytes:
-    """Bytes of a log file, whether or not they are known to be records."""
-    content = bytearray(length)
+def read_log(
+    file: MappedFile, position: int, length: int, buffer: bytearray | None = None
+) -> bytes:
+    """Bytes of a log file, whether or not they are known to be records.
+
+    ``buffer``: memory to use on the way, for callers that read much.
+    """
+    if buffer is None:
+        buffer = bytearray()
+    if len(buffer) < length:
+        buffer.extend(bytes(length - len(buffer)))
+    with memoryview(buffer) as view, view[:length] as content:
+        return _read_into(file, position, content)
+
+
+def _read_into(file: MappedFile, position: int, content: memoryview) -> bytes:
+    length = len(content)
     try:
         count = file.read_into(position, content)
     except StoreFileError as error:
@@ -122,6 +136,7 @@ class LogScan:
         self._slice_size = max(slice_size, RECORD_SIZE_MIN)
         self._unsynced_from = unsynced_from
         self._needed = 0  # size of the next record, if a slice was too short for it
+        self._buffer = bytearray()
 
     def next(self, limit: int | None = None) -> RecordColumns | None:
         """The records of the next slice, at least one; None at the end.
@@ -135,7 +150,8 @@ class LogScan:
             start = self.position - file.start_offset
             end = file.size if limit is None else min(file.size, limit - file.start_offset)
             available = end - start
-            content = read_log(file, start, min(available, max(self._slice_size, self._needed)))
+            size = min(available, max(self._slice_size, self._needed))
+            content = read_log(file, start, size, self._buffer)
             columns = self._scan(content, len(content))
             if columns.blank_count:
                 columns = self._scan(content, _first_blank(columns))
@@ -352,7 +368,7 @@ class Replay:
 
     def _queue_of(self, records: _Records, row: int) -> EntryQueue | None:
         """The queue of a record; a new one is of the kind that its topic or the record says."""
-        topic, queue_id = records.topics[row], int(records.columns.queue_id[row])
+        topic, queue_id = records.topic(row), int(records.columns.queue_id[row])
         queue = self._queues.get(topic, queue_id)
         if queue is not None:
             return queue
@@ -378,49 +394,72 @@ def visible_records(columns: RecordColumns, log_from: int = 0) -> npt.NDArray[np
     return ~hidden & (columns.log_offset >= log_from)
 
 
+class _TopicNumbers(dict[bytes, int]):
+    """Topics by number, as they come; those that read alike are one, as they are for queues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, int] = {}
+
+    def __missing__(self, raw: bytes) -> int:
+        name = raw.decode("utf-8", "replace")
+        number = self[raw] = self.by_name.setdefault(name, len(self.by_name))
+        return number
+
+
 class _Records:
     """The texts of a slice that views are made of, one element for each record."""
 
     def __init__(self, columns: RecordColumns) -> None:
         import numpy as np
 
+        assert isinstance(columns.buffer, bytes), "a slice of it can be the key of a dict"
         self.columns = columns
+        self._buffer = columns.buffer
         self._items: PropertyItems = scan_properties(columns)
-        buffer = columns.buffer
-        spans = zip(
-            columns.topic_start.tolist(),
-            (columns.topic_start + columns.topic_size).tolist(),
-            strict=True,
-        )
-        numbers: dict[bytes, int] = {}
+        numbers = _TopicNumbers()
         self.topic_numbers = np.array(
-            [numbers.setdefault(bytes(buffer[start:end]), len(numbers)) for start, end in spans],
+            [
+                numbers[self._buffer[start:end]]
+                for start, end in zip(
+                    columns.topic_start.tolist(),
+                    (columns.topic_start + columns.topic_size).tolist(),
+                    strict=True,
+                )
+            ],
             np.int64,
         )
-        names = [topic.decode("utf-8", "replace") for topic in numbers]
-        self.topics = [names[number] for number in self.topic_numbers.tolist()]
+        self._names = list(numbers.by_name)
+        self._delayed = numbers.by_name.get(SCHEDULE_TOPIC)
         self.tags = self.values("TAGS")
-        self._has_delayed = SCHEDULE_TOPIC in names
+
+    def topic(self, row: int) -> str:
+        return self._names[int(self.topic_numbers[row])]
+
+    def topics(self) -> list[str]:
+        names = self._names
+        return [names[number] for number in self.topic_numbers.tolist()]
 
     def values(self, name: str) -> list[bytes | None]:
         """A property of each record."""
         start, size = self._items.column(name)
-        buffer = self.columns.buffer
+        buffer = self._buffer
         spans = zip(start.tolist(), (start + size).tolist(), strict=True)
-        return [bytes(buffer[first:last]) if last > first else None for first, last in spans]
+        return [buffer[first:last] or None for first, last in spans]
 
     def properties(self, row: int) -> bytes:
         """The property string of one record."""
         start = int(self.columns.properties_start[row])
-        return bytes(self.columns.buffer[start : start + int(self.columns.properties_size[row])])
+        return self._buffer[start : start + int(self.columns.properties_size[row])]
 
     def tags_codes(self, tags_codes: TagsCodes) -> list[int]:
         codes = tags_codes.of_tags(self.tags)
-        if self._has_delayed:
-            for row, topic in enumerate(self.topics):
-                if topic == SCHEDULE_TOPIC:
-                    stored = int(self.columns.store_timestamp[row])
-                    codes[row] = tags_codes.of(topic, self.tags[row], self.properties(row), stored)
+        if self._delayed is not None:
+            for row in (self.topic_numbers == self._delayed).nonzero()[0].tolist():
+                stored = int(self.columns.store_timestamp[row])
+                codes[row] = tags_codes.of(
+                    SCHEDULE_TOPIC, self.tags[row], self.properties(row), stored
+                )
         return codes
 
 
@@ -433,7 +472,7 @@ def index_records(records: _Records, put: PutRecord) -> None:
     kinds = (columns.sys_flag & FLAG_TRANSACTION_MASK).tolist()
     rows = zip(
         kinds,
-        records.topics,
+        records.topics(),
         columns.log_offset.tolist(),
         columns.store_timestamp.tolist(),
         records.values("UNIQ_KEY"),
