@@ -86,6 +86,7 @@ class Putter:
             and 0 < len(draft.body) <= self._body_size_max
             and len(properties) <= self._properties_size_max
             and len(topic.field) <= _FIELD_SIZE_MAX
+            and properties[-1:] != b"\0"
             and not sys_flag & FLAG_INNER_BATCH
             and not self._refuses
         ):
@@ -180,6 +181,9 @@ class Putter:
             return PutStatus.MESSAGE_ILLEGAL
         if properties_size > self._properties_size_max:
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
+        if draft.properties[-1:] == b"\0":
+            # Recovery takes a record that ends in a zero for a torn one: it must not be taken in.
+            return PutStatus.MESSAGE_ILLEGAL
         if body_size > self._body_size_max or (
             body_size + properties_size + len(topic.field) + 128 > self._record_size_max
         ):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skylark.store.commit_log import Draft
+from skylark.store.commit_log import Draft, topic_field
 from skylark.store.errors import StoreSyncError
 from skylark.store.message_store import MessageStore
 from skylark.testing.faults import FaultPlan
@@ -143,10 +143,14 @@ def test_zeros_that_were_put_are_kept(
 
 
 def test_what_is_vouched_for_may_end_with_a_zero(machine: Machine, disk: FaultyFileSystem) -> None:
-    """Old writers leave the last separator out, and then a value may be anything."""
+    """Other writers leave the last separator out, and then a value may be anything."""
     store = machine.opened(disk)
-    for _ in range(10):
-        put(store, b"body", b"a\x01\0")
+    queue = store.queues.get_or_create(*QUEUE)
+    for number in range(10):
+        draft = Draft(queue.topic, queue.queue_id, b"body", b"a\x01\0")
+        log_offset, size, now_ms = store.log.append(draft, topic_field(queue.topic), number)
+        queue.next_offset = number + 1
+        store.dispatch.add(queue, log_offset, size, 0, now_ms, draft.properties)
     machine.advance(6_000)
     assert store.checkpoint.logics_physical_offset == store.log.max_offset
     survivor = Machine().opened(disk.kill())

@@ -41,8 +41,8 @@ def test_queue_offsets_count_per_queue(store: SmallStore) -> None:
 @pytest.mark.spec("store.12.7")
 def test_sizes_at_their_limits(tmp_path: Path) -> None:
     put = SmallStore(OsFileSystem(), tmp_path / "store", **BIG).putter.put
-    assert put(draft(properties=bytes(32767))).status is PutStatus.PUT_OK
-    assert put(draft(properties=bytes(32768))).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+    assert put(draft(properties=b"p" * 32767)).status is PutStatus.PUT_OK
+    assert put(draft(properties=b"p" * 32768)).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
     assert PutStatus.PROPERTIES_SIZE_EXCEEDED.code == 13
     assert put(draft(body=bytes(4 << 20))).status is PutStatus.PUT_OK
     assert put(draft(body=bytes((4 << 20) + 1))).status is PutStatus.MESSAGE_ILLEGAL
@@ -153,3 +153,8 @@ def test_running_flags() -> None:
     assert flags.set(StoreFlag.LOGICS_ERROR, on=False)
     assert state(flags) == (False, True)
     assert flags.bits == 9
+
+
+def test_properties_that_recovery_would_take_for_torn_are_refused(store: SmallStore) -> None:
+    assert store.putter.put(draft(properties=b"k\x01v\0")).status is PutStatus.MESSAGE_ILLEGAL
+    assert store.putter.put(draft(properties=b"k\x01\0v")).status is PutStatus.PUT_OK

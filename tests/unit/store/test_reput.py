@@ -217,7 +217,7 @@ property_strings = st.builds(
     lambda pairs, end: b"\x02".join(b"\x01".join(pair) for pair in pairs) + end,
     items,
     st.sampled_from([b"", b"\x02"]),
-) | st.binary(max_size=20)
+) | st.binary(max_size=20).filter(lambda raw: not raw.endswith(b"\0"))
 plain_puts = st.tuples(
     st.just("put"),
     st.sampled_from(["T", "Other", SCHEDULE_TOPIC, "R" * 140]),
