@@ -25,7 +25,6 @@ from skylark.store.config_tables import (
     ConsumerOffsetTable,
     DelayOffsetTable,
     SubscriptionGroupTable,
-    TopicTable,
 )
 from skylark.store.files import OsFileSystem
 from skylark.store.results import PutResult
@@ -56,10 +55,9 @@ _ids = count(1)
 
 @dataclass
 class Filled:
-    """What was put: the results, in order, and what is to be remembered of some."""
+    """The results of all puts, in order."""
 
     results: list[PutResult] = field(default_factory=list)
-    pending_keys: list[str] = field(default_factory=list)  # of half messages
 
     @property
     def record_count(self) -> int:
@@ -150,7 +148,6 @@ def _fill_transactions(store: OurStore, round_name: str, filled: Filled) -> None
         half = store.put(HALF, 0, b"half", properties)
         filled.results.append(half)
         if key == "pending":
-            filled.pending_keys.append(properties["KEYS"])
             continue
         filled.results += [
             store.put(
@@ -168,16 +165,23 @@ def _fill_transactions(store: OurStore, round_name: str, filled: Filled) -> None
 def write_config(root: Path) -> None:
     """The tables of a broker that has these topics and this group."""
     config = ConfigFiles(OsFileSystem(), root / "config")
-    topics = {
-        name: TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
-        for name, queues in OUR_TOPICS.items()
-    }
-    config.save(TOPICS, TopicTable(topic_config_table=topics))
+    add_topics(root)
     groups = {GROUP: SubscriptionGroupConfig(group_name=GROUP, retry_max_times=3)}
     config.save(SUBSCRIPTION_GROUPS, SubscriptionGroupTable(subscription_group_table=groups))
     offsets = {f"OursPlain@{GROUP}": dict(OUR_OFFSETS)}
     config.save(CONSUMER_OFFSETS, ConsumerOffsetTable(offset_table=offsets))
     config.save(DELAY_OFFSETS, DelayOffsetTable(offset_table={1: 2}))
+
+
+def add_topics(root: Path) -> None:
+    """Our topics beside those that a broker already has."""
+    config = ConfigFiles(OsFileSystem(), root / "config")
+    table = config.load(TOPICS)
+    for name, queues in OUR_TOPICS.items():
+        table.topic_config_table[name] = TopicConfig(
+            topic_name=name, read_queue_nums=queues, write_queue_nums=queues
+        )
+    config.save(TOPICS, table)
 
 
 def endless(store: OurStore) -> Iterator[dict[str, object]]:
@@ -188,6 +192,7 @@ def endless(store: OurStore) -> Iterator[dict[str, object]]:
         properties = _properties("endless", f"plain-{number}", tag=f"Tag{number % 5}")
         result = store.put("OursPlain", number % 4, body, properties)
         yield {
+            "topic": "OursPlain",
             "queueId": number % 4,
             "queueOffset": result.queue_offset,
             "commitLogOffset": result.log_offset,

@@ -56,6 +56,7 @@ BROKER_SETTINGS = {
 
 Item = dict[str, Any]
 Queue = tuple[str, int]
+Place = tuple[str, int, int]  # topic, queue, queue offset
 Keys = dict[tuple[str, str], list[int]]  # log offsets by topic and key
 
 
@@ -71,9 +72,18 @@ class StoreView:
     def of(self, topic: str) -> list[Item]:
         return [message for message in self.messages if message["topic"] == topic]
 
+    def places(self) -> dict[Place, Item]:
+        """The messages by where they are, in order."""
+        return {place_of(message): message for message in self.messages}
+
     def sort(self) -> Self:
-        self.messages.sort(key=lambda it: (it["topic"], it["queueId"], it["queueOffset"]))
+        self.messages.sort(key=place_of)
         return self
+
+
+def place_of(message: Mapping[str, Any]) -> Place:
+    """Topic, queue and queue offset of a message."""
+    return message["topic"], message["queueId"], message["queueOffset"]
 
 
 def expected_keys(root: Path) -> Keys:
@@ -130,6 +140,10 @@ def read_apache(
         else:
             view.offsets[fields["group"], topic, fields["queueId"]] = fields["offset"]
     assert view.keys == expected
+    print(
+        f"\nApache served {len(view.messages)} messages of {len(view.bounds)} queues "
+        f"and answered {len(view.keys)} keys"
+    )
     return view.sort()
 
 

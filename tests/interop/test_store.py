@@ -31,13 +31,14 @@ from tests.interop.cluster import Cluster
 from tests.interop.java import ApacheBroker, JavaProgram, MqAdmin, Record, run_program
 from tests.interop.ours import SkylarkNamesrv
 from tests.interop.process import ManagedProcess, ProcessError, poll_until
-from tests.interop.store_filler import GROUP, HALF, OUR_OFFSETS, fill, write_config
+from tests.interop.store_filler import GROUP, HALF, OUR_OFFSETS, add_topics, fill, write_config
 from tests.interop.stores import (
     BROKER_SETTINGS,
     Item,
     OurStore,
     Queue,
     StoreView,
+    place_of,
     read_apache,
     store_config,
 )
@@ -157,11 +158,11 @@ def write_by_java(
 
 def assert_all_there(sent: list[Record], view: StoreView) -> None:
     """Each acknowledged message is where its producer was told, a batch by its first one."""
-    places = {(it["topic"], it["queueId"], it["queueOffset"]): it for it in view.messages}
+    places = view.places()
     for record in sent:
         if record["topic"] == "JavaDelay":
             continue  # its place was in the schedule topic
-        message = places[record["topic"], record["queueId"], record["queueOffset"]]
+        message = places[place_of(record)]
         if record["topic"] == "JavaInner":
             assert message["msgId"] is None  # a part of a record has no id of its own
         else:
@@ -181,6 +182,23 @@ def max_offset(cluster: Cluster, topic: str) -> int:
     return max(int(row[3]) for row in rows if row and row[0] == "broker-a")
 
 
+def await_delayed(cluster: Cluster, count: int) -> None:
+    """Wait until Apache has delivered our pending messages of delay level 1."""
+    poll_until(
+        lambda: max_offset(cluster, "OursDelay") == count, timeout_s=30, what="delayed messages"
+    )
+
+
+def assert_serves_and_delivered(served: StoreView, view: StoreView, keys: list[str]) -> None:
+    """Exactly this is served, and delayed messages with these keys were delivered since."""
+    known = len(view.of("OursDelay"))
+    delivered = served.of("OursDelay")[known:]
+    assert [it["properties"]["KEYS"] for it in delivered] == keys
+    assert len(served.messages) == len(view.messages) + len(delivered)
+    places = served.places()
+    assert [places[place] for place in view.places()] == view.messages
+
+
 @pytest.mark.spec("store.12.26")
 def test_apache_takes_over_a_store_of_ours_and_we_take_it_back(
     broker: ApacheBroker, namesrv: SkylarkNamesrv, cluster: Cluster
@@ -198,21 +216,10 @@ def test_apache_takes_over_a_store_of_ours_and_we_take_it_back(
 
     # Apache opens it, delivers what is due, and serves everything.
     start(broker, cluster)
-    poll_until(
-        lambda: max_offset(cluster, "OursDelay") == 4,
-        timeout_s=30,
-        what="the two pending messages of delay level 1",
-    )
-    served = read_apache(
-        broker,
-        namesrv.address,
-        written.bounds,
-        offsets=[(GROUP, *queue) for queue in PLAIN_QUEUES],
-    )
-    delivered = served.of("OursDelay")[2:]
-    keys = [it["properties"]["KEYS"] for it in delivered]
-    assert keys == ["first-delay-2 all", "first-delay-3 all"]
-    assert [it for it in served.messages if it not in delivered] == written.messages
+    await_delayed(cluster, 2 + 2)
+    offsets = [(GROUP, *queue) for queue in PLAIN_QUEUES]
+    served = read_apache(broker, namesrv.address, written.bounds, offsets=offsets)
+    assert_serves_and_delivered(served, written, ["first-delay-2 all", "first-delay-3 all"])
     assert served.keys.keys() > written.keys.keys()
     assert served.offsets == {(GROUP, *queue): OUR_OFFSETS[queue[1]] for queue in PLAIN_QUEUES}
     assert {"OursPlain", "OursTx"} <= cluster.topics()
@@ -237,10 +244,30 @@ def test_apache_takes_over_a_store_of_ours_and_we_take_it_back(
         assert taken.messages == served.messages
         assert_all_there(sent, taken)
         filled = fill(ours, "third", plain_count=300)
+        view = ours.view()
+    assert_clean(root)
+    assert len(view.messages) == len(taken.messages) + filled.visible_count
+    assert_numbered(view)
+
+    # Apache knows which of our half messages are decided: it puts back only the others.
+    broker.settings |= {"transactionTimeOut": 1_000, "transactionCheckInterval": 2_000}
+    pending = {"first-pending all", "second-Tx-2 all", "third-pending all"}
+    start(broker, cluster)
+    half_count = view.bounds[HALF, 0][1]
+    poll_until(
+        lambda: max_offset(cluster, HALF) >= half_count + len(pending),
+        timeout_s=60,
+        what="half messages put back for a further check",
+    )
+    broker.kill()
+    with OurStore(root, broker.port) as ours:
+        assert not ours.report.clean
         final = ours.view()
     assert_clean(root)
-    assert len(final.messages) == len(taken.messages) + filled.visible_count
+    assert {it["properties"]["KEYS"] for it in final.of(HALF)[half_count:]} == pending
     assert_numbered(final)
+    places = final.places()
+    assert [places[place] for place in view.places()] == view.messages
 
 
 def test_we_take_over_a_store_of_apache_and_apache_takes_it_back(
@@ -262,7 +289,7 @@ def test_we_take_over_a_store_of_apache_and_apache_takes_it_back(
         assert taken.messages == served.messages
         assert taken.keys == served.keys
         assert_all_there(sent, taken)
-        filled = fill(ours, "second", plain_count=300)
+        fill(ours, "second", plain_count=300)
         view = ours.view()
     assert_clean(root)
     config = ConfigFiles(OsFileSystem(), root / "config")
@@ -273,27 +300,13 @@ def test_we_take_over_a_store_of_apache_and_apache_takes_it_back(
     assert "Java_group" in config.load(SUBSCRIPTION_GROUPS).subscription_group_table
     assert HALF + "@CID_RMQ_SYS_TRANS" in config.load(CONSUMER_OFFSETS).offset_table
 
-    # Apache knows the new messages. Of the half messages it asks back only for undecided ones.
-    broker.settings |= {"transactionTimeOut": 1_000, "transactionCheckInterval": 2_000}
-    pending = [*filled.pending_keys, "first-Tx-2 all"]
+    # And Apache serves what both have written.
+    add_topics(root)
     start(broker, cluster)
-    half_count = view.bounds[HALF, 0][1]
-    poll_until(
-        lambda: max_offset(cluster, HALF) >= half_count + len(pending),
-        timeout_s=60,
-        what="half messages put back for a further check",
-    )
-    broker.kill()
-    with OurStore(root, broker.port) as ours:
-        assert not ours.report.clean
-        final = ours.view()
-    assert_clean(root)
-    checked_back = final.of(HALF)[half_count:]
-    assert {it["properties"]["KEYS"] for it in checked_back} == set(pending)
-    topics_before = {topic for topic, _ in view.bounds} - {HALF}
-    assert_numbered(final)
-    for topic in topics_before:
-        assert final.of(topic)[: len(view.of(topic))] == view.of(topic)
+    await_delayed(cluster, 2 + 4)
+    served = read_apache(broker, namesrv.address, view.bounds)
+    assert_serves_and_delivered(served, view, [f"second-delay-{number} all" for number in range(4)])
+    assert_numbered(served)
 
 
 def test_apache_recovers_a_store_of_ours_after_a_kill(
@@ -314,9 +327,9 @@ def test_apache_recovers_a_store_of_ours_after_a_kill(
     served = read_apache(broker, namesrv.address, PLAIN_QUEUES)
     assert_numbered(served)
     assert len(acknowledged) <= len(served.messages) <= len(acknowledged) + 1
-    places = {(it["queueId"], it["queueOffset"]): it for it in served.messages}
+    places = served.places()
     for record in acknowledged:
-        message = places[record["queueId"], record["queueOffset"]]
+        message = places[place_of(record)]
         assert message["commitLogOffset"] == record["commitLogOffset"]
         assert message["properties"]["UNIQ_KEY"] == record["uniqueId"]
     stop(broker)

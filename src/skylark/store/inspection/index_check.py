@@ -6,8 +6,8 @@ compared with the next ones of the index, all at once; only where they differ, o
 
 Holes are warnings even in a store that was closed in order: a query misses messages, but none is
 lost, and Apache's broker makes such holes itself when it deletes the newest index file after a
-crash and replays less than that file held. Repeated entries are notes, because Java makes them when
-a replay comes to the last record of the index once more.
+crash and replays less than that file held. Repeated entries are notes: Java makes them when its
+replay comes to the last record of the index once more, all of its keys after some or all of them.
 
 A store of ours whose index was behind when it was closed says so in ``index/behind``.
 """
@@ -139,24 +139,37 @@ class IndexChecks:
     ) -> None:
         import numpy as np
 
-        bounds = (np.flatnonzero(np.diff(offsets)) + 1).tolist()
-        for first, last in zip([0, *bounds], [*bounds, len(offsets)], strict=True):
-            log_offset = int(offsets[first])
+        for first, last in runs(offsets):
+            log_offset, wanted = int(offsets[first]), hashes[first:last]
             self._pass_extra(walk, log_offset)
-            entries = walk.peek(last - first)
-            entries = entries[entries["log_offset"] == log_offset]
+            entries = self._entries_of(walk, log_offset, last - first)
             if not len(entries):
                 self._miss(log_offset)
                 continue
             self._tell_missing(Severity.WARNING)
-            if not np.array_equal(entries["key_hash"], hashes[first:last]):
+            repeated = len(entries) - len(wanted)
+            ends_well = np.array_equal(entries["key_hash"][max(0, repeated) :], wanted)
+            if ends_well and np.isin(entries["key_hash"], wanted).all():
+                self._repeated += repeated
+                walk.advance(repeated)
+                self._accept(walk, entries[repeated:], times[first:last])
+            else:
                 text = f"the entries of the record at {log_offset} are not those of its keys"
                 place = walk.place(entries[0])
                 self._findings.add(Trouble.WRONG, "index.wrong", *place, text)
                 self._last_offset = log_offset
                 walk.advance(len(entries))
-            else:
-                self._accept(walk, entries, times[first:last])
+
+    def _entries_of(self, walk: IndexWalk, log_offset: int, count: int) -> npt.NDArray[Any]:
+        """The next entries, as far as they lead to this record: about ``count``."""
+        while True:
+            entries = walk.peek(count)
+            same = entries["log_offset"] == log_offset
+            if not same.all():
+                return entries[: int(same.argmin())]
+            if len(entries) < count:
+                return entries
+            count *= 2
 
     def _pass_extra(self, walk: IndexWalk, log_offset: int) -> None:
         """Pass entries before a record: they repeat the last one, or lead nowhere."""
@@ -220,7 +233,7 @@ class IndexChecks:
             self._tell_extra(walk, entries, kinds, log_end)
             walk.advance(len(entries))
         if self._repeated:
-            text = f"{plural(self._repeated, 'entry')} of the index repeat others"
+            text = f"index entries that repeat others: {self._repeated}"
             self._findings.add(Severity.NOTE, "index.repeated", self._directory, 0, text)
         if self._behind_from != _NEVER:
             text = f"the index is behind from {self._behind_from} on: the next start completes it"

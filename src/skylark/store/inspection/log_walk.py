@@ -16,6 +16,7 @@ Memory: one slice, or one record if that is longer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
@@ -36,8 +37,11 @@ from skylark.wire.scan import RecordColumns, scan_records
 
 SLICE_SIZE: Final = 4 << 20
 
-_MAGICS: Final = tuple(
-    magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+_MAGIC: Final = re.compile(
+    b"|".join(
+        re.escape(magic.to_bytes(4, "big", signed=True))
+        for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+    )
 )
 _MAGIC_POSITION: Final = 4
 _LOG_OFFSET_FIELD: Final = 6  # PHYSICALOFFSET in a head of any kind
@@ -93,7 +97,6 @@ class _Walk:
         self, handle: FileHandle, file: LogFile, verify: Verify | None, slice_size: int
     ) -> None:
         self._handle = handle
-        self._file = file
         self._start = file.start_offset
         self._size = handle.size
         self._verify = verify
@@ -197,16 +200,11 @@ class _Walk:
 
     def _find(self, start: int, content: bytes, first: int) -> int | None:
         """The first sound record or blank that begins in these bytes, from ``first`` on."""
-        after = first - start + _MAGIC_POSITION
-        while True:
-            found = [content.find(magic, after) for magic in _MAGICS]
-            nearest = min((at for at in found if at >= 0), default=None)
-            if nearest is None:
-                return None
-            position = start + nearest - _MAGIC_POSITION
+        for match in _MAGIC.finditer(content, first - start + _MAGIC_POSITION):
+            position = start + match.start() - _MAGIC_POSITION
             if self.is_sound(position):
                 return position
-            after = nearest + 1
+        return None
 
     def is_sound(self, position: int) -> bool:
         """Whether a record or a blank begins here that is what it should be."""

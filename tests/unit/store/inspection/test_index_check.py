@@ -20,6 +20,7 @@ from tests.unit.store.inspection.damage import (
     kinds,
     own_store,
     patch,
+    text_of,
 )
 
 
@@ -40,8 +41,11 @@ def test_a_wrong_key_hash(basic: Path, index_files: list[Path]) -> None:
 
 
 def test_an_entry_that_leads_to_another_record(basic: Path, index_files: list[Path]) -> None:
-    patch_entry(index_files[1], 50, 1, 1)
-    assert (ERROR, "index.wrong") in kinds(check(basic))
+    patch_entry(index_files[1], 50, 1, 1)  # the first of a record
+    report = check(basic)
+    assert kinds(report) == {(ERROR, "index.extra"), (WARNING, "index.missing")}
+    assert text_of(report, "index.extra").endswith("where no sound record with a key begins")
+    assert text_of(report, "index.missing").startswith("the keys of 1 record from ")
 
 
 def test_a_wrong_time(basic: Path, index_files: list[Path]) -> None:
@@ -120,24 +124,26 @@ def test_an_index_that_ends_too_early(basic: Path, index_files: list[Path]) -> N
     assert (missing.severity, missing.file) == (WARNING, basic / "index")
 
 
-def test_entries_that_repeat_the_last_record_are_noted(tmp_path: Path) -> None:
-    """Java makes them when a replay comes to the last record of the index once more."""
+@pytest.mark.parametrize(("before", "repeated"), [(b"a5 b5", 2), (b"a5", 1)])
+def test_entries_that_repeat_the_last_record_are_noted(
+    tmp_path: Path, before: bytes, repeated: int
+) -> None:
+    """Java makes them: its replay comes to a record that has all of its entries, or some."""
     store = own_store(tmp_path)
     for number in range(5):
         store.put("T", 0, b"body", {"KEYS": f"a{number} b{number}"})
-    last = store.log.files.wrote_end
-    assert store.index is not None
-    log_offset = store.put("T", 0, b"body", {"KEYS": "a5 b5"})
-    assert log_offset == last
-    store.index.mark_behind(log_offset)
-    store.index.behind_from = log_offset
-    store.index.replay_record("T", log_offset, store.time.now_ms(), None, b"a5 b5", None)
-    store.index.caught_up()
+    index, log_offset = store.index, store.log_files.wrote_end
+    assert index is not None
+    index.mark_behind(log_offset)
+    index.replay_record("T", log_offset, store.time.now_ms(), None, before, None)
+    index.caught_up()
+    index._next_offset = log_offset  # as Java, which compares with the last record itself
+    assert store.put("T", 0, b"body", {"KEYS": "a5 b5"}) == log_offset
     store.put("T", 0, b"body", {"KEYS": "a6"})
     store.close()
     report = check(store.root)
     assert kinds(report) == {(NOTE, "index.repeated")}
-    assert report.findings[0].text == "2 entries of the index repeat others"
+    assert report.findings[0].text == f"index entries that repeat others: {repeated}"
 
 
 def test_an_index_that_is_known_to_be_behind(tmp_path: Path) -> None:
