@@ -15,6 +15,7 @@ The moments of the kills depend on the scheduler of the machine. The seed decide
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -23,7 +24,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
@@ -54,7 +55,7 @@ class Mode(NamedTuple):
         return {
             **sync_flush(self.synchronous),
             "transient_store_pool_enable": self.pooled,
-            "mapped_file_size_commit_log": 96 << 10,
+            "mapped_file_size_commit_log": 40 << 10,
             "mapped_file_size_consume_queue": 400 * 20,
             "max_hash_slot_num": 500,
             "max_index_num": 4_000,
@@ -98,42 +99,50 @@ def run_and_kill(root: Path, mode: Mode, seed: int, message_count: int, spin: in
     status.write_bytes(bytes(STATUS_SIZE))
     command = [sys.executable, "-m", "tests.crash.store_child", str(root), str(status), str(seed)]
     command += [str(int(mode.synchronous)), str(int(mode.pooled))]
-    acknowledged = dict.fromkeys(QUEUES, 0)
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as child:
         assert child.stdout is not None
+        pipe = Acknowledgements(child.stdout.fileno())
         try:
-            _read_acknowledgements(child.stdout, acknowledged, message_count)
+            while pipe.message_count < message_count:
+                assert pipe.read(), "the child has ended by itself"
             for _ in range(spin):
                 pass  # so that the kill does not always come right after an acknowledgement
         finally:
             child.send_signal(signal.SIGKILL)
-        under_way = _under_way(status.read_bytes(), child.wait())
-        _read_acknowledgements(child.stdout, acknowledged, None)  # what was still in the pipe
-    return Killed(acknowledged, under_way)
+        assert child.wait() == -signal.SIGKILL, f"the child ended with {child.returncode}"
+        while pipe.read():
+            pass  # what was still in the pipe
+    return Killed(pipe.ends, _under_way(status.read_bytes()))
 
 
-def _read_acknowledgements(
-    pipe: IO[bytes], acknowledged: dict[Queue, int], message_count: int | None
-) -> None:
-    """Read so many, or all that are left."""
-    while message_count is None or message_count > 0:
-        piece = pipe.read(ACKNOWLEDGEMENT.size)
-        if len(piece) < ACKNOWLEDGEMENT.size:
-            assert message_count is None, "the child has ended by itself"
-            return
-        number, queue_offset, count = ACKNOWLEDGEMENT.unpack(piece)
-        acknowledged[QUEUES[number]] = queue_offset + count
-        if message_count is not None:
-            message_count -= count
+class Acknowledgements:
+    """What a child writes to its standard output."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.ends = dict.fromkeys(QUEUES, 0)
+        self.message_count = 0
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Wait for some; False at the end. In large pieces, lest the child waits for us."""
+        piece = os.read(self._descriptor, 1 << 16)
+        content = self._rest + piece
+        whole = len(content) - len(content) % ACKNOWLEDGEMENT.size
+        for number, queue_offset, count in ACKNOWLEDGEMENT.iter_unpack(content[:whole]):
+            self.ends[QUEUES[number]] = queue_offset + count
+            self.message_count += count
+        self._rest = content[whole:]
+        return bool(piece)
 
 
-def _under_way(page: bytes, returncode: int) -> Counter[str]:
-    assert returncode == -signal.SIGKILL, f"the child ended with {returncode}"
+def _under_way(page: bytes) -> Counter[str]:
+    """What the page of notes says."""
     found = Counter([name for name, busy in zip(WORKERS, page[1:], strict=False) if busy])
     phase = OWNER_PHASES[page[0]]
     if phase in ("put", "batch", "roll"):
         found[phase] = 1
-    found["hit something under way"] = bool(found)
+    found["something"] = bool(found)
     return found
 
 

@@ -69,6 +69,8 @@ class PowerRun:
             "commit_log_open_files_max": rng.choice((1, 128)),
             "transient_store_pool_enable": rng.random() < 0.2,
             "transient_store_pool_size": rng.choice((1, 3)),
+            "fast_fail_if_no_buffer_in_store_pool": rng.random() < 0.5,
+            "message_index_safe": rng.random() < 0.2,
             "enabled_append_prop_crc": crc,
             "force_verify_prop_crc": crc and rng.random() < 0.5,
             "warm_maped_file_enable": rng.random() < 0.1,

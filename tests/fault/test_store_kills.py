@@ -16,8 +16,10 @@ def test_5_kills_at_full_speed(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "skylark")
     result = kill_run(tmp_path, mode, seed=1 + MODES.index(mode), kill_count=5)
-    print(f"\n{mode}: 5 kills, {result.messages} messages, hit {killed_note(result.under_way)}")
-    assert result.under_way["hit something under way"] >= 1
+    print(
+        f"\n{mode}: 5 kills, {result.messages} messages; under way: {killed_note(result.under_way)}"
+    )
+    assert result.under_way["something"] >= 1
     assert result.messages > 1_000
 
 
