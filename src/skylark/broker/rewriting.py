@@ -70,27 +70,33 @@ def delay_level(properties: dict[str, str]) -> int:
     return int(text)
 
 
-def divert_delayed(draft: Draft, properties: dict[str, str], level_count: int) -> PutStatus | None:
-    """Send a delayed message its way, changing both arguments; a status refuses the message."""
-    if draft.sys_flag & FLAG_TRANSACTION_MASK not in (
-        FLAG_TRANSACTION_NONE,
-        FLAG_TRANSACTION_COMMIT,
-    ):
-        return None
-    level = delay_level(properties)
-    if draft.topic != TIMER_TOPIC:
-        if level > 0:
-            for name in TIMER_NAMES:
-                properties.pop(name, None)
-        elif names.PROPERTY_TIMER_OUT_MS not in properties and any(
-            name in properties for name in TIMER_NAMES
+class Diverter:
+    """Sends delayed messages their way."""
+
+    def __init__(self, level_count: int) -> None:
+        self._level_count = level_count
+
+    def divert(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
+        """Change both arguments for a delayed message; a status refuses it."""
+        if draft.sys_flag & FLAG_TRANSACTION_MASK not in (
+            FLAG_TRANSACTION_NONE,
+            FLAG_TRANSACTION_COMMIT,
         ):
-            return PutStatus.WHEEL_TIMER_NOT_ENABLE
-    if level > 0:
-        level = min(level, level_count)
-        properties[names.PROPERTY_DELAY] = str(level)
-        properties[names.PROPERTY_REAL_TOPIC] = draft.topic
-        properties[names.PROPERTY_REAL_QID] = str(draft.queue_id)
-        draft.topic = SCHEDULE_TOPIC
-        draft.queue_id = level - 1
-    return None
+            return None
+        level = delay_level(properties)
+        if draft.topic != TIMER_TOPIC:
+            if level > 0:
+                for name in TIMER_NAMES:
+                    properties.pop(name, None)
+            elif names.PROPERTY_TIMER_OUT_MS not in properties and any(
+                name in properties for name in TIMER_NAMES
+            ):
+                return PutStatus.WHEEL_TIMER_NOT_ENABLE
+        if level > 0:
+            level = min(level, self._level_count)
+            properties[names.PROPERTY_DELAY] = str(level)
+            properties[names.PROPERTY_REAL_TOPIC] = draft.topic
+            properties[names.PROPERTY_REAL_QID] = str(draft.queue_id)
+            draft.topic = SCHEDULE_TOPIC
+            draft.queue_id = level - 1
+        return None

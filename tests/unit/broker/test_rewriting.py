@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.rewriting import TIMER_NAMES, delay_level, divert_delayed, is_plain
+from skylark.broker.rewriting import TIMER_NAMES, Diverter, delay_level, is_plain
 from skylark.core.errors import BrokerError
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.store.commit_log import Draft
@@ -68,7 +68,7 @@ def test_a_level_that_is_no_number(text: str) -> None:
 
 def test_a_level_leads_to_its_queue() -> None:
     draft, properties = Draft("T", 5, b"x"), {"DELAY": "99", "TIMER_DELAY_SEC": "3"}
-    assert divert_delayed(draft, properties, 18) is None
+    assert Diverter(18).divert(draft, properties) is None
     assert (draft.topic, draft.queue_id) == (SCHEDULE_TOPIC, 17)
     assert properties == {"DELAY": "18", "REAL_TOPIC": "T", "REAL_QID": "5"}
 
@@ -76,14 +76,14 @@ def test_a_level_leads_to_its_queue() -> None:
 @pytest.mark.parametrize("name", TIMER_NAMES)
 def test_timer_messages(name: str) -> None:
     draft = Draft("T", 5, b"x")
-    assert divert_delayed(draft, {name: "3"}, 18) is PutStatus.WHEEL_TIMER_NOT_ENABLE
+    assert Diverter(18).divert(draft, {name: "3"}) is PutStatus.WHEEL_TIMER_NOT_ENABLE
     # What comes out of the timer has its time with it, and what is rolled stays in its topic.
-    assert divert_delayed(draft, {name: "3", "TIMER_OUT_MS": "1"}, 18) is None
-    assert divert_delayed(Draft(TIMER_TOPIC, 0, b"x"), {name: "3"}, 18) is None
+    assert Diverter(18).divert(draft, {name: "3", "TIMER_OUT_MS": "1"}) is None
+    assert Diverter(18).divert(Draft(TIMER_TOPIC, 0, b"x"), {name: "3"}) is None
     assert (draft.topic, draft.queue_id) == ("T", 5)
 
 
 def test_half_messages_are_left_alone() -> None:
     draft = Draft("T", 5, b"x", sys_flag=4)
-    assert divert_delayed(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}, 18) is None
+    assert Diverter(18).divert(draft, {"DELAY": "3", "TIMER_DELAY_MS": "1"}) is None
     assert draft.topic == "T"

@@ -14,6 +14,8 @@ from skylark.wire.fields import Header, encode_ext
 
 #: The remark of a Java answer whose handler forgot to clear it.
 UNSET_REMARK: Final = "not set any response code"
+#: What Java adds to remarks that its FAQ explains.
+FAQ_HINT: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 def success(

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 from skylark.broker.consumers import ConsumerTable
 from skylark.broker.filters import ConsumerFilterTable
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.refusals import FAQ_HINT
+from skylark.broker.handlers.answers import FAQ_HINT
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.long_polling import HeldPulls
 from skylark.broker.offsets import OffsetTable

@@ -37,13 +37,13 @@ import msgspec
 from skylark.broker.attributes import CLEANUP_POLICY, QUEUE_TYPE
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.refusals import FAQ_HINT
+from skylark.broker.handlers.answers import FAQ_HINT
 from skylark.broker.live_settings import LiveSettings
+from skylark.broker.message_writer import MessageWriter
 from skylark.broker.order_locks import QueueLocks
 from skylark.broker.persist import SavedTable
-from skylark.broker.rewriting import delay_level, divert_delayed, is_plain
+from skylark.broker.rewriting import delay_level, is_plain
 from skylark.broker.stats import BrokerStats
-from skylark.broker.store_stats import StoreStats
 from skylark.broker.topics import TopicTable, describe
 from skylark.core.clock import TimeSource
 from skylark.core.errors import (
@@ -70,7 +70,6 @@ from skylark.net.dispatch import Dispatcher
 from skylark.store import config_tables
 from skylark.store.commit_log import Draft
 from skylark.store.config import FlushDiskType
-from skylark.store.message_store import MessageStore
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.batch import BatchMessage, split_batch
@@ -108,37 +107,30 @@ class SendHandlers:
     def __init__(
         self,
         live: LiveSettings,
-        store: MessageStore,
+        writer: MessageWriter,
         topics: TopicTable,
         groups: GroupTable,
         locks: QueueLocks,
         stats: BrokerStats,
-        store_stats: StoreStats,
         unique_ids: UniqueIdGenerator,
         clock: TimeSource,
         *,
         topics_saved: SavedTable[config_tables.TopicTable],
         steady_ms: Callable[[], int],
-        appended: Callable[[float, float], None],
     ) -> None:
-        """``steady_ms`` is the time that queue locks are given (see ``client_liveness``).
-
-        ``appended`` is told when each append began and ended (see ``overload``).
-        """
+        """``steady_ms`` is the time that queue locks are given (see ``client_liveness``)."""
         self._live = live
-        self._store = store
+        self._writer = writer
+        self._store = writer.store
         self._topics = topics
         self._groups = groups
         self._locks = locks
         self._stats = stats
-        self._store_stats = store_stats
         self._unique_ids = unique_ids
         self._clock = clock
         self._topics_saved = topics_saved
         self._steady_ms = steady_ms
-        self._appended = appended
-        self._waits_for_disk = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._level_count = len(store.config.delay_levels_ms)
+        self._waits_for_disk = writer.store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._turns = count()
         self._parked_count = 0
         self._none_parked: asyncio.Future[None] | None = None
@@ -249,7 +241,7 @@ class SendHandlers:
                 self._look_for_dead_letter(request, header, draft, properties)
             unique_id = self._complete(draft, properties, topic)
             draft.properties = names.encode_properties(properties).encode()
-        result = self._put(draft)
+        result = self._writer.put(draft)
         if not result.status.stored:
             raise self._refusal(result.status)
         self._count(header.topic, result)
@@ -320,7 +312,7 @@ class SendHandlers:
             raise BrokerError("this broker does not support transactional messages")
         if names.PROPERTY_INNER_NUM in properties:
             raise self._refusal(PutStatus.MESSAGE_ILLEGAL)
-        refused = divert_delayed(draft, properties, self._level_count)
+        refused = self._writer.diverter.divert(draft, properties)
         if refused is not None:
             raise self._refusal(refused)
         return unique_id
@@ -345,9 +337,7 @@ class SendHandlers:
         text = header.properties or ""
         draft = self._draft(connection, header, topic, b"")
         draft.properties = text.encode()
-        started = self._clock.monotonic()
-        result = self._store.put_batch(draft, messages)
-        self._note_put(started, result)
+        result = self._writer.put_batch(draft, messages)
         if not result.status.stored:
             raise self._refusal(result.status)
         self._count(header.topic, result)
@@ -378,23 +368,6 @@ class SendHandlers:
         return ids
 
     # --- putting and answering --------------------------------------------------------------------
-
-    def _put(self, draft: Draft) -> PutResult:
-        started = self._clock.monotonic()
-        result = self._store.put(draft)
-        self._note_put(started, result)
-        return result
-
-    def _note_put(self, started: float, result: PutResult) -> None:
-        stats = self._store_stats
-        ended = self._clock.monotonic()
-        self._appended(started, ended)
-        stats.put_took(int((ended - started) * 1000))
-        if result.status.stored:
-            stats.put_count += result.message_count
-            stats.put_size += result.size
-        else:
-            stats.put_failed_count += 1
 
     def _count(self, topic: str, result: PutResult) -> None:
         self._stats.put(

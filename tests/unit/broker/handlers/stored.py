@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from skylark.broker.app import Broker, BrokerGraph
+from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
+from skylark.broker.graph import BrokerGraph
 from skylark.net.client import RemotingClient
 from skylark.net.limits import NetLimits
 from skylark.testing.clock import VirtualClock

@@ -1,0 +1,91 @@
+"""The one way into the store: sends, and everything that the broker stores by itself.
+
+A message that the broker makes, or stores once more, comes here too: a delayed one that is due, a
+retry, a dead letter, a half message and what it becomes, a recall. :meth:`MessageWriter.put_own`
+sends it the way of delayed messages where its properties say so, as it is done for a producer.
+
+Every put is measured for :mod:`skylark.broker.overload` and counted as a put of the store. The
+statistics by topic are for whoever knows what the message was meant for. Answers to
+``EscapeBridge.putMessage`` and to the put hooks of ``DefaultMessageStore``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skylark.broker.rewriting import Diverter
+from skylark.broker.store_stats import StoreStats
+from skylark.core.clock import TimeSource
+from skylark.store.commit_log import Draft
+from skylark.store.message_store import MessageStore
+from skylark.store.results import PutResult, PutStatus, PutWaiter
+from skylark.wire.batch import BatchMessage
+from skylark.wire.properties import encode_properties
+
+
+class MessageWriter:
+    """Puts messages, and keeps count."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        diverter: Diverter,
+        store_stats: StoreStats,
+        clock: TimeSource,
+        *,
+        appended: Callable[[float, float], None],
+    ) -> None:
+        """``appended`` is told when each append began and ended (see ``overload``)."""
+        self.store = store
+        self.diverter = diverter
+        self._stats = store_stats
+        self._clock = clock
+        self._appended = appended
+
+    def put(self, draft: Draft) -> PutResult:
+        """Store a message as it is. Hot."""
+        started = self._clock.monotonic()
+        result = self.store.put(draft)
+        self._note(started, result)
+        return result
+
+    def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
+        """Store messages that belong together, one queue offset each."""
+        started = self._clock.monotonic()
+        result = self.store.put_batch(draft, messages)
+        self._note(started, result)
+        return result
+
+    def put_own(
+        self, draft: Draft, properties: dict[str, str], when_durable: PutWaiter | None = None
+    ) -> PutResult:
+        """Store a message that has no property string yet; both arguments may be changed.
+
+        ``when_durable`` is called with the final status once the flush setting is satisfied,
+        perhaps before this returns, and only for a message that was stored.
+        """
+        refused = self.diverter.divert(draft, properties)
+        if refused is not None:
+            self._stats.put_failed_count += 1
+            return PutResult(refused)
+        draft.properties = encode_properties(properties).encode()
+        result = self.put(draft)
+        if result.status.stored:
+            waits = when_durable is not None
+            self.store.when_durable(result, when_durable or _ignore, wait=waits)
+        return result
+
+    def _note(self, started: float, result: PutResult) -> None:
+        stats = self._stats
+        ended = self._clock.monotonic()
+        self._appended(started, ended)
+        stats.put_took(int((ended - started) * 1000))
+        if result.status.stored:
+            stats.put_count += result.message_count
+            stats.put_size += result.size
+        else:
+            stats.put_failed_count += 1
+
+
+def _ignore(_status: PutStatus) -> None:
+    """For a put that nobody waits for."""
