@@ -24,6 +24,7 @@ from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.results import GetStatus, PutResult, PutStatus
+from skylark.store.retention import OnDelete, local_hour
 from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import (
     FLAG_TRANSACTION_COMMIT,
@@ -32,7 +33,7 @@ from skylark.wire.layout import (
     PROPERTY_CRC_SIZE,
 )
 from skylark.wire.message import MessageRecord, decode_record, iter_records, pack_host
-from tests.unit.store.hands import Hands
+from tests.unit.store.hands import START_MS, Hands
 
 ROOT: Final = Path("/store")
 HOST: Final = pack_host("127.0.0.1", 10911)
@@ -43,6 +44,8 @@ SMALL: Final[dict[str, Any]] = {
     "max_hash_slot_num": 50,
     "max_index_num": 200,
     "commit_log_allocate_ahead": 4096,
+    # Far from the machine's time in any time zone: old files go when a test asks for it.
+    "delete_when": str((local_hour(START_MS) + 12) % 24),
 }
 _FIXED_SIZE: Final = 91  # of a record with short hosts: all but topic, body and properties
 
@@ -75,7 +78,14 @@ class Machine(Hands):
             self.busy[0].work()
             self.turn()
 
-    def store(self, files: FileSystem, root: Path = ROOT, **settings: Any) -> MessageStore:
+    def store(
+        self,
+        files: FileSystem,
+        root: Path = ROOT,
+        *,
+        on_delete: OnDelete | None = None,
+        **settings: Any,
+    ) -> MessageStore:
         """A store of small files on this machine, not opened yet."""
         return MessageStore(
             StoreConfig(store_path_root_dir=root, **{**SMALL, **settings}),
@@ -83,6 +93,7 @@ class Machine(Hands):
             scheduler=self,
             post=self.post,
             files=files,
+            on_delete=on_delete,
             make_worker=self.make_worker,
         )
 
@@ -266,28 +277,22 @@ def bodies(store: MessageStore, queue: Queue) -> list[bytes]:
 # ---- checking ------------------------------------------------------------------------------------
 
 
-def check_store(store: MessageStore, ledger: Ledger, retired: int = 0) -> None:
-    """Everything that can be asked of the store equals what the ledger says; nothing waits.
-
-    ``retired``: files of the log before this offset had been deleted. A crash may bring back one
-    that was still being read; whether it is in the views again is left open.
-    """
-    log_min = store.log.min_offset
-    kept_from = max(log_min, retired)
+def check_store(store: MessageStore, ledger: Ledger) -> None:
+    """Everything that can be asked of the store equals what the ledger says; nothing waits."""
     for queue in sorted({*ledger.numbers, *((it.topic, it.queue_id) for it in store.queues)}):
-        _check_queue(store, ledger, queue, kept_from)
-    indexed = store.index is not None
+        _check_queue(store, ledger, queue)
     assert store.index is None or store.index.behind_from is None
     for message in ledger.messages:
-        if message.log_offset >= log_min:
+        if message.log_offset >= store.log.min_offset:
             _check_record(store, message)
-        if indexed and message.log_offset >= kept_from:
-            _check_index(store, message)
+            if store.index is not None:
+                _check_index(store, message)
 
 
-def _check_queue(store: MessageStore, ledger: Ledger, queue: Queue, kept_from: int) -> None:
+def _check_queue(store: MessageStore, ledger: Ledger, queue: Queue) -> None:
     next_offset = ledger.numbers.get(queue, 0)
-    first = next((it.queue_offset for it in ledger.find(queue, kept_from)), next_offset)
+    expected = ledger.find(queue, store.log.min_offset)
+    first = expected[0].queue_offset if expected else next_offset
     found = store.queues.get(*queue)
     if found is None:
         assert next_offset == 0, f"{queue} has lost its numbering at {next_offset}"
@@ -296,9 +301,7 @@ def _check_queue(store: MessageStore, ledger: Ledger, queue: Queue, kept_from: i
         # All its messages are lost, but the name of a later file is not: numbers are left out.
         next_offset = first = ledger.numbers[queue] = found.max_offset
     assert found.max_offset == found.next_offset == next_offset, queue
-    log_min = store.log.min_offset
-    assert found.min_offset == first or (log_min < kept_from and found.min_offset < first), queue
-    expected = [it for it in ledger.find(queue, log_min) if it.queue_offset >= found.min_offset]
+    assert found.min_offset == first, queue
     records = read_queue(store, queue)
     assert [(it.queue_offset, it.log_offset, it.body) for it in records] == [
         (it.queue_offset, it.log_offset, it.body) for it in expected

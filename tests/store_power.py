@@ -51,6 +51,7 @@ class PowerRun:
         self.synced = 0  # everything before this log offset survives a power loss
         self.floor = 0  # everything before this one must be there when the store opens
         self.retired = 0  # files of the log before this offset were deleted
+        self.removed = 0  # and those before this one are gone from the directory
         self.held: list[GetResult] = []
 
     def _draw_settings(self) -> dict[str, Any]:
@@ -101,8 +102,10 @@ class PowerRun:
             plan.chance("files.sync", 0.1, error=errno.EIO, limit=3)
             plan.chance("files.allocate", 0.1, error=errno.ENOSPC, limit=2)
             plan.chance("files.write", 0.1, error=errno.ENOSPC, limit=2)
+            plan.chance("files.sync_directory", 0.1, error=errno.EIO, limit=2)
             plan.chance("files.open", 0.05, error=errno.EMFILE, limit=2)
             plan.chance("files.create", 0.1, error=errno.EIO, limit=2)
+            plan.chance("files.remove", 0.2, error=errno.EIO, limit=3)
         if rng.random() < 0.6:
             plan.at("files.*", nth=rng.randint(1, 150), action=FaultAction.CUT)
         for _ in range(rng.choice((5, 30, 90))):
@@ -171,7 +174,7 @@ class PowerRun:
         self._release()
         self.machine.close(store)
         self.synced = self.floor = self.ledger.log_end
-        self.retired = max(self.retired, store.log.min_offset)
+        self._note_deleted(store)
         self.counts["closed"] += 1
 
     def _crash(self, store: MessageStore) -> None:
@@ -179,12 +182,18 @@ class PowerRun:
         self.counts["crashes within an operation"] += not self.disk.alive
         self.counts["crashes with unsynced bytes"] += files.wrote_end > files.flushed_where
         self.counts["crashes with jobs under way"] += bool(self.machine.busy)
+        self.counts["crashes with a deleted file in use"] += bool(files.retired_count)
         self.synced = max(self.synced, files.flushed_where)
         if self.synchronous:
             self.synced = max(self.synced, *(it.max_log_offset for it in store.queues), 0)
         self.floor = max(self.synced, files.max_offset)
-        self.retired = max(self.retired, files.min_offset)
+        self._note_deleted(store)
         self._stop_machine()
+
+    def _note_deleted(self, store: MessageStore) -> None:
+        files = store.log.files
+        self.retired = max(self.retired, files.min_offset)
+        self.removed = max(self.removed, files.removed_until)
 
     def _stop_machine(self) -> None:
         """The process is gone, and most often what was not synced as well."""
@@ -217,12 +226,13 @@ class PowerRun:
         store.start()
         self.machine.settle()
         self.machine.advance(1)  # an index that is behind catches up
-        check_store(store, self.ledger, self.retired)
+        check_store(store, self.ledger)
         return store
 
     def _found(self, store: MessageStore, log_end: int) -> None:
         assert log_end >= self.floor, f"the log ends at {log_end}, before {self.floor}"
         assert store.log.min_offset <= self.retired, "the log begins too late"
+        assert store.log.min_offset >= self.removed, "a file came back that was gone for good"
         count = len(self.ledger.messages)
         self.ledger.cut(log_end)
         self.counts["messages lost with their crash"] += count - len(self.ledger.messages)

@@ -20,6 +20,7 @@ def test_300_stores_that_lose_power(caplog: pytest.LogCaptureFixture) -> None:
     assert counts["crashes within an operation"] >= 200
     assert counts["crashes within a recovery"] >= 200
     assert counts["crashes with unsynced bytes"] >= 300
+    assert counts["crashes with a deleted file in use"] >= 30
     assert counts["acknowledged"] >= 3_000
 
 

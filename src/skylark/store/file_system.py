@@ -23,12 +23,17 @@ may be there, absent, or there in part (pages, and 512-byte sectors within a pag
 from __future__ import annotations
 
 import enum
+import errno
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from skylark.store.errors import StoreFileError
 
 PAGE_SIZE = 4096  # RocketMQ's OS_PAGE_SIZE: the unit of flush rules and warm-up, on any machine
 MEMORY_SIZE_UNKNOWN = 8 << 30  # where the system does not tell
 READ_FILE_SIZE_MAX = 256 << 20  # config JSON of a very large cluster stays far below
+# Why somebody else's directory cannot be synced: no rights, or its file system cannot do it.
+_NOT_OURS_TO_SYNC = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP))
 
 
 class Advice(enum.Enum):
@@ -208,10 +213,20 @@ class FileSystem(Protocol):
         return False
 
     def make_directories(self, path: Path, *, durable: bool = False) -> None:
-        """Create ``path`` and what is missing above it; ``durable`` syncs each parent touched."""
-        missing = [path, *path.parents]
-        missing = missing[: next(i for i, name in enumerate(missing) if self.exists(name))]
-        for directory in reversed(missing):
+        """Create ``path`` and what is missing above it; ``durable`` syncs each parent touched.
+
+        Crash: some of the directories, the last of them perhaps not durable. So the parent of the
+        last one that exists is synced as well; where that is impossible, it was not us who made it.
+        """
+        wanted = [path, *path.parents]
+        existing = next(i for i, name in enumerate(wanted) if self.exists(name))
+        if durable:
+            try:
+                self.sync_directory(wanted[existing].parent)
+            except StoreFileError as error:
+                if error.errno not in _NOT_OURS_TO_SYNC:
+                    raise
+        for directory in reversed(wanted[:existing]):
             self.create_directory(directory)
             if durable:
                 self.sync_directory(directory.parent)

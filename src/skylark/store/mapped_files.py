@@ -25,7 +25,8 @@ one at a time and each change is made durable before the next:
 
 **Deletion** (store 6.6): a retired file is out of the log at once, and out of the directory when
 its last lease is back, or by force after a time. Forced means that the name goes; the mapping lives
-until the lease ends.
+until the lease ends. As long as it has its name, the next start finds it and has it in the log
+again: what leads to its records must stay as well (:attr:`MappedFiles.removed_until`).
 
 Answers to Java's ``MappedFileQueue``.
 """
@@ -257,8 +258,8 @@ class MappedFiles:
         """End the log at ``offset``: later files go, and the rest of its file is cleared.
 
         A file that starts right there stays, empty. All positions are ``offset`` afterwards, also
-        the flushed one: so the last file is synced, and with it all files from ``unsynced_from``
-        on, which a process that was killed may have left in the page cache alone.
+        the flushed one: so the names are synced and the last file, and with it all files from
+        ``unsynced_from`` on: a process that was killed may have left them in the page cache alone.
         """
         self._check_writable()
         if offset > self.wrote_end:
@@ -282,6 +283,7 @@ class MappedFiles:
                 first = min(first, unsynced_from)
             for file in self.following(first):
                 file.handle.sync()
+            self._file_system.sync_directory(self.directory)
         self.flushed_where = self.committed_where = self.wrote_end
 
     def retire_oldest(self, now: float) -> MappedFile | None:
@@ -314,6 +316,11 @@ class MappedFiles:
         for file in [file for file in self._busy if not file.leases]:
             self._busy.remove(file)
             self._close_or_wait(file)
+
+    @property
+    def removed_until(self) -> int:
+        """Offset before which no file can come back; retired ones begin there, if any."""
+        return self._retired[0][0].start_offset if self._retired else self.min_offset
 
     @property
     def retired_count(self) -> int:

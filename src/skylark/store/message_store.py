@@ -14,8 +14,8 @@ brings everything to disk and removes the mark of an unclean exit. That mark, ``
 from before the first put until after the last sync; whoever finds it recovers the hard way.
 
 One thread owns the store. It needs from its owner: a scheduler (timers), ``post`` (a way back from
-worker threads), and, optionally, a callback for messages that become readable. Several stores may
-live in one process; each has its own threads and files.
+worker threads), and, optionally, callbacks for messages that become readable and for those that are
+about to be deleted. Several stores may live in one process; each has its own threads and files.
 
 Answers to Java's ``DefaultMessageStore``.
 """
@@ -47,7 +47,7 @@ from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
 from skylark.store.replay import IndexCatchUp, IsBatchTopic
 from skylark.store.reput import Dispatch, OnArrival, TagsCodes
 from skylark.store.results import PutResult, PutStatus, PutWaiter
-from skylark.store.retention import Retention
+from skylark.store.retention import OnDelete, Retention
 from skylark.store.scheduling import Post, Scheduler
 from skylark.store.transient import CommitService, TransientPool
 from skylark.store.view_flush import ViewFlush
@@ -81,11 +81,16 @@ class MessageStore:
         post: Post,
         files: FileSystem | None = None,
         on_arrival: OnArrival | None = None,
+        on_delete: OnDelete | None = None,
         ram_size: int | None = None,
         make_worker: MakeWorker = worker_thread,
     ) -> None:
-        """``store_host`` is packed (see ``pack_host``): it goes into every record."""
+        """``store_host`` is packed (see ``pack_host``): it goes into every record.
+
+        ``on_delete`` is told which log offsets are about to go, while they still can be read.
+        """
         self.config = config
+        self._on_delete = on_delete
         self.flags = RunningFlags()
         self._file_system = files or OsFileSystem()
         self._scheduler = scheduler
@@ -245,6 +250,7 @@ class MessageStore:
             store_time_of=self.reader.store_time_of,
             scheduler=self._scheduler,
             views_until=lambda: self.checkpoint.logics_physical_offset,
+            on_delete=self._on_delete,
         )
 
     # ---- life ------------------------------------------------------------------------------------
@@ -368,6 +374,16 @@ class MessageStore:
             if self._synchronous or self.config.wake_flush_when_put_message:
                 flush.wake()
             answer(PutStatus.PUT_OK)
+
+    def when_all_on_disk(self, answer: PutWaiter) -> None:
+        """Call ``answer`` when all that was put so far is on disk, whatever the flush setting.
+
+        It gets PUT_OK, perhaps at once, or FLUSH_DISK_TIMEOUT.
+        """
+        assert self._flush is not None, "open() comes first"
+        if self._commit is not None:
+            self._commit.wake()
+        self._flush.wait(self.log.max_offset, answer)
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until they expire.

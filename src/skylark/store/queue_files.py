@@ -42,6 +42,11 @@ from skylark.store.view_sync import ViewSync
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = re.compile(r"[0-9]{20}")
+# One directory alone is not missed: the other queues say up to where the log was dispatched.
+_REBUILD: Final = (
+    "delete the directories consumequeue and batchconsumequeue: the next start makes all queues "
+    "from the log"
+)
 
 
 class QueueHandles:
@@ -140,14 +145,13 @@ class QueueFiles:
                 raise StoreFileError(
                     f"a queue file of {entry.size} bytes where files have {self.file_size}",
                     path=path,
-                    hint="set the file size with which the store was made, or delete the "
-                    "directory to have the queue rebuilt from the log",
+                    hint=f"set the file size with which the store was made, or {_REBUILD}",
                 )
             if clean and self.starts and start != self.starts[-1] + self.file_size:
                 raise StoreFileError(
                     f"the file {self.starts[-1] + self.file_size:020d} before this one is missing",
                     path=path,
-                    hint="restore it, or delete the directory to have the queue rebuilt",
+                    hint=f"restore it, or {_REBUILD}",
                 )
             self.starts.append(start)
 

@@ -29,16 +29,21 @@ time amounts to, but it survives a copy. Without such a record the file stays.
                                or by force two minutes later (mapped_files)
     pause, next file ...
     correct the first offset of all queues, some queues a turn
-    delete queue files that lead only to deleted records, with a pause after each queue
-    delete index files
+    delete queue files that lead only to records of removed files, with a pause after each queue
+    delete index files         by the same rule
+
+A file that is retired and still in the directory is looked at every ``redeleteHangedFileInterval``
+(two minutes), as in Java: somebody may read it for too long, or its removal has failed. Readers
+who return it, and the next file that goes, do not wait for that.
 
 A file stays as long as some of it is not on disk; and, unless there is no room for it, as long as
 queue entries of its records are in memory alone: after a crash nothing else could tell how far its
 queues were numbered.
 
-What a crash leaves: the log begins where it began, or some files later; the views may still lead
-to deleted records, which readers pass over. The first pass after a start makes the views follow,
-whatever the log did before.
+What a crash leaves: the log begins where it began, or some files later. A file that was retired
+and still in the directory is part of the log again, and so must be its queue entries: hence views
+follow the directory. They may still lead to deleted records, which readers pass over; the first
+pass after a start makes them follow, whatever the log did before.
 
 Answers to Java's ``CleanCommitLogService``, ``CleanConsumeQueueService``,
 ``CorrectLogicOffsetService`` and ``cleanExpiredConsumerQueue``.
@@ -209,12 +214,14 @@ class Retention:
         self._queue_path = config.store_path_root_dir / QUEUE_DIRECTORY
         self._batch_max = config.delete_file_batch_max
         self._interval_s = config.clean_resource_interval / 1000
+        self._redelete_interval_s = config.redelete_hanged_file_interval / 1000
+        self._redelete_at = 0.0  # when retired files are looked at again
         self._log_pause_s = config.delete_commit_log_files_interval / 1000
         self._queue_pause_s = config.delete_consume_queue_files_interval / 1000
         self._timer: TimerHandle | None = None
         self._step_timer: TimerHandle | None = None
         self._work: Iterator[float] | None = None  # a pass under way; yields pauses in seconds
-        self._followed_until: int | None = None  # the log's beginning when the views followed it
+        self._followed: tuple[int, int] | None = None  # where the log began for the views
 
     @property
     def is_working(self) -> bool:
@@ -244,10 +251,10 @@ class Retention:
         Those of system topics stay, and those of topics in ``keep``. The numbering of a deleted
         queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE)
         """
-        log_min = self._log.min_offset
+        removed_until = self._log.files.removed_until
         deleted = 0
         for queue in self._queues:
-            is_gone = 0 <= queue.max_log_offset < log_min
+            is_gone = 0 <= queue.max_log_offset < removed_until
             is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
             if is_gone and is_idle and not is_system_topic(queue.topic, keep):
                 logger.info("%r has no message left and is deleted", queue)
@@ -261,7 +268,8 @@ class Retention:
         now = self._scheduler.monotonic()
         self._timer = self._scheduler.call_at(now + self._interval_s, self._tick)
         try:
-            if self._log.files.retired_count:
+            if now >= self._redelete_at:
+                self._redelete_at = now + self._redelete_interval_s
                 self._log.files.sweep(now)
             facts = self._facts()
         except StoreFileError as error:
@@ -270,7 +278,7 @@ class Retention:
         plan = self._policy.decide(facts)
         self._set_flag(StoreFlag.DISK_FULL, plan.log_disk_full, facts.log_disk)
         self._set_flag(StoreFlag.LOGIC_DISK_FULL, plan.queue_disk_full, facts.queue_disk)
-        is_behind = self._log.min_offset != self._followed_until
+        is_behind = self._beginning() != self._followed
         if self._work is None and (plan.delete_count or is_behind):
             self._work = self._pass(plan)
             self._step()
@@ -361,18 +369,22 @@ class Retention:
         files.retire_oldest(self._scheduler.monotonic())
         return True
 
+    def _beginning(self) -> tuple[int, int]:
+        """Where the log begins for readers, and on disk."""
+        return self._log.min_offset, self._log.files.removed_until
+
     def _follow(self) -> Iterator[float]:
         """Let the views begin where the log does."""
-        log_min = self._log.min_offset
+        log_min, removed_until = beginning = self._beginning()
         for number, queue in enumerate(self._queues, 1):
             queue.correct_min(log_min)
             if number % QUEUES_PER_TURN == 0:
                 yield 0.0
         for number, queue in enumerate(self._queues, 1):
-            if queue.delete_before(log_min):
+            if queue.delete_before(removed_until):
                 yield self._queue_pause_s
             elif number % QUEUES_PER_TURN == 0:
                 yield 0.0
         if self._index is not None:
-            self._index.delete_before(log_min)
-        self._followed_until = log_min
+            self._index.delete_before(removed_until)
+        self._followed = beginning

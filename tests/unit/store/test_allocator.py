@@ -166,7 +166,7 @@ def test_a_roll_waits_for_a_file_that_is_being_made(workers: ThreadPoolExecutor)
     hands, gate = Hands(), Gate()
     allocator = Allocator(disk, executor=workers, post=hands.post, create_wait_s=0.01)
     log = MappedFiles(LOG, SIZE, files=disk, allocator=allocator)
-    plan.at("files.sync_directory", nth=2, gate=gate)
+    plan.at("files.sync_directory", nth=3, gate=gate)
     roll(log)
     assert gate.wait_reached()
     for _ in range(2):

@@ -29,6 +29,7 @@ from skylark.store.errors import (
 )
 from skylark.store.file_system import PAGE_SIZE, Advice, DirectoryEntry, DiskUsage, FileSystem
 from skylark.store.files import OsFileSystem
+from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 
 SIZE = 4 * PAGE_SIZE + 100  # RocketMQ's index files end within a page, too
@@ -350,6 +351,41 @@ def test_directories(files: FileSystem, root: Path) -> None:
         files.sync_directory(queue)
     with pytest.raises(StoreFileMissingError):
         files.create_directory(queue / "deeper")
+
+
+def test_directories_of_a_killed_process_are_made_durable() -> None:
+    path = Path("/store/commitlog")
+    for nth, missing in ((1, path.parent), (2, path)):
+        plan = FaultPlan(0).at("files.sync_directory", nth=1 + nth, action=FaultAction.CUT)
+        disk = FaultyFileSystem(plan)
+        with pytest.raises(StoreError):
+            disk.make_directories(path, durable=True)
+        assert disk.power_loss().exists(missing.parent)
+        disk = disk.kill()
+        assert disk.exists(missing)  # but it was not synced
+        plan.clear()
+        disk.make_directories(path, durable=True)
+        assert disk.power_loss().exists(path)
+
+
+@pytest.mark.parametrize("path", [Path("/store"), Path("/store/commitlog")])
+def test_a_parent_that_is_not_ours_need_not_be_synced(path: Path) -> None:
+    for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP, errno.EIO):
+        disk = FaultyFileSystem(FaultPlan(0))
+        disk.make_directories(Path("/store"), durable=True)
+        disk.plan.at("files.sync_directory", error=code)
+        if code == errno.EIO:
+            with pytest.raises(StoreSyncError):
+                disk.make_directories(path, durable=True)
+        else:
+            disk.make_directories(path, durable=True)
+            assert disk.power_loss().exists(path)
+
+
+def test_a_new_directory_must_be_synced() -> None:
+    disk = FaultyFileSystem(FaultPlan(0).at("files.sync_directory", nth=2, error=errno.EPERM))
+    with pytest.raises(StoreSyncError):
+        disk.make_directories(Path("/store"), durable=True)
 
 
 def test_listing_is_sorted(files: FileSystem, root: Path) -> None:

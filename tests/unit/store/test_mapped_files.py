@@ -348,11 +348,11 @@ def test_younger_files_wait_for_older_ones(files: FileSystem, directory: Path) -
     lease = log.files[0].lease(0, 1)
     for _ in range(3):
         log.retire_oldest(0.0)
-    assert (log.min_offset, log.retired_count) == (3 * SIZE, 3)
+    assert (log.min_offset, log.removed_until, log.retired_count) == (3 * SIZE, 0, 3)
     assert names(files, directory) == [0, 1, 2, 3]
     lease.release()
     assert names(files, directory) == [3]
-    assert log.retired_count == 0
+    assert (log.removed_until, log.retired_count) == (3 * SIZE, 0)
 
 
 def test_a_file_that_cannot_be_removed_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -365,6 +365,19 @@ def test_a_file_that_cannot_be_removed_is_tried_again(caplog: pytest.LogCaptureF
     assert "stays for now" in caplog.text
     log.sweep(10.0)
     assert (names(disk, LOG), log.retired_count) == ([1], 0)
+
+
+def test_a_file_is_gone_for_good_when_its_directory_is_synced() -> None:
+    disk = FaultyFileSystem(FaultPlan(0))
+    disk.make_directories(LOG.parent)
+    log = open_log(disk, LOG)
+    assert log.removed_until == 0
+    fill(log, 2)
+    disk.plan.at("files.sync_directory", error=errno.EIO)
+    log.retire_oldest(0.0)
+    assert (names(disk, LOG), log.min_offset, log.removed_until) == ([1], SIZE, 0)
+    log.sweep(10.0)
+    assert (names(disk, LOG), log.min_offset, log.removed_until) == ([1], SIZE, SIZE)
 
 
 def test_a_file_that_somebody_else_removed_is_gone(

@@ -130,6 +130,29 @@ def test_the_last_file_is_synced_also_when_it_is_full() -> None:
         assert disk.power_loss().read_file(LOG / file_name(0)) == b"\1" * SIZE
 
 
+def test_the_name_of_a_file_is_durable_before_anything_is_in_it() -> None:
+    """The file was made by a process that was killed just before it synced the directory."""
+    for seed in range(20):
+        disk = FaultyFileSystem(FaultPlan(seed))
+        disk.make_directories(LOG.parent, durable=True)
+        log = open_log(disk, LOG)
+        fill(log, 1)
+        log.sync()
+        disk.plan.at("files.sync_directory", action=FaultAction.CUT)
+        with pytest.raises(SkylarkError):
+            log.roll()
+        disk = disk.kill()
+        log = recovered(disk)
+        log.truncate(SIZE)
+        assert (len(log.files), log.wrote_end) == (2, SIZE)
+        log.last.prepare(5)
+        log.last.buffer[:5] = b"bytes"
+        log.last.wrote = 5
+        log.sync()
+        again = recovered(disk.power_loss())
+        assert again.files[1].handle.read(0, 6) == b"bytes\0"
+
+
 def test_after_a_failed_sync_everything_is_written_again() -> None:
     for seed in range(20):
         plan = FaultPlan(seed)

@@ -11,6 +11,7 @@ import pytest
 
 from skylark.core.hashing import encode_offset_id
 from skylark.store.commit_log import Draft
+from skylark.store.errors import StoreFileError
 from skylark.store.flags import StoreFlag
 from skylark.store.message_store import MessageStore
 from skylark.store.reader import StoreNotReadableError
@@ -22,6 +23,7 @@ from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK
 from tests.store_machine import (
     HOST,
+    ROOT,
     SMALL,
     Ledger,
     Machine,
@@ -31,6 +33,7 @@ from tests.store_machine import (
     records_of,
     sync_flush,
 )
+from tests.unit.store.crash_store import remove_tree
 
 QUEUE = ("TopicTest", 0)
 OTHER = ("TopicTest", 1)
@@ -414,6 +417,90 @@ def test_expired_files_go_and_the_numbering_goes_on(
     machine.close(store)
     again = machine.opened(disk)
     check_store(again, ledger)
+
+
+def test_a_deleted_file_that_was_being_read_is_back_after_a_crash(
+    machine: Machine, disk: FaultyFileSystem
+) -> None:
+    settings: dict[str, Any] = {"file_reserved_time": 0, "mapped_file_size_consume_queue": 5 * 20}
+    store = machine.opened(disk, **settings)
+    ledger = Ledger(random.Random(4))
+    while ledger.log_end < 3.5 * FILE_SIZE:
+        ledger.put(store, QUEUE)
+        machine.advance(1_000)  # or recovery would read the old files again
+    machine.advance(11_000)  # everything is on disk
+    held = store.reader.get(*QUEUE, 0, 1)
+    store.retention.request_deletion()
+    machine.advance(61_000)
+    assert store.log.min_offset == 3 * FILE_SIZE
+    assert store.reader.min_offset(*QUEUE) == ledger.find(QUEUE, 3 * FILE_SIZE)[0].queue_offset
+    machine.advance(11_000)  # so is what became of the views
+    disk = disk.power_loss()
+    held.release()
+    machine = Machine()
+    again = machine.store(disk, **settings)
+    assert again.open().scan_start == 3 * FILE_SIZE
+    again.start()
+    machine.advance(1)  # the index catches up
+    assert again.log.min_offset == 0
+    assert again.reader.min_offset(*QUEUE) == 0
+    check_store(again, ledger)
+    machine.close(again)
+
+
+def test_whoever_needs_old_messages_is_told_before_they_go(
+    machine: Machine, disk: FaultyFileSystem
+) -> None:
+    told: list[tuple[int, int, bool]] = []
+
+    def on_delete(start: int, end: int, forced: bool) -> None:
+        lease = store.reader.record(start)
+        assert lease is not None  # still readable
+        lease.release()
+        told.append((start, end, forced))
+
+    store = machine.store(disk, on_delete=on_delete, file_reserved_time=1)
+    store.open()
+    store.start()
+    ledger = Ledger(random.Random(5))
+    while ledger.log_end < 2 * FILE_SIZE:
+        ledger.put(store, QUEUE)
+    machine.advance(7_200_000)
+    assert told == []
+    store.retention.request_deletion()
+    machine.advance(11_000)
+    assert told == [(0, FILE_SIZE, False), (FILE_SIZE, 2 * FILE_SIZE, False)]
+    assert store.log.min_offset == 2 * FILE_SIZE
+    machine.close(store)
+
+
+@pytest.mark.parametrize("damage", ["size", "gap"])
+def test_broken_queues_are_made_again_as_the_error_says(
+    machine: Machine, disk: FaultyFileSystem, damage: str
+) -> None:
+    store = machine.opened(disk, mapped_file_size_consume_queue=5 * 20)
+    ledger = Ledger(random.Random(6))
+    for number in range(40):
+        ledger.put(store, (QUEUE, OTHER)[number % 2])
+    machine.close(store)
+    directory = ROOT / "consumequeue" / QUEUE[0] / "0"
+    if damage == "size":
+        disk.truncate(directory / f"{0:020d}", 99)
+    else:
+        disk.remove(directory / f"{100:020d}")
+    refused = machine.store(disk, mapped_file_size_consume_queue=5 * 20)
+    with pytest.raises(StoreFileError) as caught:
+        refused.open()
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith(
+        "delete the directories consumequeue and batchconsumequeue: the next start makes all "
+        "queues from the log"
+    )
+    remove_tree(disk, ROOT / "consumequeue")
+    again = machine.opened(disk, mapped_file_size_consume_queue=5 * 20)
+    check_store(again, ledger)
+    assert ledger.put(again, QUEUE).queue_offset == 20
+    machine.close(again)
 
 
 def test_a_closed_store_refuses_everything(machine: Machine, disk: FaultyFileSystem) -> None:

@@ -80,20 +80,20 @@ class RoomyFiles(OsFileSystem):
         return DiskUsage(100, 50, 50)
 
 
-@pytest.fixture
-def cleaned() -> Cleaned:
+def in_memory(**options: Any) -> Cleaned:
     files = FaultyFileSystem()
     files.make_directories(ROOT)
-    return Cleaned(files, ROOT)
+    return Cleaned(files, ROOT, **options)
+
+
+@pytest.fixture
+def cleaned() -> Cleaned:
+    return in_memory()
 
 
 @pytest.fixture(params=["os", "faulty"])
 def any_cleaned(request: pytest.FixtureRequest, tmp_path: Path) -> Cleaned:
-    if request.param == "os":
-        return Cleaned(RoomyFiles(), tmp_path)
-    files = FaultyFileSystem()
-    files.make_directories(ROOT)
-    return Cleaned(files, ROOT)
+    return Cleaned(RoomyFiles(), tmp_path) if request.param == "os" else in_memory()
 
 
 def test_when_it_looks(cleaned: Cleaned) -> None:
@@ -409,6 +409,50 @@ def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
     result.release()
 
 
+def test_a_file_that_stayed_is_looked_at_by_its_own_interval() -> None:
+    cleaned = in_memory(redelete_hanged_file_interval=150_000)
+    cleaned.fill(2)
+    cleaned.hands.now += DAYS
+    result = cleaned.store.reader.get("T", 0, 0, 1)
+    cleaned.retention.start()
+    cleaned.pass_time(60 + 149)  # the first look was at 60 s; the time of force has come at 180 s
+    assert cleaned.names() == [0, 1]
+    cleaned.pass_time(2)
+    assert cleaned.names() == [1]
+    result.release()
+
+
+def test_views_keep_what_a_file_that_is_still_there_needs(any_cleaned: Cleaned) -> None:
+    """After a crash the file is part of the log again: it still has its name."""
+    cleaned, store = any_cleaned, any_cleaned.store
+    for number in range(2_500):  # three queue files, and some of the index
+        store.put(b"x", topic="many", KEYS=f"k{number}")
+    store.put(topic="expired")
+    store.queues.flush()
+    cleaned.fill(len(cleaned.names()) + 2)
+    result = store.reader.get("many", 0, 0, 1)
+    directory = store.config.store_path_root_dir / "consumequeue/many/0"
+    index_count = store.index.file_count
+    cleaned.hands.now += DAYS
+    cleaned.retention.start()
+    for _ in range(20):  # by force, before the time is over
+        store.log.files.retire_oldest(cleaned.hands.monotonic())
+    cleaned.pass_time(100)
+    log_files = store.log.files
+    assert (log_files.min_offset, log_files.removed_until) == (log_files.last.start_offset, 0)
+    queue = store.queues.get_or_create("many", 0)
+    assert queue.min_offset == queue.max_offset == 2_500  # for readers it is over
+    assert len(cleaned.files.list_directory(directory)) == 3
+    assert store.index.file_count == index_count
+    assert cleaned.retention.clean_expired_queues() == 0
+    result.release()
+    cleaned.pass_time(100)
+    assert log_files.removed_until == log_files.min_offset
+    assert len(cleaned.files.list_directory(directory)) == 1
+    assert store.index.file_count < index_count
+    assert cleaned.retention.clean_expired_queues() == 2
+
+
 def test_what_is_not_on_disk_yet_stays(cleaned: Cleaned) -> None:
     cleaned.fill(2)
     fill_disk(cleaned, 0.99)
@@ -440,9 +484,7 @@ def test_a_listener_cannot_stop_it(caplog: pytest.LogCaptureFixture) -> None:
         assert obstinate.names() == [0, 1]  # told before the file goes
         raise ZeroDivisionError(f"{start}, {end}, {forced}")
 
-    files = FaultyFileSystem()
-    files.make_directories(ROOT)
-    obstinate = Cleaned(files, ROOT, listener=listener)
+    obstinate = in_memory(listener=listener)
     obstinate.fill(2)
     obstinate.hands.now += DAYS
     obstinate.retention.start()
