@@ -13,6 +13,11 @@ that needs the space, never a SIGBUS at some store to a mapped page. So a worker
                                           prepared      allocated
                                           (half of ahead before the end)
 
+* touches the next pages of the current file, 4 MiB at a time, while messages come in fast: the
+  first touch of a page is the kernel's work and can take as long as some puts. No byte changes. But
+  the pages count as written, and a sync writes them: so it is not done where messages come in
+  slowly, or each of them is synced.
+
 When the worker is behind, the same is done in the owner's thread, which then waits for the disk: a
 creation that runs already is waited for (5 s, as in Java), one that has not begun is taken over.
 
@@ -29,7 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -43,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 ALLOCATE_AHEAD: Final = 64 << 20
 CREATE_WAIT_S: Final = 5.0
+POPULATE_AHEAD: Final = 4 << 20
+POPULATE_WITHIN_MS: Final = 500  # for so many bytes; slower than that, and nothing is touched
 _WARM_CHUNK: Final = bytes(1 << 20)
 
 
@@ -77,7 +84,9 @@ class Allocator:
         post: Post | None = None,
         warm_up: WarmUp | None = None,
         create_wait_s: float = CREATE_WAIT_S,
+        populate_ahead: int = 0,
     ) -> None:
+        """``ahead``: bytes that have blocks, ``populate_ahead``: that were touched, 0 for none."""
         if (executor is None) != (post is None):
             raise ValueError("an executor and a way back from it belong together")
         self._file_system = files
@@ -88,6 +97,9 @@ class Allocator:
         self._create_wait_s = create_wait_s
         self._spare: _Spare | None = None
         self._extension: Future[None] | None = None
+        self._populate_ahead = 0 if executor is None else populate_ahead
+        self._population: Future[bool] | None = None
+        self._populated_at_ms = 0  # store time at which it was asked for last
 
     # Files
 
@@ -109,7 +121,12 @@ class Allocator:
         return self._create(path, size, None)
 
     def discard(self) -> None:
-        """Remove the spare, if there is one: the store stops, or its log was truncated."""
+        """Remove the spare, if there is one: the store stops, or its log was truncated.
+
+        Nothing of the worker keeps a file mapped afterwards.
+        """
+        if self._population is not None and not self._population.cancel():
+            wait([self._population])
         spare = self._spare
         if spare is None:
             return
@@ -177,17 +194,40 @@ class Allocator:
         """Put blocks under ``[file.wrote, end)``; for the append that came to ``file.prepared``."""
         if end > file.allocated:
             self._extend_now(file, end)
-        file.prepared = file.allocated
-        if end > self._soft_end(file):
+        stop = self._soft_end(file)
+        if end > stop:
             self._extend_soon(file)
-        else:
-            file.prepared = self._soft_end(file)
+            stop = file.allocated
+        if self._populate_ahead and end > self._populate_mark(file):
+            self._populate_soon(file, end)
+        file.prepared = max(end, min(stop, self._populate_mark(file)))
 
     def _soft_end(self, file: MappedFile) -> int:
         """Where the next piece should be asked for."""
         if file.allocated == file.size or self._executor is None:
             return file.allocated
         return file.allocated - self._ahead // 2
+
+    def _populate_mark(self, file: MappedFile) -> int:
+        """Where the next pages should be asked for."""
+        if not self._populate_ahead or file.populated >= file.allocated:
+            return file.allocated
+        return file.populated - self._populate_ahead // 2
+
+    def _populate_soon(self, file: MappedFile, end: int) -> None:
+        start = max(file.populated, end)
+        file.populated = min(start + self._populate_ahead, file.allocated)
+        # The time of the last record; a new file has none yet, and its beginning is always touched.
+        now_ms = file.last_store_timestamp or self._populated_at_ms
+        took_ms, self._populated_at_ms = now_ms - self._populated_at_ms, now_ms
+        is_busy = self._population is not None and not self._population.done()
+        if took_ms > POPULATE_WITHIN_MS or is_busy or file.pooled is not None:
+            return
+        if self._executor is not None:
+            size = file.populated - start
+            self._population = self._executor.submit(
+                file.handle.advise, Advice.POPULATE_WRITE, start, size
+            )
 
     def _extend_now(self, file: MappedFile, end: int) -> None:
         start = file.allocated
@@ -222,7 +262,8 @@ class Allocator:
             logger.warning("no space ahead of the write position: %s", error)
         elif start <= file.allocated < end:  # else it was truncated, or went on by itself
             file.allocated = end
-            file.prepared = max(file.wrote, self._soft_end(file))
+            stop = min(self._soft_end(file), self._populate_mark(file))
+            file.prepared = max(file.wrote, stop)
 
 
 def _warm(handle: FileHandle, warm_up: WarmUp) -> None:

@@ -21,7 +21,7 @@ Answers to Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -30,6 +30,7 @@ from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
 from skylark.store.mapped_file import Lease, MappedFile, RangeNotReadableError
 from skylark.store.mapped_files import MappedFiles
+from skylark.store.results import PutResult, PutStatus
 from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import (
     BLANK_RECORD,
@@ -37,6 +38,7 @@ from skylark.wire.layout import (
     FLAG_BORN_HOST_V6,
     FLAG_HOSTS_V6_MASK,
     FLAG_STORE_HOST_V6,
+    HOST_V4_SIZE,
     HOST_V6_SIZE,
     MAGIC_BLANK,
     MAGIC_V1,
@@ -50,7 +52,9 @@ from skylark.wire.layout import (
 from skylark.wire.message import reserve_property_crc, seal_property_crc
 
 _pack_properties_length = PROPERTIES_LENGTH.pack
-_HEAD_V4 = RECORD_HEADS[0]
+_pack_head_v4_into = RECORD_HEADS[0].pack_into
+_HEAD_V4_SIZE: Final = RECORD_HEADS[0].size
+_PUT_OK: Final = PutStatus.PUT_OK
 
 
 class TopicField(msgspec.Struct, frozen=True, gc=False):
@@ -83,14 +87,6 @@ class Draft(msgspec.Struct, gc=False):
     prepared_transaction_offset: int = 0
 
 
-class Appended(NamedTuple):
-    """Where a record landed."""
-
-    log_offset: int
-    size: int
-    store_timestamp: int
-
-
 class AppendedBatch(msgspec.Struct, gc=False):
     """Where the records of a batch landed: one after the other from ``log_offset``."""
 
@@ -118,34 +114,35 @@ class CommitLog:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def append(self, draft: Draft, topic: TopicField, queue_offset: int) -> Appended:
+    def append(self, draft: Draft, topic: TopicField, queue_offset: int) -> PutResult:
         """Write one record. Raises StoreFullError and other StoreErrors; then nothing changed."""
         body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
         born_host = draft.born_host
         if self._property_crc:
             properties = reserve_property_crc(properties)
-        head = _HEAD_V4
-        if sys_flag & FLAG_HOSTS_V6_MASK or self._store_host_bit or len(born_host) == HOST_V6_SIZE:
+        pack_head_into, head_size = _pack_head_v4_into, _HEAD_V4_SIZE
+        if len(born_host) != HOST_V4_SIZE or self._store_host_bit or sys_flag & FLAG_HOSTS_V6_MASK:
             sys_flag = self._with_host_bits(draft)
             head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4]
+            pack_head_into, head_size = head.pack_into, head.size
         body_size = len(body)
         tail = topic.field + _pack_properties_length(len(properties)) + properties
-        size = head.size + body_size + len(tail)
+        size = head_size + body_size + len(tail)
 
         file = self.files.last
-        end = file.wrote + size
+        position = file.wrote
+        end = position + size
         if end > file.prepared or end + BLANK_SIZE_MIN > file.size:
             file = self._file_with_room(size)
-            end = file.wrote + size
-        position = file.wrote
+            position = file.wrote
+            end = position + size
         log_offset = file.start_offset + position
         now_ms = self._now_ms()
         buffer = file.buffer
-        body_start = position + head.size
-        body_end = body_start + body_size
-        buffer[body_start:body_end] = body
+        body_end = end - len(tail)
+        buffer[position + head_size : body_end] = body
         buffer[body_end:end] = tail
-        head.pack_into(  # last: without it the rest is no record, should the process die here
+        pack_head_into(  # last: without it the rest is no record, should the process die here
             buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, draft.queue_id,
             draft.flag, queue_offset, log_offset, sys_flag, draft.born_timestamp, born_host,
             now_ms, self.store_host, draft.reconsume_times, draft.prepared_transaction_offset,
@@ -155,7 +152,7 @@ class CommitLog:
             seal_property_crc(buffer, position, size)
         file.last_store_timestamp = now_ms
         file.wrote = end
-        return Appended(log_offset, size, now_ms)
+        return PutResult(_PUT_OK, log_offset, size, queue_offset, now_ms, 1)
 
     def append_batch(
         self, draft: Draft, topic: TopicField, queue_offset: int, messages: list[BatchMessage]

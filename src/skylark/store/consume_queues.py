@@ -94,7 +94,8 @@ class ConsumeQueues:
         self._files = files
         self._handles = QueueHandles(files, views, open_files_max=open_files_max)
         self._tails = Tails(size_max=tail_size_max, recent_size=recent_size)
-        self._topics: dict[str, dict[int, EntryQueue]] = {}
+        #: The queues by topic and number; others only read it, where ``get`` is too slow.
+        self.by_topic: dict[str, dict[int, EntryQueue]] = {}
         self._kinds: tuple[tuple[type[EntryQueue], Path, int], ...] = (
             (ConsumeQueue, root / QUEUE_DIRECTORY, queue_file_size),
             (BatchQueue, root / BATCH_QUEUE_DIRECTORY, batch_queue_file_size),
@@ -105,7 +106,7 @@ class ConsumeQueues:
 
     def get(self, topic: str, queue_id: int) -> EntryQueue | None:
         """The queue, if there is one."""
-        queues = self._topics.get(topic)
+        queues = self.by_topic.get(topic)
         return None if queues is None else queues.get(queue_id)
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -128,19 +129,19 @@ class ConsumeQueues:
 
     def topic_queues(self, topic: str) -> list[EntryQueue]:
         """The queues of a topic, by number."""
-        return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
+        return [queue for _, queue in sorted(self.by_topic.get(topic, {}).items())]
 
     def topics(self) -> list[str]:
         """All topics that have queues."""
-        return list(self._topics)
+        return list(self.by_topic)
 
     def __iter__(self) -> Iterator[EntryQueue]:
         """All queues; adding and removing some meanwhile is allowed."""
-        for queues in list(self._topics.values()):
+        for queues in list(self.by_topic.values()):
             yield from list(queues.values())
 
     def __len__(self) -> int:
-        return sum(map(len, self._topics.values()))
+        return sum(map(len, self.by_topic.values()))
 
     def _add(self, kind: type[EntryQueue], topic: str, queue_id: int) -> EntryQueue:
         # Names of topics come from records and so from other machines; this one becomes a path.
@@ -149,7 +150,7 @@ class ConsumeQueues:
         _, directory, file_size = next(row for row in self._kinds if row[0] is kind)
         queue_files = QueueFiles(self._handles, directory / topic / str(queue_id), file_size)
         queue = kind(topic, queue_id, queue_files, self._tails)
-        self._topics.setdefault(topic, {})[queue_id] = queue
+        self.by_topic.setdefault(topic, {})[queue_id] = queue
         return queue
 
     # ---- totals ----------------------------------------------------------------------------------
@@ -253,10 +254,10 @@ class ConsumeQueues:
     def destroy(self, queue: EntryQueue) -> None:
         """Delete one queue, files and directory; the object is of no further use."""
         queue.destroy()
-        queues = self._topics[queue.topic]
+        queues = self.by_topic[queue.topic]
         del queues[queue.queue_id]
         if not queues:
-            del self._topics[queue.topic]
+            del self.by_topic[queue.topic]
         for kind, directory, _ in self._kinds:
             if isinstance(queue, kind):
                 self._remove_directory(directory / queue.topic / str(queue.queue_id))

@@ -44,6 +44,7 @@ class Advice(enum.Enum):
     SEQUENTIAL = "MADV_SEQUENTIAL"
     WILL_NEED = "MADV_WILLNEED"
     DONT_NEED = "MADV_DONTNEED"
+    POPULATE_WRITE = "MADV_POPULATE_WRITE"  # touch the pages now; no byte changes
 
 
 class DirectoryEntry(NamedTuple):

@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 ZERO_CHUNK = bytes(1 << 20)
 LOCK_TEXT = b"lock"
+MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Platform:
     sync: Callable[[int], None]  # descriptor
     lock_memory: Callable[[int, int], None]  # address, length
     unlock_memory: Callable[[int, int], None]
+    populate: Callable[[int, int], None] | None = None
 
     @classmethod
     def detect(
@@ -87,6 +89,7 @@ class Platform:
             sync=sync,
             lock_memory=lambda address, length: _call_libc("mlock", address, length),
             unlock_memory=lambda address, length: _call_libc("munlock", address, length),
+            populate=_populate if sys.platform == "linux" else None,
         )
 
 
@@ -133,9 +136,14 @@ def _full_sync(
     return sync
 
 
-def _call_libc(name: str, address: int, length: int) -> None:
+def _populate(address: int, length: int) -> None:
+    # mmap.madvise would hold the GIL for as long as the pages take; older kernels refuse.
+    _call_libc("madvise", address, length, MADV_POPULATE_WRITE)
+
+
+def _call_libc(name: str, address: int, length: int, *more: int) -> None:
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    if function(ctypes.c_void_p(address), ctypes.c_size_t(length)) != 0:
+    if function(ctypes.c_void_p(address), ctypes.c_size_t(length), *more) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -260,6 +268,9 @@ class OsFile:
         start = offset - offset % mmap.PAGESIZE
         end = self._size if length is None else offset + length
         self._check_range(offset, end - offset)
+        if advice is Advice.POPULATE_WRITE:
+            populate = self._platform.populate
+            return populate is not None and self._pin("populate", populate, start, end - start)
         with self._mapping() as mapping:
             try:
                 mapping.madvise(getattr(mmap, advice.value), start, end - start)

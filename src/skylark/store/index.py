@@ -9,8 +9,8 @@ For every message that is no rollback, entries are made for these texts, in this
 They go to the newest of a row of files (:mod:`skylark.store.index_file`), named by the local time
 at which they were made, ``yyyyMMddHHmmssSSS``. A query walks from the newest file back.
 
-Hashing dominates the cost of an entry, so hashes are continued from cached ones: that of
-``topic#``, of each tag, and of all but the last four characters of a unique id, its counter.
+Hashes are continued from that of ``topic#``, which is kept for each topic, and those of recent tags
+are kept whole.
 
 **Order.** Records are indexed in the order of the log, and a record that is not behind the last
 indexed one is skipped: replaying the log is harmless. If an entry cannot be written (full disk), or
@@ -39,7 +39,12 @@ from typing import Final, NamedTuple
 
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
-from skylark.core.hashing import index_key_hash, java_hash, java_hash_continue
+from skylark.core.hashing import (
+    index_id_hash_continue,
+    index_key_hash,
+    index_key_hash_continue,
+    java_hash,
+)
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.index_file import IndexFile
@@ -57,9 +62,8 @@ TAG_PREFIX: Final = "T#"
 TAG_INDEX_TYPE: Final = "T"
 
 _CACHED_TOPICS_MAX: Final = 10_000
-_CACHED_PARTS_MAX: Final = 1_000  # tags and unique id heads, for each topic
-_COUNTER_SIZE: Final = 4  # of a unique id
-_MASK: Final = 0xFFFF_FFFF
+_CACHED_TAGS_MAX: Final = 1_000  # for each topic
+_BLANK: Final = 0x20  # separates keys; looking for a number in bytes is faster than for bytes
 _FILE_NAME: Final = re.compile(r"[0-9]{1,18}")
 
 
@@ -74,42 +78,19 @@ class IndexHits(NamedTuple):
 class _TopicHashes:
     """Hashes that begin with one topic."""
 
-    __slots__ = ("id_heads", "prefix", "tags")
+    __slots__ = ("prefix", "tags")
 
     def __init__(self, topic: str) -> None:
         self.prefix = java_hash(topic + "#")
         self.tags: dict[bytes, int] = {}
-        self.id_heads: dict[bytes, int] = {}
 
-    def key(self, key: bytes) -> int:
-        """What the index keeps of a key."""
-        return index_key_hash(java_hash_continue(self.prefix, key.decode("utf-8", "replace")))
-
-    def tag(self, tag: bytes) -> int:
-        """The same for a tag."""
-        key_hash = self.tags.get(tag)
-        if key_hash is None:
-            if len(self.tags) >= _CACHED_PARTS_MAX:
-                self.tags.clear()
-            key_hash = self.tags[tag] = self.key(TAG_PREFIX.encode() + tag)
+    def add_tag(self, tag: bytes) -> int:
+        """What the index keeps of a tag; most messages have one of a few."""
+        if len(self.tags) >= _CACHED_TAGS_MAX:
+            self.tags.clear()
+        key_hash = index_key_hash_continue(self.prefix, TAG_PREFIX.encode() + tag)
+        self.tags[tag] = key_hash
         return key_hash
-
-    def unique_id(self, unique_id: bytes) -> int:
-        """The same for a unique id, of which many differ only in the counter at the end."""
-        if len(unique_id) <= _COUNTER_SIZE or not unique_id.isascii():
-            return self.key(unique_id)
-        head = unique_id[:-_COUNTER_SIZE]
-        head_hash = self.id_heads.get(head)
-        if head_hash is None:
-            if len(self.id_heads) >= _CACHED_PARTS_MAX:
-                self.id_heads.clear()
-            head_hash = java_hash_continue(self.prefix, head.decode())
-            self.id_heads[head] = head_hash
-        a, b, c, d = unique_id[-_COUNTER_SIZE:]
-        total = (head_hash * 923521 + a * 29791 + b * 961 + c * 31 + d) & _MASK  # powers of 31
-        if total < 0x8000_0000:
-            return total
-        return 0 if total == 0x8000_0000 else 0x1_0000_0000 - total
 
 
 class IndexService:
@@ -306,27 +287,31 @@ class IndexService:
         keys: bytes | None,
         tag: bytes | None,
     ) -> None:
-        hashes = self._topics.get(topic)
-        if hashes is None:
-            if len(self._topics) >= _CACHED_TOPICS_MAX:
-                self._topics.clear()
-            hashes = self._topics[topic] = _TopicHashes(topic)
+        hashes = self._topics.get(topic) or self._add_topic(topic)
+        prefix = hashes.prefix
         key_hashes = []
         if unique_id:
-            key_hashes.append(hashes.unique_id(unique_id))
+            key_hashes.append(index_id_hash_continue(prefix, unique_id))
         if keys:
-            if b" " in keys:
-                key_hashes += [hashes.key(key) for key in keys.split(b" ") if key]
+            if _BLANK in keys:
+                words = [word for word in keys.split(b" ") if word]
+                key_hashes += [index_key_hash_continue(prefix, word) for word in words]
             else:
-                key_hashes.append(hashes.key(keys))
+                key_hashes.append(index_key_hash_continue(prefix, keys))
         if tag:
-            key_hashes.append(hashes.tag(tag))
+            key_hashes.append(hashes.tags.get(tag) or hashes.add_tag(tag))
         if key_hashes:
             file = self._newest or self._open_newest()
             if file.next_entry + len(key_hashes) <= file.entry_count_max:
                 file.put(key_hashes, log_offset, store_timestamp)
             else:
                 self._put_and_roll(key_hashes, log_offset, store_timestamp)
+
+    def _add_topic(self, topic: str) -> _TopicHashes:
+        if len(self._topics) >= _CACHED_TOPICS_MAX:
+            self._topics.clear()
+        hashes = self._topics[topic] = _TopicHashes(topic)
+        return hashes
 
     def _open_newest(self) -> IndexFile:
         if not self._index_files:

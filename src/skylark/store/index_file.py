@@ -207,14 +207,15 @@ class IndexFile:
         Raises StoreFullError if there is no space for them on disk; then nothing was added.
         """
         number = self.next_entry
-        assert number + len(key_hashes) <= self.entry_count_max, "the index file is full"
+        after = number + len(key_hashes)
+        assert after <= self.entry_count_max, "the index file is full"
         position = self._entries_start + number * INDEX_ENTRY_SIZE
-        end = position + len(key_hashes) * INDEX_ENTRY_SIZE
+        end = self._entries_start + after * INDEX_ENTRY_SIZE
         if end > self._prepared:
             self._prepare(position, end)
         buffer, slot_count = self._buffer, self.slot_count
         begin = self.begin_timestamp
-        seconds = 0 if begin <= 0 else (store_timestamp - begin) // 1000
+        seconds = (store_timestamp - begin) // 1000 if begin > 0 else 0
         if not 0 <= seconds <= SECONDS_MAX:
             seconds = 0 if seconds < 0 else SECONDS_MAX
         for key_hash in key_hashes:
@@ -225,13 +226,14 @@ class IndexFile:
                 self.used_slots += 1
             _pack_entry_into(buffer, position, key_hash, log_offset, seconds, previous)
             _pack_slot_into(buffer, slot_position, number)
-            if number <= 1:  # the first entry still counts from the end of the file before
+            if number == 1:  # the first entry still counts from the end of the file before
                 self.begin_timestamp, self.begin_offset = store_timestamp, log_offset
                 seconds = 0
             number += 1
             position += INDEX_ENTRY_SIZE
-        self.next_entry = number
-        self.end_timestamp, self.end_offset = store_timestamp, log_offset
+        self.next_entry = after
+        self.end_timestamp = store_timestamp
+        self.end_offset = log_offset
         self.dirty = True
 
     def _prepare(self, start: int, end: int) -> None:

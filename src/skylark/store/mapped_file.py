@@ -114,6 +114,7 @@ class MappedFile:
         "leaving",
         "path",
         "pooled",
+        "populated",
         "prepared",
         "size",
         "start_offset",
@@ -137,6 +138,7 @@ class MappedFile:
         self.wrote = self.committed = self.flushed = size if handle is None else 0
         self.allocated = size if handle is None else handle.allocated_until
         self.prepared = self.allocated
+        self.populated = 0  # end of the pages that the worker was asked to touch
         self.pooled: memoryview | None = None  # memory of the transient pool
         self.buffer = NO_BYTES if handle is None else handle.buffer
         self.last_store_timestamp = 0  # of the newest record, where known: the age of the file

@@ -29,7 +29,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 from skylark.core.errors import StoreError
-from skylark.store.allocator import Allocator, WarmUp
+from skylark.store.allocator import POPULATE_AHEAD, Allocator, WarmUp
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import FlushDiskType, StoreConfig
@@ -167,6 +167,7 @@ class MessageStore:
             executor=self._space_worker,
             post=self._post,
             warm_up=warm_up,
+            populate_ahead=0 if self._synchronous else POPULATE_AHEAD,
         )
         return MappedFiles(
             config.commit_log_path,

@@ -86,28 +86,31 @@ class Putter:
             and 0 < len(draft.body) <= self._body_size_max
             and len(properties) <= self._properties_size_max
             and len(topic.field) <= _FIELD_SIZE_MAX
-            and properties[-1:] != b"\0"
+            and not (properties and properties[-1] == 0)
             and not sys_flag & FLAG_INNER_BATCH
             and not self._refuses
         ):
             refusal = self._refusal(draft, topic, len(draft.body), len(properties))
             if refusal is not None:
                 return PutResult(refusal)
-        queue = self._queues.get(draft.topic, draft.queue_id)
+        queues = self._queues.by_topic.get(draft.topic)
+        queue = queues.get(draft.queue_id) if queues else None
         if type(queue) is not ConsumeQueue:
             queue = self._new_queue(self._queues.get_or_create, draft)
             if queue is None:
                 return PutResult(PutStatus.MESSAGE_ILLEGAL)
-        counted = sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
+        counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
         queue_offset = queue.next_offset if counted else 0
         try:
-            log_offset, size, now_ms = self._log.append(draft, topic, queue_offset)
+            result = self._log.append(draft, topic, queue_offset)
         except StoreError as error:
             return PutResult(self._failure(error))
         if counted:
             queue.next_offset = queue_offset + 1
-        self._dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
-        return PutResult(PutStatus.PUT_OK, log_offset, size, queue_offset, now_ms, 1)
+        self._dispatch.add(
+            queue, result.log_offset, result.size, sys_flag, result.store_timestamp, properties
+        )
+        return result
 
     def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
         """Store the messages of a batch as records of their own, all or none.
@@ -161,12 +164,14 @@ class Putter:
         sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
         record = msgspec.structs.replace(draft, properties=properties, sys_flag=sys_flag)
         try:
-            log_offset, size, now_ms = self._log.append(record, topic, queue_offset)
+            result = self._log.append(record, topic, queue_offset)
         except StoreError as error:
             return PutResult(self._failure(error))
         queue.next_offset = queue_offset + message_count
-        self._dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
-        return PutResult(PutStatus.PUT_OK, log_offset, size, queue_offset, now_ms, message_count)
+        self._dispatch.add(
+            queue, result.log_offset, result.size, sys_flag, result.store_timestamp, properties
+        )
+        return msgspec.structs.replace(result, message_count=message_count)
 
     # ---- checks ----------------------------------------------------------------------------------
 

@@ -93,6 +93,7 @@ class GetResult(Views, kw_only=True):
     min_offset: int
     max_offset: int
     message_count: int = 0
+    last_log_offset: int = -1  # of the last message that was looked at; -1 if there was none
     suggest_slave: bool = False  # the reader is far behind: a slave should serve it
 
 
@@ -210,6 +211,7 @@ class Reader:
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
             message_count=scan.message_count,
+            last_log_offset=scan.last_log_offset,
             suggest_slave=self._log.max_offset - scan.last_log_offset > self._memory_size,
             views=views,
             size=sum(map(len, views)),

@@ -174,6 +174,9 @@ class _Waiting(NamedTuple):
     properties: bytes
 
 
+_Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
+
+
 class Dispatch:
     """Feeds queues and index with the records that the log takes in."""
 
@@ -191,6 +194,9 @@ class Dispatch:
         self._known_tags = tags_codes.known
         self._on_arrival = on_arrival
         self._waiting: deque[_Waiting] | None = deque() if after_flush else None
+        #: Take in a record just appended, with the queue it belongs to: queue, log offset, size,
+        #: sys flag, store time, properties.
+        self.add: _Add = self._hold if after_flush else self._dispatch
         #: End of the last record whose entries are made.
         self.dispatched_until = 0
         #: Store time of that record.
@@ -206,7 +212,7 @@ class Dispatch:
         self.dispatched_until = log_end
         self.dispatched_timestamp = store_timestamp
 
-    def add(
+    def _hold(
         self,
         queue: EntryQueue,
         log_offset: int,
@@ -215,15 +221,11 @@ class Dispatch:
         store_timestamp: int,
         properties: bytes,
     ) -> None:
-        """Take in a record just appended, with the queue it belongs to."""
-        if self._waiting is None:
-            self._dispatch(queue, log_offset, size, sys_flag, store_timestamp, properties)
-        else:
-            self._waiting.append(
-                _Waiting(
-                    log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties
-                )
-            )
+        """:attr:`add` where records wait for the disk."""
+        assert self._waiting is not None
+        self._waiting.append(
+            _Waiting(log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
+        )
 
     def release(self, flushed_until: int) -> None:
         """Dispatch the waiting records that are on disk now."""
@@ -243,11 +245,14 @@ class Dispatch:
         store_timestamp: int,
         properties: bytes,
     ) -> None:
-        tags = find_by_needle(properties, _TAGS)
-        kind = sys_flag & FLAG_TRANSACTION_MASK
+        _, found, rest = properties.rpartition(_TAGS)
+        tags = rest.partition(b"\x02")[0] if found else None
+        if not tags:  # it has none, or stands first, or its last value is empty
+            tags = find_by_needle(properties, _TAGS)
         topic = queue.topic
         tags_code = 0
-        visible = kind not in HIDDEN_KINDS
+        kind = sys_flag & FLAG_TRANSACTION_MASK
+        visible = not kind or kind not in HIDDEN_KINDS
         if visible:
             known_code = self._known_tags.get(tags)
             if known_code is None or topic == SCHEDULE_TOPIC:
@@ -261,14 +266,9 @@ class Dispatch:
                     queue, log_offset, size, tags_code, store_timestamp, properties
                 )
         if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
-            self._index.put_record(
-                topic,
-                log_offset,
-                store_timestamp,
-                find_by_needle(properties, _UNIQ_KEY),
-                find_by_needle(properties, _KEYS),
-                tags,
-            )
+            text = b"\x02" + properties  # so that the first item is found like any other
+            unique_id, keys = _value(text, _UNIQ_KEY), _value(text, _KEYS)
+            self._index.put_record(topic, log_offset, store_timestamp, unique_id, keys, tags)
         self.dispatched_until = log_offset + size
         self.dispatched_timestamp = store_timestamp
         if visible and self._on_arrival is not None:
@@ -277,6 +277,14 @@ class Dispatch:
                     topic, queue.queue_id, queue.max_offset, tags_code, store_timestamp, properties
                 )
             )
+
+
+def _value(text: bytes, needle: bytes) -> bytes | None:
+    """:func:`find_by_needle` in two calls, for a text that begins with a separator."""
+    _, found, rest = text.rpartition(needle)
+    if not found:
+        return None
+    return rest.partition(b"\x02")[0] or find_by_needle(text, needle)  # empty: there may be more
 
 
 def _append_inner_batch(

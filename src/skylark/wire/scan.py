@@ -15,13 +15,14 @@ joined by 0x02, so that one search finds every separator and no item crosses int
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from skylark.core.hashing import body_crc
 from skylark.wire.layout import (
     BLANK_SIZE_MIN,
     BORN_HOST_POSITION,
@@ -159,6 +160,7 @@ _SAMPLE_BYTES: Final = 16 * 1024
 _SAMPLE_COUNT_MIN: Final = 8  # larger records are too few to be worth lanes
 _LANES_MIN: Final = 48  # fewer are followed faster one by one
 _LANES_MAX: Final = 1024
+_BLIND_STEPS: Final = 8  # between two looks at how many lanes are still on their way
 _MAGIC_V1_BYTES: Final = MAGIC_V1.to_bytes(4, "big", signed=True)
 
 
@@ -207,37 +209,44 @@ def _lanes(buffer: ReadBuffer, position: int, bound: int, sample: list[int]) -> 
     stride = expected // count * size_mean
     places = np.arange(position, bound - 2 * size_mean, stride)
     hits = _windows(buffer, ">i4")[places + 4] == MAGIC_V1
-    for index in np.flatnonzero(~hits[1:]) + 1:
-        place = int(places[index])
-        found = bytes(buffer[place : place + 2 * size_mean]).find(_MAGIC_V1_BYTES)
-        places[index] = place + found - 4 if found >= 4 else position
+    missed = np.flatnonzero(~hits[1:]) + 1
+    if len(missed):
+        find = _find_in_view(buffer) if isinstance(buffer, memoryview) else buffer.find
+        found = [
+            find(_MAGIC_V1_BYTES, place + 4, place + 2 * size_mean)
+            for place in places[missed].tolist()
+        ]
+        starts = np.array(found) - 4
+        places[missed] = np.where(starts > 0, starts, position)
     return np.unique(places)
+
+
+def _find_in_view(buffer: memoryview) -> Callable[[bytes, int, int], int]:
+    def find(needle: bytes, start: int, end: int) -> int:
+        """As ``bytes.find``, which views lack."""
+        found = bytes(buffer[start:end]).find(needle)
+        return found if found < 0 else start + found
+
+    return find
 
 
 def _walk_lanes(buffer: ReadBuffer, lanes: Int64s, bound: int, end: int) -> tuple[Int64s, int]:
     """Like :func:`_walk_on` from the first lane, but may stop early, at a sure place."""
     bounds = np.append(lanes[1:], bound)
-    sizes = _windows(buffer, ">i4")
-    current = lanes
-    rows = [lanes]
-    while True:
-        size = sizes[current]
-        following = current + size
-        going = (size >= BLANK_SIZE_MIN) & (following < bounds)
-        if going.all():
-            rows.append(following)
-            current = following
-            continue
-        # Few remaining lanes, or few of many, would waste time and memory on the others.
-        if np.count_nonzero(going) < max(_LANES_MIN, len(lanes) // 4):
-            break
-        rows.append(np.where(going, following, -1))
-        current = np.where(going, following, current)
-    starts = np.array(rows).T.ravel()  # lane after lane, each in order
-    starts = starts[starts >= 0]
+    rows = _step_lanes(buffer, lanes, bounds, bound)
+    # A lane's places count while they lie before the next lane and sizes lead from one to the next.
+    counts = rows < bounds
+    broken = (rows[1:] - rows[:-1] < BLANK_SIZE_MIN) & counts[1:]
+    if broken.any():
+        counts[1:] &= ~np.logical_or.accumulate(broken)
+    starts = rows.T[counts.T]  # lane after lane, each in order
+
+    current = starts[np.cumsum(np.count_nonzero(counts, axis=0)) - 1]
+    size = _windows(buffer, ">i4")[current]
+    following = current + size
     arrivals = np.where((size >= BLANK_SIZE_MIN) & (following <= end), following, current)
     extra: list[int] = []
-    for lane in np.flatnonzero(going).tolist():
+    for lane in np.flatnonzero((size >= BLANK_SIZE_MIN) & (following < bounds)).tolist():
         more, arrivals[lane] = _walk_on(buffer, int(arrivals[lane]), int(bounds[lane]), end)
         extra += more
     if extra:
@@ -249,15 +258,35 @@ def _walk_lanes(buffer: ReadBuffer, lanes: Int64s, bound: int, end: int) -> tupl
     return starts[: np.searchsorted(starts, min(stop, int(bounds[final])))], stop
 
 
+def _step_lanes(buffer: ReadBuffer, lanes: Int64s, bounds: Int64s, bound: int) -> Int64s:
+    """Follow the sizes from all lanes, blindly: row ``i`` is where ``i`` steps lead to.
+
+    A step is three calls for all lanes together, so nothing is checked in between. A lane goes on
+    where others began, or through bytes that are no record; it only never leaves the buffer.
+    """
+    # A negative size read as unsigned leads behind ``bound`` like any other that is too large.
+    sizes = _windows(buffer, ">u4")
+    rows = [lanes]
+    current = before = lanes
+    going = len(lanes)
+    # Few remaining lanes, or few of many, would waste time and memory on the others.
+    while going >= max(_LANES_MIN, len(lanes) // 4):
+        for _ in range(_BLIND_STEPS):
+            current = np.minimum(current + sizes[current], bound)
+            rows.append(current)
+        moving = current - before >= _BLIND_STEPS * BLANK_SIZE_MIN
+        going = int(np.count_nonzero(moving & (current < bounds)))
+        before = current
+    return np.array(rows)
+
+
 # ---- columns -------------------------------------------------------------------------------------
 
 
 def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     """The columns of records that start at ``starts``, the last of which ends at ``stop``."""
-    starts, sizes, blank_count = _without_blanks(buffer, starts, stop)
+    starts, sizes, head, blank_count = _heads(buffer, starts, stop)
     ends = starts + sizes
-    # Items without fields are gathered by one memory copy each, the fields seen in afterwards.
-    head = _windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
     magic = head["magic"].astype(np.int32)
     sys_flag = head["sys_flag"].astype(np.int32)
     store_timestamp = head["store_timestamp"].astype(np.int64)
@@ -317,21 +346,28 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     )
 
 
-def _without_blanks(buffer: ReadBuffer, starts: Int64s, stop: int) -> tuple[Int64s, Int64s, int]:
-    """Starts and sizes of what has the magic code of a record, and how many blanks there were."""
+def _heads(
+    buffer: ReadBuffer, starts: Int64s, stop: int
+) -> tuple[Int64s, Int64s, npt.NDArray[Any], int]:
+    """Starts, sizes and fixed fields of the records, and how many blanks stood among them."""
     sizes = np.diff(starts, append=stop)
-    magic = _windows(buffer, ">i4")[starts + 4]
+    blank_count = 0
+    large = sizes >= RECORD_SIZE_MIN
+    if not large.all():  # the smaller ones can only be blanks
+        small = starts[~large]
+        _require(_windows(buffer, ">i4")[small + 4] == MAGIC_BLANK, small)
+        blank_count = len(small)
+        starts, sizes = starts[large], sizes[large]
+    # Items without fields are gathered by one memory copy each, the fields seen in afterwards.
+    head = _windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
+    magic = head["magic"]
     known = magic == MAGIC_V1
-    if known.all():
-        blank_count = 0
-    else:
+    if not known.all():
         known |= magic == MAGIC_V2
-        blank = magic == MAGIC_BLANK
-        _require(known | blank, starts)
-        starts, sizes = starts[known], sizes[known]
-        blank_count = int(np.count_nonzero(blank))
-    _require(sizes >= RECORD_SIZE_MIN, starts)
-    return starts, sizes, blank_count
+        _require(known | (magic == MAGIC_BLANK), starts)
+        blank_count += len(starts) - int(np.count_nonzero(known))
+        starts, sizes, head = starts[known], sizes[known], head[known]
+    return starts, sizes, head, blank_count
 
 
 def _host_ends(starts: Int64s, sys_flag: Int32s) -> tuple[Int64s, Int64s]:
@@ -355,7 +391,8 @@ def _check(columns: RecordColumns, verify: Verify | None, log_start: int | None)
             (columns.body_start + columns.body_size).tolist(),
             strict=True,
         )
-        actual = np.array([body_crc(view[start:end]) for start, end in spans], np.int32)
+        whole = np.array([crc32(view[start:end]) for start, end in spans], np.uint32)
+        actual = whole & 0x7FFF_FFFF  # body_crc() of all at once
         _require((actual == columns.body_crc) | (columns.body_size == 0), columns.position)
         return
     for position in columns.position.tolist():

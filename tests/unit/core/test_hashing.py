@@ -15,7 +15,9 @@ from skylark.core.hashing import (
     decode_offset_id,
     decode_unique_id,
     encode_offset_id,
+    index_id_hash_continue,
     index_key_hash,
+    index_key_hash_continue,
     java_hash,
     java_hash_continue,
     local_month_start_ms,
@@ -68,6 +70,24 @@ def test_index_hash_is_never_negative() -> None:
     assert index_key_hash(7) == 7
     assert index_key_hash(-7) == 7
     assert index_key_hash(java_hash("polygenelubricants")) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 32, 127, 128, 129, 5000])
+@pytest.mark.parametrize("alphabet", ["\0\t\x7f~ _+-", "0123456789ABCDEF", "/0NO", "aé\U0001f600"])
+def test_index_hashes_of_keys_as_bytes(size: int, alphabet: str) -> None:
+    """Also of characters that int() would take for signs, blanks or separators."""
+    key = "".join(random.Random(size).choices(alphabet, k=size))
+    for prefix in ("", "T#", "polygenelubricants"):
+        expected = index_key_hash(reference_hash(prefix + key))
+        assert index_key_hash_continue(java_hash(prefix), key.encode()) == expected
+        assert index_id_hash_continue(java_hash(prefix), key.encode()) == expected
+
+
+def test_index_hashes_of_malformed_keys() -> None:
+    prefix = java_hash("T#")
+    assert index_key_hash_continue(prefix, b"a\xffb") == index_key_hash(java_hash("T#a\ufffdb"))
+    assert index_key_hash_continue(0, b"polygenelubricants") == 0
+    assert index_id_hash_continue(prefix, b"A\xffB") == index_key_hash(java_hash("T#A\ufffdB"))
 
 
 @pytest.mark.spec("store.12.2")

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from skylark.store.allocator import Allocator, FileNotReadyError, WarmUp
+from skylark.store.allocator import (
+    POPULATE_WITHIN_MS,
+    Allocator,
+    FileNotReadyError,
+    WarmUp,
+)
 from skylark.store.errors import StoreFileError, StoreFileMissingError, StoreFullError
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
@@ -326,6 +331,92 @@ def test_the_worker_may_finish_after_the_file_has_gone(hands: Hands) -> None:
     assert (file.wrote, file.prepared, file.allocated) == (5, 5, 5)
     append(file, SIZE - 5)
     log.sync()
+
+
+# Pages ahead
+
+TOUCHED = 4 * PAGE_SIZE
+
+
+def open_populating_log(files: FileSystem, directory: Path, hands: Hands) -> MappedFiles:
+    files.make_directories(directory.parent, durable=True)
+    allocator = Allocator(
+        files, ahead=2 * SIZE, executor=hands, post=hands.post, populate_ahead=TOUCHED
+    )
+    log = MappedFiles(directory, SIZE, files=files, allocator=allocator)
+    log.load()
+    return log
+
+
+def test_the_worker_touches_pages_before_they_are_written(
+    files: FileSystem, tmp_path: Path, hands: Hands
+) -> None:
+    log = open_populating_log(files, tmp_path / "log", hands)
+    file = roll(log)
+    hands.settle()
+    assert (file.populated, file.prepared) == (TOUCHED, TOUCHED // 2)
+    append(file, TOUCHED // 2)
+    assert not hands.jobs
+    append(file, 1)
+    assert (len(hands.jobs), file.populated) == (1, 2 * TOUCHED)
+    assert file.prepared == 2 * TOUCHED - TOUCHED // 2
+    hands.settle()
+    assert bytes(file.buffer[file.wrote :]) == bytes(SIZE - file.wrote)
+    calls = 0
+    while file.wrote < SIZE:
+        append(file, min(100, SIZE - file.wrote))
+        calls += len(hands.jobs)
+        hands.settle()
+    assert (calls, file.populated, file.prepared) == (2, SIZE, SIZE)
+    assert bytes(file.buffer) == b"x" * SIZE
+    log.close()
+
+
+def test_pages_are_not_touched_where_messages_come_in_slowly(hands: Hands) -> None:
+    log = open_populating_log(FaultyFileSystem(), LOG, hands)
+    file = roll(log)
+    hands.settle()
+    file.last_store_timestamp = POPULATE_WITHIN_MS + 1
+    append(file, TOUCHED // 2 + 1)
+    assert (len(hands.jobs), file.prepared) == (0, 2 * TOUCHED - TOUCHED // 2)
+    file.last_store_timestamp += POPULATE_WITHIN_MS
+    append(file, TOUCHED)
+    assert len(hands.jobs) == 1
+    log.close()
+
+
+def test_a_worker_that_is_behind_is_not_asked_again(hands: Hands) -> None:
+    log = open_populating_log(FaultyFileSystem(), LOG, hands)
+    file = roll(log)
+    hands.settle()
+    append(file, TOUCHED // 2 + 1)
+    append(file, TOUCHED)
+    assert (len(hands.jobs), file.populated) == (1, 3 * TOUCHED)
+    hands.settle()
+    append(file, TOUCHED)
+    assert len(hands.jobs) == 1
+    log.close()
+
+
+def test_a_log_can_be_cut_and_closed_while_its_pages_are_touched(
+    tmp_path: Path, workers: ThreadPoolExecutor, hands: Hands
+) -> None:
+    files = OsFileSystem()
+    allocator = Allocator(
+        files, ahead=2 * SIZE, executor=workers, post=hands.post, populate_ahead=TOUCHED
+    )
+    files.make_directories(tmp_path)
+    log = MappedFiles(tmp_path / "log", SIZE, files=files, allocator=allocator)
+    log.load()
+    for _ in range(20):
+        file = roll(log)
+        append(file, TOUCHED // 2 + 1)
+        log.truncate(file.start_offset + 5)
+        append(file, SIZE - 5)
+        assert not file.leases
+    log.truncate(0)
+    log.close()
+    assert [file.is_open for file in log.files] == [False]
 
 
 # Warm-up

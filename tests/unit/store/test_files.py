@@ -5,6 +5,7 @@ The promises that the faulty twin shares are in ``test_file_system.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import logging
@@ -24,7 +25,7 @@ from skylark.store.errors import (
     StoreLockedError,
     StoreSyncError,
 )
-from skylark.store.file_system import PAGE_SIZE
+from skylark.store.file_system import PAGE_SIZE, Advice
 from skylark.store.files import OsFileSystem, Platform
 
 SIZE = 4 * PAGE_SIZE + 100
@@ -194,6 +195,28 @@ def test_refused_memory_lock_is_only_logged(
         assert handle.lock_memory(PAGE_SIZE + 1, 10) is False
     assert "mlock of 10 bytes refused" in caplog.text
     assert "11 bytes at True" in caplog.text  # from the start of the page on
+    handle.close()
+
+
+def test_pages_are_touched_and_nothing_changes(tmp_path: Path) -> None:
+    handle = OsFileSystem().create_file(tmp_path / "log", SIZE)
+    handle.allocate(0, SIZE)
+    handle.buffer[5:10] = b"bytes"
+    assert handle.advise(Advice.POPULATE_WRITE, 5, SIZE - 5) in (True, False)  # by the kernel
+    assert bytes(handle.buffer) == bytes(5) + b"bytes" + bytes(SIZE - 10)
+    handle.close()
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_pages_are_not_touched_where_the_system_cannot(tmp_path: Path, refuses: bool) -> None:
+    def refuse(address: int, length: int) -> None:
+        raise OSError(errno.EINVAL, f"{length} bytes at {address}")
+
+    real = Platform.detect()
+    populate = refuse if refuses else None
+    platform = dataclasses.replace(real, populate=populate)
+    handle = OsFileSystem(platform).create_file(tmp_path / "log", SIZE)
+    assert handle.advise(Advice.POPULATE_WRITE, 0, SIZE) is False
     handle.close()
 
 

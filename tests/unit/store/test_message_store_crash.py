@@ -148,9 +148,11 @@ def test_what_is_vouched_for_may_end_with_a_zero(machine: Machine, disk: FaultyF
     queue = store.queues.get_or_create(*QUEUE)
     for number in range(10):
         draft = Draft(queue.topic, queue.queue_id, b"body", b"a\x01\0")
-        log_offset, size, now_ms = store.log.append(draft, topic_field(queue.topic), number)
+        result = store.log.append(draft, topic_field(queue.topic), number)
         queue.next_offset = number + 1
-        store.dispatch.add(queue, log_offset, size, 0, now_ms, draft.properties)
+        store.dispatch.add(
+            queue, result.log_offset, result.size, 0, result.store_timestamp, draft.properties
+        )
     machine.advance(6_000)
     assert store.checkpoint.logics_physical_offset == store.log.max_offset
     survivor = Machine().opened(disk.kill())

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skylark.core.hashing import java_hash
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Dispatched, QueueEntry
-from skylark.store.reput import Arrival, InnerBatch, TagsCodes, enter, inner_batch
+from skylark.store.index import IndexService
+from skylark.store.reput import Arrival, Dispatch, InnerBatch, TagsCodes, enter, inner_batch
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
+from skylark.wire.properties import find_raw_property
 from tests.unit.store.crash_store import ROOT, START_MS, CrashStore, view_files
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
@@ -66,6 +68,47 @@ def test_many_tags_are_not_all_remembered() -> None:
     tags = [b"%d" % number for number in range(25_000)]
     assert codes.of_tags(tags) == [java_hash(tag.decode()) for tag in tags]
     assert codes.of("T", b"17", b"", 0) == java_hash("17")
+
+
+# ---- properties ----------------------------------------------------------------------------------
+
+
+class Noted(IndexService):
+    """An index that only notes what it is given."""
+
+    def __init__(self) -> None:
+        self.texts: tuple[bytes | None, ...] = ()
+
+    def put_record(
+        self,
+        topic: str,
+        log_offset: int,
+        store_timestamp: int,
+        unique_id: bytes | None,
+        keys: bytes | None,
+        tag: bytes | None,
+    ) -> None:
+        self.texts = (unique_id, keys, tag)
+
+
+pieces = st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"X", b"\x01", b"\x01", b"\x02", b"\x02"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(pieces, max_size=16).map(b"".join))
+@example(b"TAGS\x01a\x02KEYS\x01b\x02UNIQ_KEY\x01c\x02")
+@example(b"UNIQ_KEY\x01c\x02TAGS\x01a\x02TAGS\x01\x02KEYS\x01b\x02KEYS\x01\x02")
+@example(b"KEYS\x01b")
+def test_every_text_of_a_record_is_found_as_elsewhere(properties: bytes) -> None:
+    """Wherever it stands, and the last that is not empty where there are several."""
+    index, arrivals = Noted(), list[Arrival]()
+    dispatch = Dispatch(index, TagsCodes(), on_arrival=arrivals.append)
+    queue = new_store().queues.get_or_create("T", 0)
+    dispatch.add(queue, 0, 100, 0, START_MS, properties)
+    names = (b"UNIQ_KEY", b"KEYS", b"TAGS")
+    expected = tuple(find_raw_property(properties, name) for name in names)
+    assert index.texts == expected
+    assert arrivals[0].tags_code == java_hash((expected[2] or b"").decode())
 
 
 # ---- inner batches -------------------------------------------------------------------------------

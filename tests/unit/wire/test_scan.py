@@ -272,6 +272,51 @@ def test_the_magic_code_in_bodies_does_not_mislead() -> None:
     assert len(assert_same(log)) == 4400
 
 
+# What a lane reads as a size where the magic code is not that of a record: too small, so small that
+# the lane hardly moves, negative, and leading just anywhere.
+DECOY_SIZES = [
+    bytes(4),
+    b"\0\0\0\1",
+    b"\0\0\0\7",
+    b"\x80\0\0\0",
+    b"\xff" * 4,
+    b"\0\0\1\x03",
+    b"\0\1",
+]
+
+
+@pytest.mark.parametrize("size", DECOY_SIZES)
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_the_magic_code_anywhere_does_not_mislead(size: bytes, kind: type[ReadBuffer]) -> None:
+    """In bodies and properties, at odd places, behind bytes that are no size of a record."""
+    dice = random.Random(5)
+    decoy = size + MAGIC_V1.to_bytes(4, "big", signed=True)
+    records = []
+    for n in range(1500):
+        noise = [dice.randbytes(dice.randrange(40)) for _ in range(3)]
+        text = TYPICAL + b"x\x01" + decoy.join([b"a" * dice.randrange(9)] * 3) + b"\x02"
+        records.append(record(n, decoy.join(noise), text if n % 4 else TYPICAL))
+    log = kind(log_of(*records))
+    assert len(log) > 16 * scan._SAMPLE_BYTES
+    assert len(assert_same(log)) == 1500
+    with lanes_everywhere():
+        assert len(assert_same(log)) == 1500
+
+
+def test_lanes_that_never_move_end_the_walk() -> None:
+    """A record whose body is full of places that look like starts with size zero."""
+    decoy = bytes(4) + MAGIC_V1.to_bytes(4, "big", signed=True)
+    log = large_log(200, 50) + record(200, decoy * 100_000) + large_log(200, 50)
+    columns = assert_same(log)
+    assert (len(columns), columns.body_size.max()) == (401, 800_000)
+
+
+def test_records_much_smaller_than_the_first_ones() -> None:
+    """Lanes are laid out by the first records; many more then belong to each."""
+    big = log_of(*[record(n, bytes(1500)) for n in range(50)])
+    assert len(assert_same(big + large_log(4000, 30))) == 4050
+
+
 @pytest.mark.parametrize("where", [0.0, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize(
     "damage", [bytes(4), b"\x00\x00\x00\x03", b"\xff\xff\xff\xff", b"\x7f" * 4]
