@@ -92,6 +92,7 @@ async def test_nothing_is_lost_by_a_restart(tmp_path: Path, flush: str) -> None:
 
 
 @pytest.mark.spec("broker.13.24")
+@pytest.mark.spec("remoting.10.28")
 async def test_the_fast_port_takes_no_pulls(tmp_path: Path) -> None:
     async with running(broker := broker_of(tmp_path)) as client:
         fast = broker.fast_address
@@ -99,6 +100,8 @@ async def test_the_fast_port_takes_no_pulls(tmp_path: Path) -> None:
         assert (await client.call(str(fast), send_request(b"x"))).code == 0
         heartbeat = Command(code=RequestCode.HEART_BEAT, ext={}, body=b'{"clientID":"c"}')
         assert (await client.call(str(fast), heartbeat)).code == 0
+        tables = await client.call(str(fast), Command(code=RequestCode.GET_ALL_TOPIC_CONFIG))
+        assert (tables.code, b'"T":' in (tables.body or b"")) == (0, True)
         pull = await client.call(str(fast), pull_request())
         assert (pull.code, pull.remark) == (3, " request type 11 not supported")
         lite = Command(code=RequestCode.LITE_PULL_MESSAGE, ext=pull_request().ext)

@@ -1,128 +1,135 @@
 """Recorded conversations with a real broker (5.5.0), held again with ours.
 
-Requests are sent as recorded, in the recorded order; answers must have the recorded code and
-remark, and where nothing else is said, the recorded ext fields with their values. Message ids hold
-the place in the log, so equal ids mean that every record before has the length it has in Java.
+Every request that clients and tools sent to the broker in the golden files is sent to ours: whole
+runs of the recorded broker, in order, in virtual time that stands at the recorded time. Settings
+and first topics are those of the recorded broker, so the state that each scenario finds is built up
+by those before it. What an answer must have in common with the recorded one, and the list of
+differences with their reasons: :mod:`tests.golden.replay.comparison`.
 
-What is different, and why:
-
-* Topics and messages that other recordings made are made up for (:func:`fill`).
-* Where Java answers with an exception, only code and ext fields count; the same for ids drawn by
-  the broker.
-* The timer message of ``send-delay`` is refused: there is no timer wheel yet.
+What the broker asks of its clients, or tells them, is compared too. What is sent to name servers:
+``test_namesrv_replay``.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import AsyncIterator
+from collections import Counter
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from skylark.wire.command import Command
-from skylark.wire.frame import decode_frame
-from tests.unit.broker.handlers.stored import CALL_TIMEOUT_S, Stored, stored
+from skylark.broker.app import Broker
+from skylark.broker.config import load_broker_config
+from skylark.namesrv.app import NameServer
+from skylark.namesrv.config import NamesrvConfig
+from skylark.testing.clock import VirtualClock
+from skylark.testing.memory_net import MemoryNetwork
+from skylark.wire.bodies.config import TopicConfig
+from skylark.wire.codes import RequestCode
+from tests.golden.replay.comparison import ANSWERS, asked_facts, difference, problems
+from tests.golden.replay.player import Exchange, Player
+from tests.golden.replay.recording import FRAMES, RUNS, WITHOUT_BROKER, Run, Scenario
+from tests.unit.broker.handlers.stored import in_place
 
-FRAMES = Path(__file__).parent / "data" / "frames"
-SENDS = {10, 310, 320}
-#: Requests of ``errors`` that the data plane answers.
-DATA_CODES = SENDS | {9999, 11, 12, 14, 15, 29, 30, 31, 33}
-#: The broker of the recordings advertised this address; the answers show it.
-RECORDED = {"brokerIP1": "127.0.0.2", "listenPort": "20911", "enablePropertyFilter": "true"}
+NAME_SERVER: Final = ("127.0.0.3", 29876)
+PORT: Final = 20911
+#: The settings of the recorded broker.
+RECORDED: Final = {
+    "brokerClusterName": "DefaultCluster",
+    "brokerName": "broker-a",
+    "brokerId": "0",
+    "brokerIP1": "127.0.0.2",
+    "brokerIP2": "127.0.0.2",
+    "bindAddress": "127.0.0.1",
+    "listenPort": str(PORT),
+    "namesrvAddr": "127.0.0.3:29876",
+    "autoCreateTopicEnable": "true",
+    "enablePropertyFilter": "true",
+    "mappedFileSizeCommitLog": "1048576",
+    "mappedFileSizeConsumeQueue": "60000",
+    "maxHashSlotNum": "500",
+    "maxIndexNum": "2000",
+    "mappedFileSizeTimerLog": "1048576",
+    "transactionCheckInterval": "3000",
+    "transactionTimeOut": "2000",
+    "fileReservedTime": "720",
+    "diskMaxUsedSpaceRatio": "95",
+    "storePathRootDir": "store",
+    "storePathCommitLog": "store/commitlog",
+}
+FIRST_TOPICS: Final = {"FrameA": 2, "FrameOrder": 2, "FrameTx": 1}
 
 
-def recorded(scenario: str, codes: set[int]) -> list[tuple[Command, Command | None]]:
-    """Requests to the broker and their answers; None where there is none."""
-    lines = [json.loads(line) for line in (FRAMES / f"{scenario}.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["link"].startswith("client-broker")]
-    answers = {(line["conn"], line["opaque"]): line for line in lines if line["response"]}
-    return [
-        (_command(line), None if answer is None else _command(answer))
-        for line in lines
-        if not line["response"] and line["code"] in codes
-        for answer in [answers.get((line["conn"], line["opaque"]))]
+async def replayed(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
+    monkeypatch.chdir(root)  # the recorded paths are relative
+    clock = VirtualClock(run.start_ms())
+    network = MemoryNetwork(clock=clock)
+    host, port = NAME_SERVER
+    name_server = NameServer(
+        NamesrvConfig(bind_address=host, listen_port=port), network=network, clock=clock
+    )
+    given = {**RECORDED, **run.settings}
+    broker = Broker(
+        load_broker_config(given), network=network, clock=clock, in_thread=in_place, given=given
+    )
+    await name_server.start()
+    await broker.start()
+    clock.on_advance(broker.clock_advanced)
+    try:
+        for name, count in FIRST_TOPICS.items():
+            config = TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count)
+            broker.graph.topics.update(config)
+        player = Player(run, clock, network, PORT)
+        await player.play()
+    finally:
+        await broker.stop()
+        await name_server.stop()
+    return player
+
+
+def test_all_recordings_are_played() -> None:
+    played = [name for run in RUNS for name in run.scenarios]
+    assert len(played) == len(set(played)) == 45
+    assert {path.stem for path in FRAMES.glob("*.jsonl")} == {*played, *WITHOUT_BROKER}
+    for name in WITHOUT_BROKER:
+        assert not Scenario(name).frames
+    counts = Counter(frame.command.code for name in played for frame in Scenario(name).requests)
+    assert counts.total() == 592
+    assert len(counts) == 48
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+async def test_our_broker_behaves_as_the_recorded_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player = await replayed(run, tmp_path, monkeypatch)
+    assert len(player.exchanges) == sum(len(Scenario(name).requests) for name in run.scenarios)
+    assert sum(each.recorded is not None for each in player.exchanges) == run.answer_count
+    found = [(title(each), problems(each)) for each in player.exchanges]
+    assert [each for each in found if each[1]] == []
+    assert player.unexpected_answers() == []
+    for connection, asked in player.asked.items():
+        recorded = map(asked_facts, player.recorded_asked[connection])
+        assert list(map(asked_facts, asked)) == [each for each in recorded if each is not None]
+
+
+async def test_what_happens_besides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that has all differences: each is needed, and the other checks go their way."""
+    player = await replayed(RUNS[0], tmp_path, monkeypatch)
+    used = [difference(exchange) for exchange in player.exchanges if exchange.recorded]
+    assert all(each in used for each in ANSWERS)
+    assert len(used) - used.count(None) == 18
+    recorded = [each for commands in player.recorded_asked.values() for each in commands]
+    assert sum(asked_facts(each) is None for each in recorded) == 1
+    checks = [
+        (each.ext or {})["msgId"][-4:]
+        for asked in player.asked.values()
+        for each in asked
+        if each.code == RequestCode.CHECK_TRANSACTION_STATE
     ]
+    assert checks == ["0002", "0003"]
 
 
-def _command(line: dict[str, str]) -> Command:
-    return decode_frame(base64.b64decode(line["raw"]))
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Stored]:
-    async with stored(tmp_path, **RECORDED) as started:
-        started.add_topic("FrameA", 2)
-        yield started
-
-
-async def replay(world: Stored, request: Command, answer: Command | None) -> Command | None:
-    if answer is None:
-        await world.client.oneway(world.address, request)
-        await world.clock.drain()
-        return None
-    return await world.client.call(world.address, request, CALL_TIMEOUT_S)
-
-
-async def fill(world: Stored, message_count: int) -> None:
-    """Make the first queue of the topic as long as it was."""
-    while len(world.records("FrameA")) < message_count:
-        await world.send("FrameA", properties="TAGS\x01TagB\x02")
-
-
-def place(exchange: tuple[Command, Command | None]) -> str:
-    """Where the message went: requests that were under way together were stored in this order."""
-    answer = exchange[1]
-    return "" if answer is None else (answer.ext or {})["msgId"]
-
-
-async def test_sends(world: Stored) -> None:
-    """From an empty log on; the last message is a delayed one."""
-    scenarios = ["send-sync", "send-autocreate", "send-async", "send-oneway", "send-batch"]
-    exchanges = [
-        exchange for name in scenarios for exchange in sorted(recorded(name, SENDS), key=place)
-    ]
-    delayed, timer = recorded("send-delay", SENDS)
-    exchanges.append(delayed)
-    assert len(exchanges) == 12
-    for request, answer in exchanges:
-        ours = await replay(world, request, answer)
-        if ours is not None and answer is not None:
-            assert (ours.code, ours.remark, ours.ext) == (answer.code, None, answer.ext)
-    refused = await world.client.call(world.address, timer[0], CALL_TIMEOUT_S)
-    assert (refused.code, set(refused.ext or {})) == (1, {"MSG_REGION", "TRACE_ON"})
-
-
-async def test_pulls(world: Stored) -> None:
-    await fill(world, 11)
-    exchanges = recorded("pull", {11, 14, 15, 29, 30, 31})
-    assert {request.code for request, _ in exchanges} == {11, 14, 15, 29, 30, 31}
-    for request, answer in exchanges:
-        ours = await replay(world, request, answer)
-        assert ours is not None
-        assert answer is not None
-        # 31 has an empty remark in Java.
-        expected = (answer.code, answer.remark or None, answer.ext)
-        assert (ours.code, ours.remark, ours.ext) == expected
-        assert bool(ours.body) == bool(answer.body)
-
-
-async def test_errors(world: Stored) -> None:
-    await fill(world, 15)
-    exchanges = recorded("errors", DATA_CODES)
-    assert len(exchanges) > 25
-    for request, answer in exchanges:
-        ours = await replay(world, request, answer)
-        assert ours is not None
-        assert answer is not None
-        assert ours.code == answer.code, (request, ours)
-        remark = answer.remark or ""
-        if remark.startswith("java."):
-            assert ours.ext is None
-        elif request.code in SENDS and answer.code == 0:
-            assert (ours.ext or {}).keys() == (answer.ext or {}).keys()
-        else:
-            assert ours.ext == answer.ext, (request, ours)
-            # The address of the client, at the end of two remarks, is another one.
-            assert (ours.remark or "").startswith(remark.partition("127.0.0.1:")[0])
+def title(exchange: Exchange) -> str:
+    request = exchange.request
+    return f"{exchange.scenario}: {request.code} (opaque {request.opaque}) {request.ext}"

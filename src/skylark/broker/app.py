@@ -10,9 +10,10 @@
 Its parts are made and wired in :mod:`skylark.broker.graph`. Port 0 draws a port such that the fast
 port, two below, is free as well.
 
-**Start**: tables, store (recovered while nothing is served yet), servers, registration. **Stop**:
-unregister, answer what is held, in work or waits for the disk while new requests are sent away,
-close the connections, save the tables, close the store. Answers to ``BrokerController``.
+**Start**: tables, store (recovered while nothing is served yet), servers, delivery of delayed
+messages, registration. **Stop**: deliver no more, unregister, answer what is held, in work or waits
+for the disk while new requests are sent away, close the connections, save the tables, close the
+store. Answers to ``BrokerController``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from skylark.core.errors import TransportError
 from skylark.core.names import Address
 from skylark.net.dispatch import Interceptor
 from skylark.net.transport import Network, TcpNetwork
+from skylark.store.config import BrokerRole
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 
@@ -57,7 +59,8 @@ class Broker:
         ram_size: int | None = None,
     ) -> None:
         """``given``: the properties the broker was started with, known or not; ``in_thread``: runs
-        what blocks while tables are saved; ``ram_size``: see ``MessageStore``."""
+        what blocks: recovery, the saving of tables, the last sync; ``ram_size``: see
+        ``MessageStore``."""
         self._config = config
         self._network = network or TcpNetwork()
         self._clock = clock or LoopClock()
@@ -67,6 +70,7 @@ class Broker:
         self._given = given
         self._ram_size = ram_size
         self._graph: BrokerGraph | None = None
+        self._opening: asyncio.Future[None] | None = None
         self._stopped = False
 
     @property
@@ -90,6 +94,12 @@ class Broker:
     def fast_address(self) -> Address:
         """The second port, where nothing is pulled."""
         return Address(*self.graph.fast_server.address)
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where Prometheus may ask; None without ``metricsExporterType=PROM``."""
+        address = self.graph.exporter.address
+        return None if address is None else Address(*address)
 
     async def start(self) -> None:
         """Recover, listen and register; raises ConfigError, StoreError or TransportError."""
@@ -116,12 +126,22 @@ class Broker:
 
     async def _start(self, graph: BrokerGraph, config: BrokerConfig) -> None:
         graph.load()
+        await self._open_store(graph)
+        graph.resume()
         graph.store.start()
+        if config.store.broker_role is not BrokerRole.SLAVE:
+            graph.transactions.start()
         await graph.saver.start()
         await graph.sampler.start()
+        graph.slow_groups.start()
         await graph.liveness.start()
         await graph.server.start(config.bind_address, config.listen_port)
         await graph.fast_server.start(config.bind_address, config.fast_port)
+        await graph.exporter.start()
+        if config.store.broker_role is not BrokerRole.SLAVE:
+            graph.schedule.start()
+            if graph.timer is not None:
+                graph.timer.start()
         await graph.registration.start()
         if config.is_loopback:
             log.info("broker %s on %s, for this machine only", config.broker_name, self.address)
@@ -132,13 +152,30 @@ class Broker:
                 self.address,
             )
 
+    async def _open_store(self, graph: BrokerGraph) -> None:
+        """Recover in a thread, so that a name server on this loop is not held up.
+
+        Whoever gives up meanwhile waits for the end: the thread cannot be stopped.
+        """
+        self._opening = asyncio.ensure_future(self._in_thread(graph.open_store))
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._opening])
+            raise
+        if self._stopped:
+            raise RuntimeError("the broker was stopped while it started")
+
     async def stop(self) -> None:
         """Answer what is in hand, close all connections, bring everything to disk."""
         graph = self._graph
         if graph is None or self._stopped:
             return
         self._stopped = True
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
         try:
+            await graph.schedule.stop()
             await graph.registration.stop()
             for server in graph.servers:
                 server.dispatcher.shutting_down = True
@@ -146,16 +183,33 @@ class Broker:
             await self._answer_parked(graph)
             await graph.liveness.stop()
             await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in graph.servers))
+            await graph.exporter.stop()
             await graph.sampler.stop()
+            graph.slow_groups.stop()
             await graph.client.close()
+            graph.transactions.stop()
+            if graph.timer is not None:
+                await graph.timer.stop()
             await graph.saver.stop()
+        finally:
+            await self._close_store(graph)
+
+    async def _close_store(self, graph: BrokerGraph) -> None:
+        """Sync in a thread, as at start; a closing that is given up is waited for."""
+        graph.store.stop()
+        syncing = asyncio.ensure_future(self._in_thread(graph.store.bring_to_disk))
+        try:
+            await asyncio.shield(syncing)
+        except asyncio.CancelledError:
+            await asyncio.wait([syncing])
+            raise
         finally:
             graph.store.close()
 
     async def _answer_parked(self, graph: BrokerGraph) -> None:
         try:
             async with self._clock.timeout(STOP_GRACE_S):
-                await graph.sends.none_parked()
+                await graph.put_answers.none_parked()
         except TimeoutError:
             log.warning("messages still wait for the disk after %.0f s", STOP_GRACE_S)
 

@@ -43,7 +43,7 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
     """One attribute: a choice of values, or a range of numbers."""
 
     changeable: bool
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()  # in the order of Java's hash sets, for its remark lists them
     minimum: int = 0
     maximum: int = 0
 
@@ -59,11 +59,11 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TOPIC_ATTRIBUTES: Final = {
-    QUEUE_TYPE: Attribute(changeable=False, values=("SimpleCQ", "BatchCQ")),
+    QUEUE_TYPE: Attribute(changeable=False, values=("BatchCQ", "SimpleCQ")),
     CLEANUP_POLICY: Attribute(changeable=False, values=("DELETE", "COMPACTION")),
     MESSAGE_TYPE: Attribute(
         changeable=True,
-        values=("NORMAL", "UNSPECIFIED", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", MIXED),
+        values=("UNSPECIFIED", MIXED, "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "NORMAL"),
     ),
     "reserve.time": Attribute(changeable=True, minimum=-1, maximum=_LONG_MAX),
 }

@@ -45,11 +45,13 @@ from skylark.core.config import (
 from skylark.core.errors import ConfigError
 from skylark.core.names import TRACE_TOPIC, Address, is_loopback, parse_addresses, topic_problem
 from skylark.store.config import BrokerRole, StoreConfig
+from skylark.store.timer.timer_store import TimerOptions
 from skylark.wire.command import SerializeType
 
 MASTER_ID: Final = 0
 REGISTER_PERIOD_MS_MIN: Final = 10_000
 REGISTER_PERIOD_MS_MAX: Final = 60_000
+TIMER_PRECISIONS_MS: Final = (100, 200, 500, 1_000)
 
 _PORT_MAX: Final = 65_535
 _INT_MAX: Final = (1 << 31) - 1
@@ -259,7 +261,8 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         bool, Setting("The broker itself resets offsets (222), the group need not be online.")
     ] = True
     lock_in_strict_mode: Annotated[
-        bool, Setting("Queue locks are asked of a majority of the replicas.")
+        bool,
+        Setting("Queue locks are asked of a majority of the replicas; not built, must be false."),
     ] = False
     enable_broadcast_offset_store: Annotated[
         bool, Setting("Keep offsets of broadcast consumers that come through a proxy.")
@@ -286,15 +289,6 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     delay_offset_update_version_step: Annotated[
         int, Setting("Deliveries that make a new version of them.", minimum=1)
     ] = 200
-    enable_schedule_async_deliver: Annotated[
-        bool, Setting("Deliver without waiting for each put.")
-    ] = False
-    schedule_async_deliver_max_pending_limit: Annotated[
-        int, Setting("Most deliveries under way per level.", minimum=1)
-    ] = 2_000
-    schedule_async_deliver_max_resend_num2_blocked: Annotated[
-        int, Setting("Failures of a delivery after which its level waits.", minimum=0)
-    ] = 3
     timer_wheel_enable: Annotated[bool, Setting("Serve timed messages.")] = True
     timer_precision_ms: Annotated[
         int, Setting("Width of a slot of the timer.", unit="ms", minimum=1, maximum=60_000)
@@ -319,8 +313,11 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     timer_skip_unknown_error: Annotated[
         bool, Setting("Skip a timed message whose delivery fails for no known reason.")
     ] = False
+    append_topic_for_timer_delete_key: Annotated[
+        bool, Setting("A recall names the topic, too: for brokers before 5.5 on the same store.")
+    ] = False
     mapped_file_size_timer_log: Annotated[
-        int, Setting("Length of a timer log file.", unit="bytes", minimum=52, maximum=_INT_MAX)
+        int, Setting("Length of a timer log file.", unit="bytes", minimum=68, maximum=_INT_MAX)
     ] = 100 << 20
 
     # --- transactions ---
@@ -377,8 +374,11 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         int, Setting("How far that is.", unit="bytes", minimum=0)
     ] = 16 << 30
 
-    # --- metrics ---
+    # --- statistics and metrics ---
 
+    max_stats_idle_time_in_minutes: Annotated[
+        int, Setting("A statistic that stood still for so long is dropped; negative: 25 h.")
+    ] = -1
     metrics_exporter_type: Annotated[
         MetricsExporterType, Setting("PROM: serve metrics to Prometheus.")
     ] = MetricsExporterType.DISABLE
@@ -407,6 +407,15 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     write_buffer_size_max: Annotated[
         int, Setting("Answers that a client leaves unread before it is cut off.", minimum=1)
     ] = 64 << 20
+    held_size_max: Annotated[
+        int,
+        Setting(
+            "Unanswered requests and unread answers of all clients; beyond it, sends and pulls get"
+            " code 2.",
+            unit="bytes",
+            minimum=1,
+        ),
+    ] = 512 << 20
     held_pull_count_max: Annotated[
         int, Setting("Pulls held at a time; a further one is answered at once.", minimum=1)
     ] = 100_000
@@ -438,6 +447,11 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
                 yield f"{key}: {name!r:.300} is not a name"
         if self.trace_topic_enable and (problem := topic_problem(self.msg_trace_topic_name)):
             yield f"msgTraceTopicName: {problem}"
+        if self.lock_in_strict_mode:
+            yield (
+                "lockInStrictMode=true: locks on queues are granted by this broker alone, a"
+                " majority of its replicas cannot be asked; set it to false"
+            )
         if self.listen_port in (1, 2):
             yield f"listenPort: {self.listen_port} leaves no room for the fast port, two below"
         if self.namesrv_addr:
@@ -483,6 +497,17 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     def register_period_ms(self) -> int:
         period_ms = self.register_name_server_period
         return max(REGISTER_PERIOD_MS_MIN, min(REGISTER_PERIOD_MS_MAX, period_ms))
+
+    @property
+    def timer_options(self) -> TimerOptions:
+        """What the timer's files are made with; only four precisions exist, as in Java."""
+        precision_ms = self.timer_precision_ms
+        fitting = [ms for ms in TIMER_PRECISIONS_MS if ms <= precision_ms]
+        return TimerOptions(
+            precision_ms=max(fitting, default=TIMER_PRECISIONS_MS[0]),
+            roll_window_slots=self.timer_roll_window_slot,
+            log_file_size=self.mapped_file_size_timer_log,
+        )
 
     @property
     def black_list(self) -> frozenset[str]:

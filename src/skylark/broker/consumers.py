@@ -106,14 +106,21 @@ class ConsumerGroup:
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.fingerprint: int | None = None
         self.lint = SubscriptionLint(name)
+        self._client_ids: list[str] | None = None  # worked out when asked for, until a change
 
     @property
     def is_broadcasting(self) -> bool:
         return self.message_model is MessageModel.BROADCASTING
 
     def client_ids(self) -> list[str]:
-        """Each client once: a client that has just reconnected must not get two shares."""
-        return list(dict.fromkeys(member.channel.client_id for member in self.members.values()))
+        """Each client once: a client that has just reconnected must not get two shares.
+
+        The same list, not to be changed, until the members change: then all of them ask for it.
+        """
+        if self._client_ids is None:
+            names = (member.channel.client_id for member in self.members.values())
+            self._client_ids = list(dict.fromkeys(names))
+        return self._client_ids
 
     def notice(self) -> GroupNotice:
         return GroupNotice(self.name, [c for c in self.members if not c.is_closing])
@@ -126,15 +133,22 @@ class ConsumerGroup:
         member = self.members.get(channel.connection)
         if member is None:
             self.members[channel.connection] = Member(channel=channel, last_update_ms=now_ms)
+            self._client_ids = None
             log.info("consumer group %s: %s joined", self.name, channel)
             return True
         if member.channel.client_id != channel.client_id:
+            self._client_ids = None
             log.warning(
                 "consumer group %s: %s is now %s", self.name, member.channel, channel.client_id
             )
         member.channel = channel
         member.last_update_ms = now_ms
         return False
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a channel, which is there."""
+        del self.members[connection]
+        self._client_ids = None
 
     def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Take the subscriptions of a heartbeat; whether topics came or went."""
@@ -172,12 +186,14 @@ class ConsumerTable:
         notify_enabled: bool = True,
         notice_batch_ms: int = 0,
         channel_expired_ms: int = CHANNEL_EXPIRED_MS,
+        compensation_ms: int = COMPENSATION_MS,
     ) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
         self._groups_of: dict[Connection, set[str]] = {}
         self._notify_enabled = notify_enabled
         self._notices = ChangeNotices(batch_ms=notice_batch_ms)
         self._channel_expired_ms = channel_expired_ms
+        self._compensation_ms = compensation_ms
         # (group, topic) -> (subscription, time of the last pull), the oldest first
         self._compensation: dict[tuple[str, str], tuple[SubscriptionData, int]] = {}
 
@@ -266,7 +282,7 @@ class ConsumerTable:
     def _expire_compensation(self, now_ms: int) -> None:
         old = []
         for key, (_, pulled_ms) in self._compensation.items():
-            if now_ms - pulled_ms <= COMPENSATION_MS:
+            if now_ms - pulled_ms <= self._compensation_ms:
                 break
             old.append(key)
         for key in old:
@@ -364,7 +380,7 @@ class ConsumerTable:
         return Removed(notices=notices, groups_gone=groups_gone)
 
     def _take_out(self, group: ConsumerGroup, connection: Connection) -> None:
-        del group.members[connection]
+        group.leave(connection)
         group.lint.remove(connection)
         names = self._groups_of[connection]
         names.discard(group.name)

@@ -24,7 +24,7 @@ match its settings, so it is written, and ignored when read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -61,8 +61,12 @@ class ConsumerFilter(msgspec.Struct, kw_only=True, eq=False):
 class ConsumerFilterTable:
     """All filters of a broker."""
 
-    def __init__(self, bloom: BloomFilter) -> None:
+    def __init__(
+        self, bloom: BloomFilter, *, dead_kept_ms: Callable[[], int] = lambda: DEAD_KEPT_MS
+    ) -> None:
+        """``dead_kept_ms``: how long a dead filter is kept (``filterDataCleanTimeSpan``)."""
         self._bloom = bloom
+        self._dead_kept_ms = dead_kept_ms
         self._groups: dict[str, dict[str, ConsumerFilter]] = {}  # group -> topic -> filter
 
     def __len__(self) -> int:
@@ -91,11 +95,12 @@ class ConsumerFilterTable:
             self._bury(found, now_ms)
 
     def clean(self, now_ms: int) -> None:
-        """Remove filters that have been dead for a day; due before each save."""
+        """Remove filters that have been dead for a day, or as long as is set."""
+        dead_kept_ms = self._dead_kept_ms()
         for group, filters in list(self._groups.items()):
             for topic, found in list(filters.items()):
-                if found.is_dead and now_ms - found.dead_ms >= DEAD_KEPT_MS:
-                    log.info("filter of %s on %s: dead for a day, removed", group, topic)
+                if found.is_dead and now_ms - found.dead_ms >= dead_kept_ms:
+                    log.info("filter of %s on %s: dead for long, removed", group, topic)
                     del filters[topic]
             if not filters:
                 del self._groups[group]

@@ -15,29 +15,55 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from skylark.broker.attributes import QUEUE_TYPE
+from skylark.broker.broadcast_offsets import BroadcastOffsets
 from skylark.broker.client_liveness import ClientLiveness
 from skylark.broker.config import BrokerConfig
 from skylark.broker.consumers import ConsumerTable
+from skylark.broker.exporter import Exporter
 from skylark.broker.filters import ConsumerFilterTable
 from skylark.broker.groups import GroupTable
 from skylark.broker.handlers.admin.broker import SettingsHandlers
+from skylark.broker.handlers.admin.cleaning import CleaningHandlers
 from skylark.broker.handlers.admin.group import GroupHandlers
+from skylark.broker.handlers.admin.queue import QueueHandlers
+from skylark.broker.handlers.admin.refused import Refusals
+from skylark.broker.handlers.admin.relay import RelayHandlers
+from skylark.broker.handlers.admin.reset import ResetHandlers
+from skylark.broker.handlers.admin.runtime import RuntimeHandlers, ServiceFacts
+from skylark.broker.handlers.admin.stats import StatsHandlers
+from skylark.broker.handlers.admin.sync import SyncHandlers
 from skylark.broker.handlers.admin.topic import TopicHandlers
+from skylark.broker.handlers.assignment import AssignmentHandlers
 from skylark.broker.handlers.client import ClientHandlers
 from skylark.broker.handlers.lock import LockHandlers
 from skylark.broker.handlers.offset import OffsetHandlers
 from skylark.broker.handlers.pull import PullHandlers
+from skylark.broker.handlers.pull_filters import PullFilters
+from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.handlers.query import QueryHandlers
+from skylark.broker.handlers.recall import RecallHandlers
+from skylark.broker.handlers.reply import ReplyHandlers
 from skylark.broker.handlers.send import SendHandlers
+from skylark.broker.handlers.send_back import SendBackHandlers
+from skylark.broker.handlers.send_checks import SendChecks
+from skylark.broker.handlers.transaction import TransactionHandlers
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.offsets import OffsetTable
 from skylark.broker.order_locks import QueueLocks
-from skylark.broker.overload import LoopWatch, OverloadGuard
+from skylark.broker.overload import (
+    LoopWatch,
+    OutstandingBytes,
+    OverloadGuard,
+    SlowGroupWatch,
+    WatchedClock,
+)
 from skylark.broker.persist import (
     SLOW_INTERVAL_MS,
     InThread,
@@ -47,14 +73,21 @@ from skylark.broker.persist import (
 )
 from skylark.broker.producers import ProducerTable
 from skylark.broker.registration import Registration
+from skylark.broker.request_modes import RequestModes
 from skylark.broker.rewriting import Diverter
+from skylark.broker.runtime_info import TimerFacts
 from skylark.broker.sampling import StatsSampler
-from skylark.broker.stats import BrokerStats
+from skylark.broker.schedule import ScheduleService
+from skylark.broker.stats import BrokerStats, idle_max_ms
 from skylark.broker.store_stats import DayTotals, StoreStats
+from skylark.broker.timer import TimerDoor, TimerService
+from skylark.broker.topic_routes import TopicRoutes
 from skylark.broker.topics import TopicTable
+from skylark.broker.transaction.service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
 from skylark.core.hashing import UniqueIdGenerator
+from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.filter.bloom import BloomFilter
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
@@ -62,10 +95,18 @@ from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network
-from skylark.store.config_files import CONSUMER_FILTERS, ConfigFiles
+from skylark.store.config import BrokerRole
+from skylark.store.config_files import (
+    CONSUMER_FILTERS,
+    DELAY_OFFSETS,
+    MESSAGE_REQUEST_MODES,
+    TRANSACTION_METRICS,
+    ConfigFiles,
+)
 from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
+from skylark.store.timer.timer_store import TimerStore
 from skylark.wire.message import pack_host
 
 CONFIG_DIRECTORY: Final = "config"
@@ -89,8 +130,11 @@ class BrokerGraph:
         given: Mapping[str, str] | None,
         ram_size: int | None,
     ) -> None:
-        self.clock = clock
+        self.loop_watch = LoopWatch(clock)
+        clock = self.clock = WatchedClock(clock, self.loop_watch)
+        in_thread = clock.watched(in_thread)
         self.live = LiveSettings(config, now_ms=clock.now_ms(), given=given)
+        self.exporter = Exporter(config, network, clock)
         self._make_tables(config)
         self.config_files = ConfigFiles(files, config.store.store_path_root_dir / CONFIG_DIRECTORY)
         self.saver = TableSaver(self.config_files, clock, in_thread=in_thread)
@@ -100,32 +144,84 @@ class BrokerGraph:
             config.store,
             store_host=self._store_host,
             scheduler=clock,
-            post=asyncio.get_running_loop().call_soon_threadsafe,
+            post=partial(_post_to, asyncio.get_running_loop(), clock),
             files=files,
             on_arrival=self._arrived,
             ram_size=ram_size,
         )
-        self.stats = BrokerStats(config.broker_cluster_name)
+        self.stats = BrokerStats(
+            config.broker_cluster_name,
+            idle_max_ms=idle_max_ms(config.max_stats_idle_time_in_minutes),
+        )
         self.store_stats = StoreStats(clock.now_ms())
         self.sampler = StatsSampler(self.stats, self.store_stats, DayTotals(), clock)
         self.guard = OverloadGuard(
-            self.live, LoopWatch(clock), clock, pool_is_empty=lambda: self.store.is_busy
+            self.live,
+            self.loop_watch,
+            clock,
+            arrival_of=attrgetter("arrived_at"),
+            outstanding=OutstandingBytes(self.held_size, config.held_size_max),
+            pool_is_empty=lambda: self.store.is_busy,
         )
+        self._make_services(config, files, in_thread)
+        self._make_client(config, network)
+        self._make_servers(network, files, in_thread, tuple(interceptors))
+        self.exporter.watch(self)
+
+    def _make_services(self, config: BrokerConfig, files: FileSystem, in_thread: InThread) -> None:
+        clock = self.clock
+        timer_store = self._timer_store(config, files)
+        door = None if timer_store is None else TimerDoor(self.live, timer_store, clock)
         self.writer = MessageWriter(
             self.store,
-            Diverter(len(config.store.delay_levels_ms)),
+            Diverter(len(config.store.delay_levels_ms), door),
             self.store_stats,
             clock,
             appended=self.guard.appended,
         )
+        self.transactions = TransactionService(
+            self.live,
+            self.writer,
+            self.producers,
+            self.topics,
+            self.offsets,
+            self.stats,
+            clock,
+        )
+        self.schedule = ScheduleService(self.live, self.writer, self.topics, self.stats, clock)
+        self.timer: TimerService | None = None
+        if timer_store is not None:
+            self.timer = TimerService(
+                self.live, timer_store, self.writer, self.stats, clock, in_thread=in_thread
+            )
+
+    def _make_client(self, config: BrokerConfig, network: Network) -> None:
+        clock = self.clock
         self.limits = NetLimits(
             connections_max=config.connection_count_max,
             idle_timeout_s=config.server_channel_max_idle_time_seconds,
             write_buffer_max=config.write_buffer_size_max,
         )
-        self.client = RemotingClient(network, clock, limits=self.limits)
-        self.registration = Registration(self.live, self.topics, self.client, clock)
-        self._make_handlers()
+        self.client = RemotingClient(
+            network, clock, limits=self.limits, stamp=self.loop_watch.arrived_at
+        )
+        self.registration = Registration(
+            self.live,
+            self.topics,
+            self.client,
+            clock,
+            on_master=lambda _master: self.pulls.wake_all(),
+        )
+
+    def _make_servers(
+        self,
+        network: Network,
+        files: FileSystem,
+        in_thread: InThread,
+        interceptors: tuple[Interceptor, ...],
+    ) -> None:
+        clock = self.clock
+        self._make_handlers(files)
         self.liveness = ClientLiveness(
             self.consumers,
             self.producers,
@@ -137,14 +233,37 @@ class BrokerGraph:
         settings_file = SettingsFile(files, self.live, in_thread=in_thread)
         shared = [
             self.sends,
+            TransactionHandlers(self.live, self.transactions, self.put_answers),
+            self.replies,
+            RecallHandlers(self.live, self.writer, self.topics, self.stats, clock),
+            SendBackHandlers(
+                self.live,
+                self.writer,
+                self.topics,
+                self.groups,
+                self.stats,
+                self.put_answers,
+                on_dead_letter=self.exporter.dead_letter,
+            ),
             OffsetHandlers(self.store, self.topics, self.groups, self.offsets),
             QueryHandlers(self.store),
             *self._client_handlers(),
             *self._admin_handlers(settings_file),
+            *self._report_handlers(files),
         ]
         interceptors = (*interceptors, self.guard)
+        if self.exporter.is_on:
+            interceptors += (self.exporter.rpc_times,)
         self.server = self._server([*shared, self.pulls], interceptors, network)
         self.fast_server = self._server(shared, interceptors, network)
+
+    def _timer_store(self, config: BrokerConfig, files: FileSystem) -> TimerStore | None:
+        if not config.timer_wheel_enable or config.store.broker_role is BrokerRole.SLAVE:
+            return None
+        root = config.store.store_path_root_dir
+        return TimerStore(
+            files, root, self.config_files, root / CONFIG_DIRECTORY, config.timer_options
+        )
 
     def _make_tables(self, config: BrokerConfig) -> None:
         self.topics = TopicTable(self.live, self.clock)
@@ -154,32 +273,47 @@ class BrokerGraph:
             notify_enabled=config.notify_consumer_ids_changed_enable,
             notice_batch_ms=0 if config.real_time_notify_consumer_change else NOTICE_BATCH_MS,
             channel_expired_ms=config.channel_expired_timeout,
+            compensation_ms=config.subscription_expired_timeout,
         )
         self.producers = ProducerTable(channel_expired_ms=config.channel_expired_timeout)
+        self.request_modes = RequestModes()
         self.locks = QueueLocks()
         self.filters = ConsumerFilterTable(
             BloomFilter(
                 config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
-            )
+            ),
+            dead_kept_ms=lambda: self.live.current.filter_data_clean_time_span,
         )
 
-    def _make_handlers(self) -> None:
+    def _make_handlers(self, files: FileSystem) -> None:
+        self.slow_groups = SlowGroupWatch(self.live, self.stats, self.groups, self.clock)
+        self.send_checks = SendChecks(self.live, self.topics, self.clock)
+        self.put_answers = PutAnswers(self.store, files, self.saved.topics)
         self.sends = SendHandlers(
-            self.live,
+            self.send_checks,
+            self.put_answers,
             self.writer,
             self.topics,
             self.groups,
             self.locks,
             self.stats,
+            self.transactions,
             UniqueIdGenerator(
                 ip=self._store_host[:-_PORT_SIZE],
                 pid=os.getpid(),
                 salt=self.clock.now_ms(),
                 now_ms=self.clock.now_ms,
             ),
-            self.clock,
-            topics_saved=self.saved.topics,
             steady_ms=lambda: self.liveness.now_ms(),
+        )
+        self.replies = ReplyHandlers(
+            self.send_checks,
+            self.put_answers,
+            self.writer,
+            self.topics,
+            self.producers,
+            self.stats,
+            self.clock,
         )
         self.pulls = PullHandlers(
             self.live,
@@ -187,12 +321,19 @@ class BrokerGraph:
             self.topics,
             self.groups,
             self.offsets,
-            self.consumers,
-            self.filters,
+            PullFilters(
+                self.live,
+                self.groups,
+                self.consumers,
+                self.filters,
+                steady_ms=lambda: self.liveness.now_ms(),
+            ),
+            BroadcastOffsets(self.live, self.consumers, self.offsets, self.store, self.clock),
             self.stats,
             self.store_stats,
             self.clock,
-            steady_ms=lambda: self.liveness.now_ms(),
+            has_master=lambda: self.registration.master is not None,
+            at_work=self.loop_watch.arrived_at,
         )
 
     def _client_handlers(self) -> list[Any]:
@@ -208,6 +349,17 @@ class BrokerGraph:
                 self.clock,
             ),
             LockHandlers(self.locks, self.liveness.now_ms),
+            AssignmentHandlers(
+                self.live,
+                self.topics,
+                self.groups,
+                self.consumers,
+                self.request_modes,
+                TopicRoutes(self.live, self.topics, self.client, self.clock),
+                modes_saved=self.saver.on_change(
+                    MESSAGE_REQUEST_MODES, self.request_modes.snapshot
+                ),
+            ),
         ]
 
     def _admin_handlers(self, settings_file: SettingsFile) -> list[Any]:
@@ -229,6 +381,7 @@ class BrokerGraph:
                 self.locks,
                 self.saved,
                 self.liveness.now_ms,
+                group_deleted=self.stats.group_deleted,
             ),
             SettingsHandlers(
                 self.live,
@@ -237,6 +390,53 @@ class BrokerGraph:
                 self.clock,
                 register_all=self.registration.register_all,
             ),
+        ]
+
+    def _report_handlers(self, files: FileSystem) -> list[Any]:
+        reader = self.store.reader
+        return [
+            StatsHandlers(
+                self.live,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.consumers,
+                reader,
+                self.stats,
+                self.clock,
+            ),
+            ResetHandlers(
+                self.live,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.consumers,
+                reader,
+                self.saved,
+            ),
+            RelayHandlers(self.live, self.topics, self.groups, self.consumers, reader),
+            CleaningHandlers(self.topics, self.store, self.clock),
+            QueueHandlers(self.store.queues, self.consumers, self.filters),
+            SyncHandlers(
+                self.offsets,
+                self.request_modes,
+                self.clock,
+                delay_offsets=self.schedule.snapshot,
+                timer=self.timer,
+            ),
+            RuntimeHandlers(
+                self.live,
+                self.store,
+                files,
+                self.sampler,
+                self.loop_watch,
+                self.clock,
+                ServiceFacts(
+                    schedule_offsets=self.schedule.progress,
+                    timer=TimerFacts if self.timer is None else self.timer.facts,
+                ),
+            ),
+            Refusals(),
         ]
 
     def _server(
@@ -252,6 +452,7 @@ class BrokerGraph:
             self.clock,
             limits=self.limits,
             serialize_type=config.serialize_type.value,
+            stamp=self.loop_watch.arrived_at,
         )
         server.on_close(self.liveness.connection_closed)
         return server
@@ -263,13 +464,39 @@ class BrokerGraph:
     # --- between the parts ------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take over what the last run has left: tables, then messages."""
+        """Take over the tables that the last run has left."""
         load_tables(self.config_files, self.topics, self.groups, self.offsets)
+        self.request_modes.load(self.config_files.load(MESSAGE_REQUEST_MODES))
         self.filters.load(self.config_files.load(CONSUMER_FILTERS), self.clock.now_ms())
         self.saver.every(
             CONSUMER_FILTERS, self.filters.snapshot, interval_ms=lambda: SLOW_INTERVAL_MS
         )
+
+    def open_store(self) -> None:
+        """Take over the messages. May take long, and may run in a thread while nothing is served:
+        whoever opens a store owns it, and hands it over by returning."""
         self.store.open(is_batch_topic=self._is_batch_topic)
+        if not self.live.current.is_slave:
+            self.transactions.recover()
+
+    def resume(self) -> None:
+        """Take over where the delivery of messages has stopped; after the store was opened."""
+        if self.timer is not None:
+            self.timer.load()
+        self.schedule.load(self.config_files.load(DELAY_OFFSETS))
+        self.saver.every(
+            DELAY_OFFSETS,
+            self.schedule.snapshot,
+            interval_ms=lambda: self.live.current.flush_delay_offset_interval,
+        )
+        counts = self.transactions.counts
+        counts.load(self.config_files.load(TRANSACTION_METRICS))
+        self.saver.every(
+            TRANSACTION_METRICS,
+            counts.snapshot,
+            interval_ms=lambda: self.live.current.transaction_metric_flush_interval,
+            changes=lambda: counts.change_count,
+        )
 
     def _is_batch_topic(self, topic: str) -> bool:
         config = self.topics.get(topic)
@@ -277,14 +504,32 @@ class BrokerGraph:
 
     def _arrived(self, arrival: Arrival) -> None:
         self.pulls.arrived(arrival)
+        if arrival.topic == SCHEDULE_TOPIC:
+            self.schedule.arrived(arrival)
+        elif arrival.topic == TIMER_TOPIC and self.timer is not None:
+            self.timer.wake()
 
     def _delete_queues(self, topics: Collection[str]) -> None:
         for topic in topics:
-            self.store.queues.destroy_topic(topic)
+            self.store.delete_topic(topic)
             self.stats.topic_deleted(topic)
+            self.transactions.counts.topic_deleted(topic)
+            if self.timer is not None:
+                self.timer.topic_deleted(topic)
+
+    def held_size(self) -> int:
+        """Bytes held for all clients."""
+        return sum(server.held_size() for server in self.servers)
 
     def connections(self) -> list[Connection]:
         return [connection for server in self.servers for connection in server.connections]
+
+
+def _post_to(
+    loop: asyncio.AbstractEventLoop, clock: WatchedClock, callback: Callable[[], None]
+) -> None:
+    """Have the loop do what a thread of the store has found to be done."""
+    loop.call_soon_threadsafe(clock.run, callback)
 
 
 def _store_host(config: BrokerConfig) -> bytes:

@@ -30,6 +30,7 @@ import msgspec
 from skylark.broker.attributes import GROUP_ATTRIBUTES, altered
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.paging import PageRequest, page_of
+from skylark.broker.topics import QUEUE_COUNT_MAX
 from skylark.core import names
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError
@@ -113,6 +114,11 @@ class GroupTable:
         for config in requested:
             if (problem := names.group_problem(config.group_name)) is not None:
                 raise InvalidParameterError(problem)
+            if config.retry_queue_nums > QUEUE_COUNT_MAX:
+                raise InvalidParameterError(
+                    f"{config.retry_queue_nums} retry queues for group {config.group_name}:"
+                    f" at most {QUEUE_COUNT_MAX} are possible"
+                )
         staged: dict[str, SubscriptionGroupConfig] = {}
         for config in requested:
             name = config.group_name

@@ -173,6 +173,14 @@ IGNORED: Final[dict[str, str]] = {
         spinLockCollisionRetreatOptimalDegree=1000 topicQueueLockNum=32 transferMsgByHeap=true
         useABSLock=false useReentrantLockWhenPutMessage=true writeWithoutMmap=false
         """,
+    "delayed messages are delivered in order, and no delivery waits for another's put": """
+        enableScheduleAsyncDeliver=false scheduleAsyncDeliverMaxPendingLimit=2000
+        scheduleAsyncDeliverMaxResendNum2Blocked=3
+        """,
+    "all queues are written and synced together": "flushConsumeQueueLeastPages=2",
+    "topics longer than 127 bytes always get records of version 2, all others never": """
+        autoMessageVersionOnTopicLen=true
+        """,
     "the longest name of a topic is part of the protocol": "maxTopicLength=127",
     "plug-ins are Java classes": "messageStorePlugIn=",
     "topics of the policy COMPACTION keep all their messages": """
@@ -185,7 +193,7 @@ IGNORED: Final[dict[str, str]] = {
         mappedFileSizeConsumeQueueExt=50331648
         """,
     "how the Java timer runs, and its checks of itself": """
-        appendTopicForTimerDeleteKey=false timerCheckMetricsWhen=05
+        timerCheckMetricsWhen=05
         timerColdDataCheckIntervalMs=60000 timerEnableCheckMetrics=true timerEnableDisruptor=false
         timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
         timerMetricSmallThreshold=1000000 timerProgressLogIntervalMs=10000
@@ -199,7 +207,7 @@ IGNORED: Final[dict[str, str]] = {
     "statistics are always kept, and dropped with their topic or group": """
         accountStatsEnable=true accountStatsPrintZeroValues=true autoDeleteUnusedStats=true
         commercialBaseCount=1 commercialSizePerMsg=4096 enableDetailStat=true
-        enableScheduleMessageStats=true estimateAccumulation=true maxStatsIdleTimeInMinutes=-1
+        enableScheduleMessageStats=true estimateAccumulation=true
         """,
     "metrics are served to Prometheus, all of them": """
         enableConnectionMetrics=true enableLagAndDlqMetrics=true enableMessageStoreMetrics=true

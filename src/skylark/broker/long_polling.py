@@ -196,9 +196,9 @@ class HeldPulls(Generic[Token]):
             self._drop_void()
         return self._take(due)
 
-    def drop(self, connection: Connection) -> None:
-        """Forget the pulls of a connection that has ended: there is nobody to answer."""
-        self._take(list(self._connections.get(connection, ())))
+    def drop(self, connection: Connection) -> list[Token]:
+        """Forget the pulls of a connection that has ended, and return them; nobody is answered."""
+        return self._take(list(self._connections.get(connection, ())))
 
     def wake_all(self) -> list[Token]:
         """All pulls, to run again: the broker stops, or the master of a slave came back."""

@@ -11,6 +11,7 @@ statistics by topic are for whoever knows what the message was meant for. Answer
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from skylark.broker.rewriting import Diverter
@@ -56,6 +57,13 @@ class MessageWriter:
         self._note(started, result)
         return result
 
+    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
+        """Store a batch unsplit, as one record of a topic of type BatchCQ."""
+        started = self._clock.monotonic()
+        result = self.store.put_inner_batch(draft, message_count)
+        self._note(started, result)
+        return result
+
     def put_own(
         self, draft: Draft, properties: dict[str, str], when_durable: PutWaiter | None = None
     ) -> PutResult:
@@ -74,6 +82,22 @@ class MessageWriter:
             waits = when_durable is not None
             self.store.when_durable(result, when_durable or _ignore, wait=waits)
         return result
+
+    async def put_own_safely(
+        self, draft: Draft, properties: dict[str, str]
+    ) -> tuple[PutResult, PutStatus]:
+        """:meth:`put_own`, and wait until the flush setting is satisfied; with the final status.
+
+        Who gives up waiting takes nothing back: the message is stored.
+        """
+        durable: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+
+        def note(status: PutStatus) -> None:
+            if not durable.done():  # cancelled with whoever waited
+                durable.set_result(status)
+
+        result = self.put_own(draft, properties, note)
+        return result, await durable if result.status.stored else result.status
 
     def _note(self, started: float, result: PutResult) -> None:
         stats = self._stats

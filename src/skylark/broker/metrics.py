@@ -130,7 +130,7 @@ ROWS: Final = (
     ),
     Row("rocketmq_half_messages", "gauge", "Half messages not decided yet.", ("topic",)),
     # the store and its timer
-    Row("rocketmq_storage_size", "gauge", "Bytes in use on the disk of the store.", _STORAGE),
+    Row("rocketmq_storage_size", "gauge", "Bytes of all files of the log.", _STORAGE),
     Row("rocketmq_storage_flush_behind_bytes", "gauge", "Bytes not synced yet.", _STORAGE),
     Row("rocketmq_storage_dispatch_behind_bytes", "gauge", "Bytes not readable yet.", _STORAGE),
     Row("rocketmq_timer_enqueue_lag", "gauge", "Messages on their way into the timer.", _STORAGE),
@@ -154,6 +154,12 @@ ROWS: Final = (
         LOOP_TURN_BOUNDS_MS,
     ),
     Row("skylark_requests_refused_total", "counter", "Refused in self-defence.", ("reason",)),
+    Row(
+        "skylark_groups_in_conflict",
+        "gauge",
+        "Groups whose members subscribe to different things.",
+        ("consumer_group",),
+    ),
     Row("skylark_connections", "gauge", "Open connections.", ("port",)),
     Row("skylark_connections_refused_total", "counter", "Beyond the limit.", ("port",)),
     Row("skylark_held_pulls", "gauge", "Pulls that wait for messages."),

@@ -10,10 +10,17 @@ they wait in the kernel while the event loop is at work, where nobody stamps the
     |-- work ------------------|  |-- work ...
     began                  ended  bytes read here may have come at any time since turn n began
 
-A turn that does work notes its beginning and, by ``call_soon``, its end. Bytes read within 1 ms of
-the end of a turn count as arrived when that turn began, all others as arrived now; one poll of the
-loop finds all bytes that a turn reads, so this is settled once per turn. It errs on the side of
-refusing: whoever came at the last moment of a long turn counts as having waited for all of it.
+A turn that does work notes its beginning and, by ``call_soon``, its end. Bytes that the poll right
+after a long turn finds count as arrived when that turn began, all others as arrived now. Which they
+are is told by a second ``call_soon``: it comes after all that this poll has found, and before what
+the next one finds. (The time that has passed since the end does not tell: other callbacks may come
+before the bytes, and take long.) It errs on the side of refusing: whoever came at the last moment
+of a long turn counts as having waited for all of it.
+
+What makes the loop turn notes its work: connections when bytes come, all timers and sleeping tasks
+(:class:`WatchedClock`), what comes back from threads. Work that they set off runs in the turn after
+theirs, a task for example. So that one is watched as well, and so on until one was short and noted
+no work.
 
 **Page cache busy.** If what held up the loop was one append that took longer than
 ``osPageCacheBusyTimeOutMills``, the disk is the cause, and sends that waited behind it are told so.
@@ -38,14 +45,16 @@ import enum
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVarTuple
 
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.stats import QueueMeter
-from skylark.core.clock import TimeSource
+from skylark.broker.persist import InThread
+from skylark.broker.stats import BrokerStats, QueueMeter
+from skylark.core.clock import BaseClock, Clock, TimerHandle, TimeSource
 from skylark.core.errors import SystemBusyError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import OVERLOAD_REMARK
@@ -54,16 +63,19 @@ from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)
 
+Ts = TypeVarTuple("Ts")
+
 REJECT_REMARK: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 LATE_REMARK: Final = (
     "[{reason}]broker busy, start flow control for a while, period in queue: {waited_ms}ms,"
     " size of queue: {waiting_count}"
 )
-#: Bytes read this soon after a turn may have come during it.
-GRACE_S: Final = 0.001
+#: A turn shorter than this makes nobody wait.
+LONG_TURN_S: Final = 0.01
 #: How often the bytes under way are added up.
 MEASURE_S: Final = 0.1
-OUTSTANDING_SIZE_MAX: Final = 512 << 20
+#: How often groups that read too far behind are looked for.
+SLOW_GROUPS_INTERVAL_S: Final = 180.0
 #: Refusals are logged at most this often.
 LOG_INTERVAL_S: Final = 15.0
 
@@ -80,26 +92,26 @@ class LoopWatch:
         call_soon: CallSoon | None = None,
         on_turn: Callable[[float], None] | None = None,
     ) -> None:
-        """``on_turn`` is told how many milliseconds each turn took: the lag of the loop."""
         self._monotonic = clock.monotonic
         self._call_soon = call_soon or _call_soon
-        self._on_turn = on_turn
-        #: Whether this turn of the loop is known to do work, and if so, what counts as the
-        #: arrival of all bytes read in it.
+        #: Told how many milliseconds each turn took: the lag of the loop.
+        self.on_turn = on_turn
+        #: Whether this turn of the loop is watched, and if so, what counts as the arrival of all
+        #: bytes read in it.
         self.in_turn = False
         self.turn_arrived_at = -math.inf
-        self._began_at = self._ended_at = -math.inf
+        self._began_at = -math.inf
+        self._after_long_turn = False
+        self._does_work = False  # known of this turn
 
     def arrived_at(self, now: float) -> float:
         """When bytes that are read now count as arrived; also notes that this turn does work.
 
         Everything that may take long calls this when it begins, what reads no bytes as well.
         """
+        self._does_work = True
         if not self.in_turn:
-            self.in_turn = True
-            self.turn_arrived_at = self._began_at if now - self._ended_at <= GRACE_S else now
-            self._began_at = now
-            self._call_soon(self._end)
+            self._begin(now)
         return self.turn_arrived_at
 
     def waited_ms(self) -> int:
@@ -107,11 +119,75 @@ class LoopWatch:
         now = self._monotonic()
         return round((now - self.arrived_at(now)) * 1000)
 
+    def _begin(self, now: float) -> None:
+        self.in_turn = True
+        self.turn_arrived_at = self._began_at if self._after_long_turn else now
+        self._began_at = now
+        self._call_soon(self._end)
+
     def _end(self) -> None:
+        now = self._monotonic()
+        took_s = now - self._began_at
+        did_work, self._does_work = self._does_work, False
         self.in_turn = False
-        self._ended_at = self._monotonic()
-        if self._on_turn is not None:
-            self._on_turn((self._ended_at - self._began_at) * 1000)
+        if took_s >= LONG_TURN_S:
+            did_work = self._after_long_turn = True
+            self._call_soon(self._polled)
+        if did_work:
+            if self.on_turn is not None:
+                self.on_turn(took_s * 1000)
+            self._begin(now)  # what this turn has set off works in the next
+
+    def _polled(self) -> None:
+        """All bytes that came during the last turn have been read."""
+        self._after_long_turn = False
+
+
+class WatchedClock(BaseClock):
+    """The clock of all parts of a broker: whatever it wakes is noted as work.
+
+    For what else comes from outside, :meth:`run` notes and calls.
+    """
+
+    def __init__(self, clock: Clock, watch: LoopWatch) -> None:
+        self._clock = clock
+        self._watch = watch
+        # Read for every message: without a detour.
+        self.now_ms = clock.now_ms  # type: ignore[method-assign]
+        self.monotonic = clock.monotonic  # type: ignore[method-assign]
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
+        return self._clock.call_at(when, self.run, callback, *args)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts
+    ) -> TimerHandle:
+        return self._clock.call_later(delay, self.run, callback, *args)
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        self._watch.arrived_at(self.monotonic())
+
+    def run(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        self._watch.arrived_at(self.monotonic())
+        callback(*args)
+
+    def watched(self, in_thread: InThread) -> InThread:
+        """What goes on when a thread is done is work as well."""
+
+        async def run(function: Callable[..., None], /, *args: Any) -> None:
+            try:
+                await in_thread(function, *args)
+            finally:
+                self._watch.arrived_at(self.monotonic())
+
+        return run
 
 
 def _call_soon(callback: Callable[[], None]) -> None:
@@ -182,7 +258,7 @@ class OutstandingBytes:
     up takes time, so it is done a few times a second, and only while requests come.
     """
 
-    def __init__(self, measure: Callable[[], int], size_max: int = OUTSTANDING_SIZE_MAX) -> None:
+    def __init__(self, measure: Callable[[], int], size_max: int) -> None:
         self._measure = measure
         self._size_max = size_max
         self._due_at = -math.inf
@@ -330,3 +406,40 @@ def groups_too_far_behind(
         if size > size_max and (group not in worst or size > worst[group].behind_size):
             worst[group] = SlowGroup(group, topic, queue_id, size)
     return list(worst.values())
+
+
+class SlowGroupWatch:
+    """Looks for such groups now and then, and stops them, where that is switched on."""
+
+    def __init__(
+        self, live: LiveSettings, stats: BrokerStats, groups: GroupTable, clock: Clock
+    ) -> None:
+        self._live = live
+        self._stats = stats
+        self._groups = groups
+        self._clock = clock
+        self._timer: TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = self._clock.call_later(SLOW_GROUPS_INTERVAL_S, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self.start()
+        config = self._live.current
+        if not config.disable_consume_if_consumer_read_slowly:
+            return
+        size_max = config.consumer_fallbehind_threshold
+        for slow in groups_too_far_behind(self._stats.queue_gets, size_max):
+            log.warning(
+                "group %s is %d bytes behind on queue %d of %s",
+                slow.group,
+                slow.behind_size,
+                slow.queue_id,
+                slow.topic,
+            )
+            self._groups.stop_consuming(slow.group)

@@ -9,8 +9,8 @@ Members come by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their 
 and after 120 s of silence. Unlike Java, a client stays reachable while any of its channels is in
 any group: there, leaving one group or closing an old channel forgets the client id altogether.
 
-Nobody checks names of producer groups, so their number is limited per connection; further ones
-are not registered. Answers to Java's ``ProducerManager``; pure, like the table of consumers.
+Nobody checks names of producer groups, so their number is limited per connection, and their length;
+others are not registered. Answers to Java's ``ProducerManager``; pure, like the table of consumers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUPS_PER_CONNECTION_MAX: Final = 10_000
+GROUP_NAME_LENGTH_MAX: Final = 255
 
 
 class _Client:
@@ -75,10 +76,15 @@ class ProducerTable:
         """One producer group of a heartbeat; whether it is registered now."""
         client = self._introduce(channel)
         if group_name not in client.groups:
-            if len(client.groups) >= GROUPS_PER_CONNECTION_MAX:
+            if (
+                len(client.groups) >= GROUPS_PER_CONNECTION_MAX
+                or len(group_name) > GROUP_NAME_LENGTH_MAX
+            ):
                 if not client.has_too_many:
                     client.has_too_many = True
-                    log.warning("%s has too many producer groups, some are left out", channel)
+                    log.warning(
+                        "%s: too many producer groups or too long names, some are left out", channel
+                    )
                 return False
             client.groups.add(group_name)
             log.info("producer group %s: %s joined", group_name, channel)

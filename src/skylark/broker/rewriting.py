@@ -9,19 +9,26 @@ way the record has the length that it has in Java.
 
 **Delayed messages.** A message with ``DELAY`` goes to SCHEDULE_TOPIC_XXXX, into the queue of its
 level, and remembers in ``REAL_TOPIC`` and ``REAL_QID`` where it belongs. These properties stay when
-it is delivered. Messages for any point in time need the timer wheel, which does not exist yet: they
-are refused, except where they have a level, too, which wins.
+it is delivered.
 
-Answers to ``HookUtils.handleScheduleMessage`` and ``transformDelayLevelMessage``.
+**Timed messages.** A message for any point in time goes to rmq_sys_wheel_timer, and remembers in
+``TIMER_OUT_MS`` the start of its slot in the timer (:func:`slot_time`). A slot is delivered when it
+is over: so a time that is a multiple of the precision belongs to the slot that ends there, and no
+message comes early. A time that is past makes an ordinary message. A level, where there is one,
+wins. What comes out of the timer still has ``TIMER_OUT_MS``, and is left alone.
+
+Answers to ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` and
+``transformTimerMessage``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Protocol
 
-from skylark.core.errors import BrokerError
-from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from skylark.broker.config import BrokerConfig
+from skylark.core.errors import BrokerError, broker_error
+from skylark.core.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutStatus
 from skylark.wire import properties as names
@@ -37,6 +44,9 @@ TIMER_NAMES: Final = (
     names.PROPERTY_TIMER_DELAY_SEC,
     names.PROPERTY_TIMER_DELAY_MS,
 )
+#: Where no delayed message belongs. It would be delivered again and again, or pass for one that the
+#: broker has made itself. Producers cannot send there, but what stands in a record may be anything.
+NO_DESTINATIONS: Final = SEND_FORBIDDEN_TOPICS | {TIMER_TOPIC}
 _ACTED_UPON: Final = (
     *TIMER_NAMES,
     names.PROPERTY_DELAY,
@@ -52,6 +62,8 @@ _PLAIN: Final = re.compile(
     rf"(?:(?!(?:{'|'.join(_ACTED_UPON)})\x01)[^\x01\x02]++\x01[^\x02]++\x02)++"
 )
 _LEVEL_DIGITS_MAX: Final = 10
+_INT64: Final = range(-(1 << 63), 1 << 63)
+_SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def is_plain(text: str) -> bool:
@@ -70,11 +82,36 @@ def delay_level(properties: dict[str, str]) -> int:
     return int(text)
 
 
+def slot_time(deliver_ms: int, precision_ms: int) -> int:
+    """The start of the slot that is delivered at a time, or as soon after it as can be."""
+    return (deliver_ms - 1) // precision_ms * precision_ms
+
+
+class Timers(Protocol):
+    """What the way into the timer depends on."""
+
+    @property
+    def precision_ms(self) -> int:
+        """Width of a slot."""
+
+    @property
+    def delay_max_ms(self) -> int:
+        """The longest delay that is accepted."""
+
+    def now_ms(self) -> int:
+        """Wall time."""
+
+    def is_full(self, slot_time_ms: int) -> bool:
+        """Whether a slot takes no more messages."""
+
+
 class Diverter:
     """Sends delayed messages their way."""
 
-    def __init__(self, level_count: int) -> None:
+    def __init__(self, level_count: int, timers: Timers | None = None) -> None:
+        """Without ``timers``, timed messages are refused."""
         self._level_count = level_count
+        self._timers = timers
 
     def divert(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
         """Change both arguments for a delayed message; a status refuses it."""
@@ -91,7 +128,7 @@ class Diverter:
             elif names.PROPERTY_TIMER_OUT_MS not in properties and any(
                 name in properties for name in TIMER_NAMES
             ):
-                return PutStatus.WHEEL_TIMER_NOT_ENABLE
+                return self._divert_to_timer(draft, properties)
         if level > 0:
             level = min(level, self._level_count)
             properties[names.PROPERTY_DELAY] = str(level)
@@ -100,3 +137,57 @@ class Diverter:
             draft.topic = SCHEDULE_TOPIC
             draft.queue_id = level - 1
         return None
+
+    def _divert_to_timer(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
+        timers = self._timers
+        if timers is None:
+            return PutStatus.WHEEL_TIMER_NOT_ENABLE
+        now_ms = timers.now_ms()
+        deliver_ms = _deliver_time(properties, now_ms)
+        if deliver_ms is None or deliver_ms - now_ms > timers.delay_max_ms:
+            return PutStatus.WHEEL_TIMER_MSG_ILLEGAL
+        if deliver_ms <= now_ms:
+            if names.PROPERTY_TIMER_DEL_UNIQKEY in properties:
+                return PutStatus.WHEEL_TIMER_MSG_ILLEGAL  # what it would delete is delivered
+            return None
+        slot_time_ms = slot_time(deliver_ms, timers.precision_ms)
+        if timers.is_full(slot_time_ms):
+            return PutStatus.WHEEL_TIMER_FLOW_CONTROL
+        properties[names.PROPERTY_TIMER_OUT_MS] = str(slot_time_ms)
+        properties[names.PROPERTY_REAL_TOPIC] = draft.topic
+        properties[names.PROPERTY_REAL_QID] = str(draft.queue_id)
+        draft.topic, draft.queue_id = TIMER_TOPIC, 0
+        return None
+
+
+def _deliver_time(properties: dict[str, str], now_ms: int) -> int | None:
+    """When a timed message wants to be delivered; None if that is no number."""
+    for name, base_ms, unit_ms in (
+        (names.PROPERTY_TIMER_DELAY_SEC, now_ms, 1_000),
+        (names.PROPERTY_TIMER_DELAY_MS, now_ms, 1),
+        (names.PROPERTY_TIMER_DELIVER_MS, 0, 1),
+    ):
+        text = properties.get(name)
+        if text is not None:
+            number = int(text) if _SIGNED.fullmatch(text) else None
+            return None if number is None or number not in _INT64 else base_ms + number * unit_ms
+    return None
+
+
+def timer_refusal(status: PutStatus, config: BrokerConfig) -> BrokerError | None:
+    """Why a timed message was refused; None if it was not because of its time."""
+    if status is PutStatus.WHEEL_TIMER_MSG_ILLEGAL:
+        remark = (
+            "timer message illegal, the delay time should not be bigger than the max delay"
+            f" {config.timer_max_delay_sec * 1_000}ms; or if set del msg, the delay time should be"
+            " bigger than the current time"
+        )
+    elif status is PutStatus.WHEEL_TIMER_FLOW_CONTROL:
+        limit = config.timer_congest_num_each_slot
+        remark = (
+            f"timer message is under flow control, max num limit is {2 * limit} or the current"
+            f" value is greater than {limit} and less than {2 * limit}, trigger random flow control"
+        )
+    else:
+        return None
+    return broker_error(status.code, remark)

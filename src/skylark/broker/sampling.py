@@ -49,6 +49,15 @@ class StatsSampler:
             self._timer.cancel()
             self._timer = None
 
+    def rows(self, now_ms: int) -> tuple[dict[str, str], dict[str, str]]:
+        """The rows of request 28 about the store, and about messages of users by day.
+
+        ``now_ms`` is wall time.
+        """
+        stats = self._stats
+        totals = self._totals.rows(stats.user_put_count, stats.user_get_count)
+        return self._store_stats.rows(now_ms), totals
+
     def _tick(self) -> None:
         now_ms = self._now_ms()
         self._store_stats.sample(now_ms)

@@ -202,6 +202,8 @@ class BrokerStats:
         self.user_put_count = self.system_put_count = 0
         self.user_get_count = self.system_get_count = 0
         self._broker_meters = {name: Meter() for name in _BROKER_NAMES}
+        #: Told of every put: topic, messages, bytes.
+        self.on_put: Callable[[str, int, int], None] | None = None
 
     # --- counting ---
 
@@ -215,6 +217,8 @@ class BrokerStats:
             self.system_put_count += count
         else:
             self.user_put_count += count
+        if self.on_put is not None:
+            self.on_put(topic, count, size)
 
     def got(
         self, topic: str, group: str, count: int, size: int, *, is_system: bool = False

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from skylark.core import config as settings
 from skylark.core.clock import Clock
@@ -25,22 +24,19 @@ from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.liveness import Liveness, steady_ms
 from skylark.namesrv.registration import HEARTBEAT_TIMEOUT_MS, Registration
 from skylark.namesrv.routes import RouteTables
+from skylark.net.answers import FAQ_HINT, UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.common import Body, DataVersion, KVTable, TopicList
+from skylark.wire.bodies.common import DataVersion, KVTable, TopicList
 from skylark.wire.bodies.register import decode_register_body, register_body_crc
 from skylark.wire.bodies.route import GetBrokerMemberGroupResponseBody, TopicRouteData
 from skylark.wire.codes import V4_9_4, RequestCode, ResponseCode, TopicSysFlag
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body
-from skylark.wire.fields import Header, decode_ext, encode_ext
+from skylark.wire.fields import decode_ext
 from skylark.wire.headers import route as headers
 
 log = logging.getLogger(__name__)
-
-FAQ_HINT: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-#: The remark of a Java answer whose handler forgot to clear it.
-UNSET_REMARK: Final = "not set any response code"
 
 
 class NamesrvHandlers:
@@ -136,9 +132,8 @@ class NamesrvHandlers:
         """GET_BROKER_MEMBER_GROUP (901)."""
         header = decode_ext(headers.GetBrokerMemberGroupRequestHeader, request.ext)
         group = self._tables.member_group(header.cluster_name, header.broker_name)
-        answer = _success(request, GetBrokerMemberGroupResponseBody(broker_member_group=group))
-        answer.remark = UNSET_REMARK
-        return answer
+        body = GetBrokerMemberGroupResponseBody(broker_member_group=group)
+        return success(request, body=body, remark=UNSET_REMARK)
 
     # --- brokers --------------------------------------------------------------------------------
 
@@ -172,9 +167,9 @@ class NamesrvHandlers:
         except BrokerError as error:
             return response_to(request, error.code, str(error), ext={})
         self._liveness.notify(registered.notices)
-        answer = _success_with(
+        answer = success(
             request,
-            headers.RegisterBrokerResponseHeader(
+            header=headers.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
             ),
         )
@@ -205,7 +200,7 @@ class NamesrvHandlers:
         changed, known = self._tables.query_version(
             header.cluster_name, header.broker_addr, theirs, steady_ms(self._clock)
         )
-        answer = _success_with(request, headers.QueryDataVersionResponseHeader(changed=changed))
+        answer = success(request, header=headers.QueryDataVersionResponseHeader(changed=changed))
         if known is not None:
             answer.body = encode_body(known)
         return answer
@@ -241,8 +236,8 @@ class NamesrvHandlers:
         header = decode_ext(headers.WipeWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, False)
         log.info("%r: no sends to %s any more, %d topics", connection, header.broker_name, count)
-        return _success_with(
-            request, headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        return success(
+            request, header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
         )
 
     def add_write_perm(self, connection: Connection, request: Command) -> Command:
@@ -250,26 +245,26 @@ class NamesrvHandlers:
         header = decode_ext(headers.AddWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, True)
         log.info("%r: sends to %s again, %d topics", connection, header.broker_name, count)
-        return _success_with(
-            request, headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+        return success(
+            request, header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
         )
 
     def get_all_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
         if not self.config.enable_all_topic_list:
             return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
-        return _success(request, self._tables.topics())
+        return success(request, body=self._tables.topics())
 
     def get_topics_of_cluster(self, _connection: Connection, request: Command) -> Command:
         """GET_TOPICS_BY_CLUSTER (224)."""
         if not self.config.enable_topic_list:
             return response_to(request, ResponseCode.SYSTEM_ERROR, "disable")
         header = decode_ext(headers.GetTopicsByClusterRequestHeader, request.ext)
-        return _success(request, self._tables.topics_of_cluster(header.cluster))
+        return success(request, body=self._tables.topics_of_cluster(header.cluster))
 
     def get_system_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
-        return _success(request, self._tables.system_topics())
+        return success(request, body=self._tables.system_topics())
 
     def get_unit_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_UNIT_TOPIC_LIST (311)."""
@@ -293,7 +288,7 @@ class NamesrvHandlers:
         topics: TopicList = self._tables.topics_by_flag(
             lambda flag: bool(flag & with_bits) and not flag & without_bits
         )
-        return _success(request, topics)
+        return success(request, body=topics)
 
     # --- KV table -------------------------------------------------------------------------------
 
@@ -321,7 +316,7 @@ class NamesrvHandlers:
         if value is None:
             remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
             return response_to(request, ResponseCode.QUERY_NOT_FOUND, remark, ext={})
-        return _success_with(request, headers.GetKVConfigResponseHeader(value=value))
+        return success(request, header=headers.GetKVConfigResponseHeader(value=value))
 
     def get_kv_namespace(self, _connection: Connection, request: Command) -> Command:
         """GET_KVLIST_BY_NAMESPACE (219)."""
@@ -330,7 +325,7 @@ class NamesrvHandlers:
         if table is None:
             remark = f"No config item, Namespace: {header.namespace}"
             return response_to(request, ResponseCode.QUERY_NOT_FOUND, remark)
-        return _success(request, KVTable(table=table))
+        return success(request, body=KVTable(table=table))
 
     # --- settings -------------------------------------------------------------------------------
 
@@ -376,11 +371,3 @@ async def _saved(request: Command, file: SavedFile, encode: Callable[[], bytes])
 def _no_route(request: Command, topic: str) -> Command:
     remark = f"No topic route info in name server for the topic: {topic}{FAQ_HINT}"
     return response_to(request, ResponseCode.TOPIC_NOT_EXIST, remark)
-
-
-def _success(request: Command, body: Body) -> Command:
-    return response_to(request, ResponseCode.SUCCESS, body=encode_body(body))
-
-
-def _success_with(request: Command, header: Header) -> Command:
-    return response_to(request, ResponseCode.SUCCESS, ext=encode_ext(header))

@@ -31,7 +31,7 @@ from skylark.core.errors import (
     TooManyRequestsError,
 )
 from skylark.core.names import parse_address
-from skylark.net.connection import Connection
+from skylark.net.connection import Connection, Stamp
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Network
@@ -82,7 +82,9 @@ class RemotingClient:
         serialize_type: int = 0,
         language: str = "PYTHON",
         back_off: BackOff | None = None,
+        stamp: Stamp | None = None,
     ) -> None:
+        """``stamp``: see :class:`Connection`."""
         self.dispatcher = dispatcher or Dispatcher()
         self._network = network
         self._clock = clock
@@ -90,6 +92,7 @@ class RemotingClient:
         self._serialize_type = serialize_type
         self._language = language
         self._back_off = back_off or BackOff()
+        self._stamp_arrival = stamp
         self._opaques = OpaqueCounter()
         self._peers: dict[str, _Peer] = {}
         self._retired: set[Connection] = set()
@@ -231,6 +234,7 @@ class RemotingClient:
             self._limits,
             opaques=self._opaques,
             serialize_type=self._serialize_type,
+            stamp=self._stamp_arrival,
             on_close=partial(self._lost, address),
         )
 

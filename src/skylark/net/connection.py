@@ -17,7 +17,15 @@ that wait, up to a turn's worth of these. Two ends that pipeline more than the k
 otherwise each wait for the other to read first. In the other direction, callers wait for room
 (:meth:`Connection.room`) and answers of cold handlers for a peer that reads
 (:meth:`Connection.drain`). Replies and notices sent without waiting are bounded too: a peer that
-leaves more than ``write_buffer_max`` unread is cut off.
+leaves more than ``write_buffer_max`` unread is cut off. How many bytes all connections together
+hold for their peers is for the server to know (``holders``).
+
+The transport is asked to tell when it has written everything (its high-water mark is zero): then
+leases on views end (:mod:`skylark.net.outbox`). Above ``write_buffer_high`` a peer counts as not
+reading until it has read all.
+
+Each request knows when its bytes arrived (:attr:`Connection.arrived_at`), also one that waits for
+a later turn.
 
 A connection ends in two steps. From ``close``, ``abort`` or the peer's end of file on it is
 *closing*: nothing more is handled or sent. ``connection_lost`` follows when the last bytes have
@@ -39,15 +47,16 @@ from skylark.core.errors import (
     ConnectionClosedError,
     LocalProtocolError,
     RemoteProtocolError,
-    RequestTimeoutError,
     TooManyRequestsError,
 )
+from skylark.net.calls import Calls
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
+from skylark.net.outbox import Outbox, discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, response_to
-from skylark.wire.exchange import OpaqueCounter, PendingCalls
-from skylark.wire.frame import FrameBuffer, encode_head
+from skylark.wire.exchange import OpaqueCounter
+from skylark.wire.frame import FrameBuffer
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +74,9 @@ class ByteFilter(Protocol):
 #: Looks at the first bytes of a connection; None means plain frames. May raise RemoteProtocolError.
 FirstBytes = Callable[["Connection", bytes], ByteFilter | None]
 
+#: From the time at which bytes are read to the time at which they count as arrived.
+Stamp = Callable[[float], float]
+
 
 class Connection(asyncio.Protocol):
     """A RocketMQ connection on the running loop."""
@@ -78,36 +90,48 @@ class Connection(asyncio.Protocol):
         opaques: OpaqueCounter | None = None,
         serialize_type: int = 0,
         first_bytes: FirstBytes | None = None,
+        stamp: Stamp | None = None,
+        holders: set[Connection] | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection, Exception | None], None] | None = None,
     ) -> None:
+        """``stamp`` tells when bytes count as arrived; without it, when they are read.
+
+        The connection adds itself to ``holders`` when it begins to hold bytes for its peer; whoever
+        owns the set takes it out (see :attr:`held_size`).
+        """
         self.remote_address: tuple[str, int] = ("", 0)
         self.local_address: tuple[str, int] = ("", 0)
         #: Free for the owner: what is known of the peer (client id, language, version, user).
         self.attributes: dict[str, object] = {}
         self.bytes_in = 0
         self.bytes_out = 0
-        #: The peer does not read: more than ``write_buffer_high`` waits to be written.
+        #: The peer does not read: more than ``write_buffer_high`` waited to be written, and not all
+        #: of it has been written since.
         self.write_paused = False
+        #: When the bytes of the request that is being handled arrived; only handlers and
+        #: interceptors may ask, before they wait for anything.
+        self.arrived_at = 0.0
         self._dispatcher = dispatcher
         self._clock = clock
         self._limits = limits
         self._serialize_type = serialize_type
-        self._opaques = opaques or OpaqueCounter()
         self._first_bytes = first_bytes
+        self._stamp = stamp
+        self._holders = holders
         self._on_open = on_open
         self._on_close = on_close
         self._filter: ByteFilter | None = None
         self._transport: asyncio.Transport | None = None
         self._frames = FrameBuffer(limits.frame_size_max)
-        self._backlog: deque[Command] = deque()
-        self._out: list[bytes] = []
-        self._out_size = 0
+        self._backlog: deque[tuple[Command, float]] = deque()
+        self._out = Outbox()
         self._in_batch = False
         self._turn_scheduled = False
         self._flush_scheduled = False
         self._reading = True
         self._room: asyncio.Future[None] | None = None
+        self._when_writable: deque[Callable[[], None]] = deque()
         self._entrance = asyncio.Lock()
         self._closing = False
         self._close_when_settled = False
@@ -115,9 +139,7 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_bytes = 0
-        self._pending: PendingCalls[asyncio.Future[Command]] = PendingCalls()
-        self._expiry_timer: TimerHandle | None = None
-        self._expiry_at = float("inf")
+        self._calls = Calls(clock, opaques or OpaqueCounter(), self._call_ended)
         self._active_at = clock.monotonic()
         self._idle_timer: TimerHandle | None = None
         self._idle_since = self._active_at
@@ -131,7 +153,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_high)
+        self._transport.set_write_buffer_limits(high=0)
         self.remote_address = _address(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
         self._arm_idle_timer()
@@ -142,7 +164,8 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         self.bytes_in += len(data)
-        self._active_at = self._clock.monotonic()
+        now = self._active_at = self._clock.monotonic()
+        arrived_at = now if self._stamp is None else self._stamp(now)
         try:
             if self._first_bytes is not None:
                 self._choose_filter(data)
@@ -153,7 +176,9 @@ class Connection(asyncio.Protocol):
         except RemoteProtocolError as error:
             self._fail(error)
             return
-        self._handle(commands)
+        self._handle(commands, arrived_at)
+        if self._holders is not None and (self._backlog or self._frames.pending_size):
+            self._holders.add(self)
         if self._frames.error is not None:
             self._fail(self._frames.error)
 
@@ -163,32 +188,34 @@ class Connection(asyncio.Protocol):
         return False  # a peer that sends no more also reads no more: close
 
     def pause_writing(self) -> None:
-        self.write_paused = True
-        self._update_reading()
+        """Not all could be written at once."""
+        if self._holders is not None:
+            self._holders.add(self)
 
     def resume_writing(self) -> None:
+        """Everything is written."""
+        self._out.sent()
+        if not self.write_paused:
+            return
         self.write_paused = False
         self._announce_room()
+        self._call_writers()
         if self._backlog:
             self._schedule_turn()
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        for timer in (self._idle_timer, self._expiry_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         self._backlog.clear()
-        self._out.clear()
+        self._out.drop()
         self._announce_room()
+        self._call_writers()
         host, port = self.remote_address
-        for call in self._pending.drain():
-            if not call.done():
-                call.set_exception(
-                    ConnectionClosedError(
-                        f"the connection to {host}:{port} closed before the answer"
-                    )
-                )
+        self._calls.fail(
+            ConnectionClosedError(f"the connection to {host}:{port} closed before the answer")
+        )
         # Handlers at work are not cancelled: a half-done change is worse than an unread answer.
         if not self.closed.done():
             self.closed.set_result(None)
@@ -197,11 +224,12 @@ class Connection(asyncio.Protocol):
 
     # --- requests and responses from the peer ---------------------------------------------------
 
-    def _handle(self, commands: list[Command]) -> None:
+    def _handle(self, commands: list[Command], arrived_at: float) -> None:
         """Work through commands that just arrived, at most a turn's worth of requests."""
         room = self._limits.frames_per_turn_max
-        out_size_max = self._limits.write_buffer_high
+        out, out_size_max = self._out, self._limits.write_buffer_high
         dispatch = self._dispatcher.dispatch
+        self.arrived_at = arrived_at
         self._in_batch = True
         try:
             for command in commands:
@@ -209,16 +237,16 @@ class Connection(asyncio.Protocol):
                     self._settle(command)
                 elif (
                     room > 0
-                    and self._out_size < out_size_max
+                    and out.size < out_size_max
                     and not self.write_paused
                     and not self._closing
                     and not self._backlog
-                    and not (self._tasks and self._tasks_full())
+                    and not ((self._tasks or self._task_bytes) and self._tasks_full())
                 ):
                     room -= 1
                     dispatch(self, command)
                 else:
-                    self._backlog.append(command)
+                    self._backlog.append((command, arrived_at))
         finally:
             self._in_batch = False
         self._flush()
@@ -236,35 +264,43 @@ class Connection(asyncio.Protocol):
         self._turn_scheduled = False
         if self._closing or self.write_paused:
             return
-        batch: list[Command] = []
-        while self._backlog and len(batch) < self._limits.frames_per_turn_max:
-            batch.append(self._backlog.popleft())
-        rest, self._backlog = self._backlog, deque()
-        self._handle(batch)
-        again, self._backlog = self._backlog, rest
-        self._backlog.extendleft(reversed(again))
-        if self._backlog:
+        room = self._limits.frames_per_turn_max
+        backlog, out, out_size_max = self._backlog, self._out, self._limits.write_buffer_high
+        self._in_batch = True
+        try:
+            while (
+                backlog
+                and room > 0
+                and out.size < out_size_max
+                and not self._closing
+                and not self._tasks_full()
+            ):
+                room -= 1
+                command, self.arrived_at = backlog.popleft()
+                self._dispatcher.dispatch(self, command)
+        finally:
+            self._in_batch = False
+        self._flush()
+        if backlog:
             self._schedule_turn()
         self._update_reading()
 
     def _settle(self, response: Command) -> None:
-        call = self._pending.take(response.opaque)
-        if call is None:
+        if not self._calls.settle(response):
             log.debug("%r: response %s matches no call, dropped", self, response.opaque)
-        elif not call.done():
-            call.set_result(response)
         if self._room is not None or self._close_when_settled:
             self._call_ended()
 
     def _call_ended(self) -> None:
         if not self.write_paused:
             self._announce_room()
-        if self._close_when_settled and not len(self._pending):
+        if self._close_when_settled and not self._calls:
             self.close()
 
     def reply(self, request: Command, response: Command) -> None:
         """Send ``response`` to ``request``; nothing is sent for a one-way request."""
         if request.flag & FLAG_ONEWAY or self._closing:
+            discard(response)
             return
         response.opaque = request.opaque
         response.flag |= FLAG_RESPONSE
@@ -273,14 +309,35 @@ class Connection(asyncio.Protocol):
             self.send(response)
         except LocalProtocolError as error:
             log.exception("%r: the response to %s cannot be sent", self, request.code)
+            discard(response)
             substitute = response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
             substitute.serialize_type = self._serialize_type
             self.send(substitute)
+
+    def hold(self, request: Command) -> None:
+        """A handler answers this request later, by :meth:`answer`; until then it counts as work."""
+        self._task_bytes += _held_size(request)
+        if self._holders is not None:
+            self._holders.add(self)
+
+    def answer(self, request: Command, response: Command | None) -> None:
+        """The late answer of a handler that returned LATER; None if there is to be none.
+
+        To be called once for each such request, also when the connection is closing.
+        """
+        self._task_bytes -= _held_size(request)
+        self._dispatcher.finish(self, request, response)
+        if not self._reading or self._backlog:
+            if self._backlog:
+                self._schedule_turn()
+            self._update_reading()
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> None:
         """Run a cold handler as a task; it goes on to its end even if the connection closes."""
         size = _held_size(request)
         self._task_bytes += size
+        if self._holders is not None:
+            self._holders.add(self)
         task = self._loop.create_task(work)
         self._tasks.add(task)
         self._dispatcher.tasks.add(task)
@@ -312,41 +369,34 @@ class Connection(asyncio.Protocol):
         Raises TooManyRequestsError, ConnectionClosedError or LocalProtocolError at once. The
         command may be sent again at any time: ``opaque`` and ``flag`` are set for each sending.
         """
-        pending = self._pending
-        if len(pending) >= self._limits.calls_max:
+        if len(self._calls) >= self._limits.calls_max:
             raise TooManyRequestsError(
-                f"{len(pending)} calls to {self.remote_address} wait for their answer",
+                f"{len(self._calls)} calls to {self.remote_address} wait for their answer",
                 hint="slow down, or raise the limit of outstanding calls",
             )
-        opaque = self._opaques.take()
-        while opaque in pending:
-            opaque = self._opaques.take()
-        request.opaque = opaque
+        opaque = request.opaque = self._calls.new_opaque()
         request.flag = 0
         self.send(request)
-        future: asyncio.Future[Command] = self._loop.create_future()
-        deadline = self._clock.monotonic() + timeout_s
-        pending.add(opaque, deadline, future)
+        host, port = self.remote_address
+        future = self._calls.add(opaque, timeout_s, f"{host}:{port}")
         if not self._reading:
             self._update_reading()  # the answer must be read even while requests wait
-        if deadline < self._expiry_at:
-            self._arm_expiry(deadline)
         return future
 
     def oneway(self, request: Command) -> None:
         """Send a request that gets no response."""
         request.flag = FLAG_ONEWAY
-        request.opaque = self._opaques.take()
+        request.opaque = self._calls.new_opaque()
         self.send(request)
 
     def forget_call(self, opaque: int) -> None:
         """Give up a call whose caller was cancelled: its permit is free, its answer nobody's."""
-        if self._pending.take(opaque) is not None:
+        if self._calls.forget(opaque):
             self._call_ended()
 
     @property
     def calls_waiting(self) -> int:
-        return len(self._pending)
+        return len(self._calls)
 
     async def room(self) -> None:
         """Wait, in order of arrival, until the peer reads and a permit for a call is free.
@@ -355,28 +405,8 @@ class Connection(asyncio.Protocol):
         """
         calls_max = self._limits.calls_max
         async with self._entrance:
-            while (self.write_paused or len(self._pending) >= calls_max) and not self._closing:
+            while (self.write_paused or len(self._calls) >= calls_max) and not self._closing:
                 await self._room_announced()
-
-    def _arm_expiry(self, deadline: float) -> None:
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
-        self._expiry_at = deadline
-        self._expiry_timer = self._clock.call_at(deadline, self._expire_calls)
-
-    def _expire_calls(self) -> None:
-        # Timers may fire a fraction of a millisecond early: what was due counts as due.
-        now = max(self._clock.monotonic(), self._expiry_at)
-        self._expiry_timer = None
-        self._expiry_at = float("inf")
-        host, port = self.remote_address
-        for call in self._pending.expire(now):
-            if not call.done():
-                call.set_exception(RequestTimeoutError(f"no answer from {host}:{port} in time"))
-        deadline = self._pending.next_deadline()
-        if deadline is not None:
-            self._arm_expiry(deadline)
-        self._call_ended()
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -384,19 +414,10 @@ class Connection(asyncio.Protocol):
         """Queue one command; it leaves with the others of this batch or of this loop turn."""
         if self._closing or self._transport is None:
             raise ConnectionClosedError(f"{self!r} is closed")
-        body = command.body
-        if body:
-            head = encode_head(command, len(body))
-            self._out.append(head)
-            self._out.append(body)
-            self._out_size += len(head) + len(body)
-        else:
-            head = encode_head(command, 0)
-            self._out.append(head)
-            self._out_size += len(head)
+        self._out.add(command)
         if self._in_batch:
             return
-        if self._out_size >= self._limits.write_buffer_high:
+        if self._out.size >= self._limits.write_buffer_high:
             self._flush()  # at once, so that whoever waits for room sees that there is none
         elif not self._flush_scheduled:
             self._flush_scheduled = True
@@ -410,27 +431,41 @@ class Connection(asyncio.Protocol):
         """Hand everything queued to the transport in one ``writelines``."""
         if not self._out or self._closing or self._transport is None:
             return
-        out, self._out = self._out, []
-        self.bytes_out += self._out_size
-        self._out_size = 0
+        transport, byte_filter = self._transport, self._filter
         self._active_at = self._clock.monotonic()
         try:
-            if self._filter is not None:
-                out = [self._filter.sending(b"".join(out))]
-            self._transport.writelines(out)
+            encode = None if byte_filter is None else byte_filter.sending
+            self.bytes_out += self._out.write(transport, encode)
         except Exception:
             # These answers are lost: the peer must not go on waiting for them.
-            log.exception("%r: %d pieces cannot be written, closing", self, len(out))
+            log.exception("%r: answers cannot be written, closing", self)
             self.abort()
             return
-        unsent_size = self._transport.get_write_buffer_size()
-        if unsent_size > self._limits.write_buffer_max:
+        unsent_size = transport.get_write_buffer_size()
+        if not unsent_size:
+            self._out.sent()
+        elif unsent_size > self._limits.write_buffer_max:
             log.warning("%r does not read: %d bytes wait for it, closing", self, unsent_size)
             self.abort()
+        elif unsent_size > self._limits.write_buffer_high and not self.write_paused:
+            self.write_paused = True
+            self._update_reading()
 
     def _write_raw(self, data: bytes) -> None:
         if data and self._transport is not None:
             self._transport.write(data)
+
+    def call_when_writable(self, callback: Callable[[], None]) -> None:
+        """Call back once the peer has read what waits for it, or once the connection has ended.
+
+        For who has much to send and need not: calls come one by one, each sees whether what the
+        ones before have sent is too much again (``write_paused``).
+        """
+        self._when_writable.append(callback)
+
+    def _call_writers(self) -> None:
+        while self._when_writable and not (self.write_paused and not self._closing):
+            self._when_writable.popleft()()
 
     async def drain(self) -> None:
         """Wait until the peer has read enough for more to be written, or never will."""
@@ -455,7 +490,7 @@ class Connection(asyncio.Protocol):
         if transport is None or self._closing or transport.is_closing():
             return
         blocked = self.write_paused or self._backlog or self._tasks_full()
-        wanted = not blocked or (len(self._pending) > 0 and not self._backlog_full())
+        wanted = not blocked or (len(self._calls) > 0 and not self._backlog_full())
         if wanted and not self._reading:
             self._reading = True
             transport.resume_reading()
@@ -466,8 +501,19 @@ class Connection(asyncio.Protocol):
     def _backlog_full(self) -> bool:
         return (
             len(self._backlog) >= self._limits.frames_per_turn_max
-            or sum(map(_held_size, self._backlog)) >= self._limits.task_bytes_per_connection_max
+            or self._backlog_size() >= self._limits.task_bytes_per_connection_max
         )
+
+    def _backlog_size(self) -> int:
+        return sum(_held_size(command) for command, _ in self._backlog)
+
+    @property
+    def held_size(self) -> int:
+        """Bytes held for the peer: requests that came and are not answered, answers not read."""
+        if self._transport is None or self.closed.done():
+            return self._task_bytes
+        unsent_size = self._out.size + self._transport.get_write_buffer_size()
+        return self._frames.pending_size + self._backlog_size() + self._task_bytes + unsent_size
 
     def _arm_idle_timer(self) -> None:
         assert self._transport is not None
@@ -525,7 +571,7 @@ class Connection(asyncio.Protocol):
     def close_when_settled(self) -> None:
         """Close as soon as no call waits for its answer; nothing new should be sent."""
         self._close_when_settled = True
-        if not len(self._pending):
+        if not self._calls:
             self.close()
 
     def abort(self) -> None:

@@ -1,8 +1,9 @@
 """From request code to handler: order of checks, interceptors, errors to response codes.
 
 A *hot* handler is a plain function called inline while the bytes are being read; it must not
-block and returns the response, or None when it answers later or never. A *cold* handler is a
-coroutine function; it runs as a task owned by the connection, so a slow one delays nobody else.
+block and returns the response, None when there is no answer, or LATER when the answer comes by
+``Connection.answer``. A *cold* handler is a coroutine function; it runs as a task owned by the
+connection, so a slow one delays nobody else.
 
 Order of checks for a request, as in Java's ``NettyRemotingAbstract.processRequestCommand``:
 
@@ -10,6 +11,10 @@ Order of checks for a request, as in Java's ``NettyRemotingAbstract.processReque
 2. the server is shutting down and the client understands it: 1500 GO_AWAY;
 3. too many tasks: code 2, ``[OVERLOAD]...``;
 4. interceptors' ``before`` (access control, metrics, faults), the handler, their ``after``.
+
+A request that gets as far as 4 sees each interceptor's ``after`` exactly once, when its answer is
+known or when it is known that there is none; with LATER that may be much later, and after the
+connection has ended. ``before`` is always called while the bytes are being read.
 
 A handler or interceptor that raises is answered with code 1 and the cause, and logged once; a
 :class:`BrokerError` or a header or body that cannot be read is the client's business and answered
@@ -19,13 +24,15 @@ with its own code without a log line. One-way requests are never answered, whate
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from skylark.core.errors import BrokerError, RemoteProtocolError
+from skylark.net.outbox import discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to
 
@@ -34,11 +41,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HotHandler = Callable[["Connection", Command], Command | None]
+
+class Later(enum.Enum):
+    """What a hot handler returns whose answer comes later."""
+
+    LATER = enum.auto()
+
+
+LATER: Final = Later.LATER
+#: What a hot handler returns.
+Answer: TypeAlias = Command | Literal[Later.LATER] | None
+
+HotHandler = Callable[["Connection", Command], Answer]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
 #: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
 GO_AWAY_ABOVE_VERSION = 475
+
+#: Remarks repeat names that a client sent, which may have any length: the rest is left out.
+REMARK_LENGTH_MAX = 16_384
 
 OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
 
@@ -59,7 +80,10 @@ class Interceptor(Protocol):
     def after(
         self, connection: Connection, request: Command, response: Command | None
     ) -> Command | None:
-        """The response to send in place of ``response``; None sends nothing."""
+        """The response to send in place of ``response``; None sends nothing.
+
+        Who keeps a ``ViewResponse`` for later copies its body: its lease ends here otherwise.
+        """
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -118,30 +142,42 @@ class Dispatcher:
         elif len(self.tasks) >= self.tasks_max:
             self._answer(connection, request, ResponseCode.SYSTEM_BUSY, OVERLOAD_REMARK)
         elif route.cold is not None:
-            connection.spawn(self._run_cold(connection, request, route.cold), request)
+            self._start_cold(connection, request, route.cold)
 
     def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
-        response: Command | None
+        response: Answer
         try:
             response = self._before(connection, request)
             if response is None:
                 response = handler(connection, request)
         except NoAnswerError:
-            return
+            response = None
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - becomes code 1
             response = error_response(request, error)
-        self._finish(connection, request, response)
+        if response is LATER:
+            connection.hold(request)
+        else:
+            self.finish(connection, request, response)
+
+    def _start_cold(self, connection: Connection, request: Command, handler: ColdHandler) -> None:
+        response: Command | None = None
+        try:
+            response = self._before(connection, request)
+            if response is None:
+                connection.spawn(self._run_cold(connection, request, handler), request)
+                return
+        except NoAnswerError:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever an interceptor raises becomes code 1
+            response = error_response(request, error)
+        self.finish(connection, request, response)
 
     async def _run_cold(
         self, connection: Connection, request: Command, handler: ColdHandler
     ) -> None:
         response: Command | None
         try:
-            response = self._before(connection, request)
-            if response is None:
-                response = await handler(connection, request)
-        except NoAnswerError:
-            return
+            response = await handler(connection, request)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -152,7 +188,7 @@ class Dispatcher:
             response = error_response(request, error)
         if response is not None and not request.is_oneway:
             await connection.drain()  # a slow reader takes its answers one by one
-        self._finish(connection, request, response)
+        self.finish(connection, request, response)
 
     def _before(self, connection: Connection, request: Command) -> Command | None:
         for interceptor in self.interceptors:
@@ -161,14 +197,21 @@ class Dispatcher:
                 return answer
         return None
 
-    def _finish(self, connection: Connection, request: Command, response: Command | None) -> None:
+    def finish(self, connection: Connection, request: Command, response: Command | None) -> None:
+        """Send the answer, or none, past the interceptors; once for each request."""
+        answer = response
         for interceptor in reversed(self.interceptors):
             try:
-                response = interceptor.after(connection, request, response)
+                answer = interceptor.after(connection, request, answer)
             except Exception as error:  # noqa: BLE001 - as if the handler had raised it
-                response = error_response(request, error)
-        if response is not None:
-            connection.reply(request, response)
+                answer = error_response(request, error)
+        if answer is not response:
+            discard(response)
+        if answer is not None:
+            remark = answer.remark
+            if remark is not None and len(remark) > REMARK_LENGTH_MAX:
+                answer.remark = f"{remark[:REMARK_LENGTH_MAX]}... ({len(remark)} characters)"
+            connection.reply(request, answer)
 
     def _answer(self, connection: Connection, request: Command, code: int, remark: str) -> None:
         connection.reply(request, response_to(request, code, remark))

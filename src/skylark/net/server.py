@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from skylark.core.clock import Clock
-from skylark.net.connection import Connection, FirstBytes
+from skylark.net.connection import Connection, FirstBytes, Stamp
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Listener, Network
@@ -39,7 +39,9 @@ class RemotingServer:
         limits: NetLimits | None = None,
         serialize_type: int = SERIALIZE_JSON,
         first_bytes: FirstBytes | None = None,
+        stamp: Stamp | None = None,
     ) -> None:
+        """``stamp`` tells when bytes that are read count as arrived (see ``Connection``)."""
         self.dispatcher = dispatcher
         self.connections: set[Connection] = set()
         self.connections_refused = 0
@@ -48,6 +50,8 @@ class RemotingServer:
         self._limits = limits or NetLimits()
         self._serialize_type = serialize_type
         self._first_bytes = first_bytes
+        self._stamp = stamp
+        self._holders: set[Connection] = set()
         self._opaques = OpaqueCounter()
         self._listener: Listener | None = None
         self._stopping = False
@@ -70,6 +74,20 @@ class RemotingServer:
             raise RuntimeError("the server has not been started")
         return self._listener.addresses[0]
 
+    def held_size(self) -> int:
+        """Bytes held for all clients: requests not answered yet, and answers not read yet.
+
+        Takes time for each connection that holds any, so not to be asked for every request.
+        """
+        size = 0
+        for connection in tuple(self._holders):
+            held_size = connection.held_size
+            if held_size:
+                size += held_size
+            else:
+                self._holders.discard(connection)
+        return size
+
     def _make_connection(self) -> Connection:
         return Connection(
             self.dispatcher,
@@ -78,6 +96,8 @@ class RemotingServer:
             opaques=self._opaques,
             serialize_type=self._serialize_type,
             first_bytes=self._first_bytes,
+            stamp=self._stamp,
+            holders=self._holders,
             on_open=self._opened,
             on_close=self._closed,
         )

@@ -201,10 +201,6 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     flush_interval_consume_queue: Annotated[
         int, Setting("Time between two writes of new queue entries.", unit="ms", minimum=1)
     ] = 1_000
-    flush_consume_queue_least_pages: Annotated[
-        int,
-        Setting("Dirty pages that make a queue sync worth while.", unit="4 KiB pages", minimum=0),
-    ] = 2
     flush_consume_queue_thorough_interval: Annotated[
         int, Setting("Time after which all queues are synced.", unit="ms", minimum=0)
     ] = 60_000
@@ -228,9 +224,6 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     max_message_size: Annotated[
         int, Setting("Longest message body.", unit="bytes", minimum=1, maximum=_INT_MAX - (1 << 17))
     ] = 4 << 20
-    auto_message_version_on_topic_len: Annotated[
-        bool, Setting("Write records of version 2 for topics longer than 127 bytes.")
-    ] = True
     enabled_append_prop_crc: Annotated[
         bool,
         Setting("End each record with a checksum of all its bytes.", java="enabledAppendPropCRC"),

@@ -107,6 +107,7 @@ class EntryQueue(ABC):
     ``next_offset``: queue offset of the next message to be put; the log's append moves it.
     ``min_offset``, ``max_offset``: the readable messages are those from min up to max - 1.
     ``max_log_offset``: end of the last record in the queue, -1 if there is none.
+    ``is_deleted``: the store does not have this queue any more, perhaps a new one of its name.
     """
 
     __slots__ = (
@@ -118,6 +119,7 @@ class EntryQueue(ABC):
         "_tail_start",
         "_tails",
         "_written",
+        "is_deleted",
         "max_log_offset",
         "max_offset",
         "min_offset",
@@ -135,6 +137,7 @@ class EntryQueue(ABC):
         self.queue_id = queue_id
         self.next_offset = self.min_offset = self.max_offset = 0
         self.max_log_offset = -1
+        self.is_deleted = False
         self._files = files
         self._tails = tails
         self._tail = _NO_TAIL

@@ -254,6 +254,7 @@ class ConsumeQueues:
     def destroy(self, queue: EntryQueue) -> None:
         """Delete one queue, files and directory; the object is of no further use."""
         queue.destroy()
+        queue.is_deleted = True
         queues = self.by_topic[queue.topic]
         del queues[queue.queue_id]
         if not queues:

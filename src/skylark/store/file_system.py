@@ -22,12 +22,13 @@ may be there, absent, or there in part (pages, and 512-byte sectors within a pag
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from skylark.store.errors import StoreFileError
+from skylark.store.errors import StoreFileError, StoreFileExistsError
 
 PAGE_SIZE = 4096  # RocketMQ's OS_PAGE_SIZE: the unit of flush rules and warm-up, on any machine
 MEMORY_SIZE_UNKNOWN = 8 << 30  # where the system does not tell
@@ -216,6 +217,8 @@ class FileSystem(Protocol):
     def make_directories(self, path: Path, *, durable: bool = False) -> None:
         """Create ``path`` and what is missing above it; ``durable`` syncs each parent touched.
 
+        Several threads may create the same directories at once.
+
         Crash: some of the directories, the last of them perhaps not durable. So the parent of the
         last one that exists is synced as well; where that is impossible, it was not us who made it.
         """
@@ -228,7 +231,8 @@ class FileSystem(Protocol):
                 if error.errno not in _NOT_OURS_TO_SYNC:
                     raise
         for directory in reversed(wanted[:existing]):
-            self.create_directory(directory)
+            with contextlib.suppress(StoreFileExistsError):  # another thread was faster
+                self.create_directory(directory)
             if durable:
                 self.sync_directory(directory.parent)
 

@@ -110,15 +110,23 @@ class FlushService(Rounds[SyncRange]):
         if self._wakes:
             super().wake()
 
+    def halt(self) -> None:
+        super().halt()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def give_up(self) -> None:
+        """Let nobody wait any longer, whether or not the bytes get to the disk."""
+        while self._waiting:
+            self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+
     def stop(self) -> None:
         """Sync everything and answer everybody; raises StoreFileError if bytes are not on disk."""
         try:
             super().stop()
         finally:
-            if self._deadline is not None:
-                self._deadline.cancel()
-            while self._waiting:
-                self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+            self.give_up()
 
     def _find(self, least_pages: int) -> list[SyncRange]:
         ranges = self._files.unflushed()

@@ -11,7 +11,12 @@
 Life of a store: :meth:`MessageStore.open` takes the lock and recovers (synchronously, with
 progress), :meth:`MessageStore.start` begins flushing and cleaning, :meth:`MessageStore.close`
 brings everything to disk and removes the mark of an unclean exit. That mark, ``abort``, is there
-from before the first put until after the last sync; whoever finds it recovers the hard way.
+from before the first put until after the last sync; whoever finds it recovers the hard way. An
+owner that has other work to do while the disk is busy takes the three steps of closing one by one::
+
+    owner     stop()            no more puts, timers or callbacks
+    a thread  bring_to_disk()   takes long
+    owner     close()           only lets go of the files
 
 One thread owns the store. It needs from its owner: a scheduler (timers), ``post`` (a way back from
 worker threads), and, optionally, callbacks for messages that become readable and for those that are
@@ -26,6 +31,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeAlias
 
 from skylark.core.errors import StoreError
@@ -72,6 +78,9 @@ def worker_thread(name: str) -> Executor:
 class MessageStore:
     """Everything under one ``storePathRootDir``."""
 
+    _has_stopped = False
+    _problems: list[StoreError] | None = None  # of bring_to_disk, once it has run
+
     def __init__(
         self,
         config: StoreConfig,
@@ -94,7 +103,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self._file_system = files or OsFileSystem()
         self._scheduler = scheduler
-        self._post = post
+        self._post = self._while_open(post)
         self._synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         # Readers see what is on disk with SYNC_FLUSH, what is committed with the pool, and
         # otherwise what is appended.
@@ -314,30 +323,56 @@ class MessageStore:
             )
             self._post(self._step_catch_up)
 
+    def stop(self) -> None:
+        """Take no more messages, and leave the owner's thread alone: no timers, no callbacks.
+
+        Who still waits for the disk gets FLUSH_DISK_TIMEOUT. From now on :meth:`bring_to_disk` may
+        run in any thread; leases may be returned meanwhile, and nothing else may be used.
+        """
+        self._halt()
+        self._has_stopped = True
+        self.dispatch.silence()
+        if self._flush is not None:
+            self._flush.give_up()
+
+    def _halt(self) -> None:
+        self._putter.shut_down()
+        self.reader.shut_down = True
+        self._catch_up = None
+        if self._view_flush is not None and self._flush is not None:
+            self.retention.stop()
+            if self._commit is not None:
+                self._commit.halt()
+            self._flush.halt()
+            self._view_flush.halt()
+
+    def bring_to_disk(self) -> None:
+        """Sync everything and remove the mark of an unclean exit; :meth:`close` raises errors."""
+        problems = self._problems = []
+        if self._view_flush is None or self._flush is None:
+            return
+        if self._commit is not None:
+            _try(self._commit.stop, problems)
+        _try(self._flush.stop, problems)
+        _try(self._view_flush.stop, problems)
+        if self.index is not None:
+            _try(self.index.close, problems)
+        if not problems:
+            _try(self._abort.remove, problems)
+
     def close(self) -> None:
-        """Bring everything to disk and let go of the directory.
+        """Bring everything to disk, unless that is done, and let go of the directory.
 
         After an error (raised at the end) the mark of an unclean exit stays, and the next start
         recovers. Leases that are out keep their files mapped until they are returned.
         """
-        self._putter.shut_down()
-        self.reader.shut_down = True
-        self._catch_up = None
-        problems: list[StoreError] = []
-        if self._view_flush is not None and self._flush is not None:
-            self.retention.stop()
-            if self._commit is not None:
-                _try(self._commit.stop, problems)
-            _try(self._flush.stop, problems)
-            _try(self._view_flush.stop, problems)
-            if self.index is not None:
-                _try(self.index.close, problems)
+        self._halt()
+        if self._problems is None:
+            self.bring_to_disk()
         self._close_files()
-        if self._view_flush is not None and not problems:
-            _try(self._abort.remove, problems)
         self._release()
-        if problems:
-            raise problems[0]
+        if self._problems:
+            raise self._problems[0]
 
     def _close_files(self) -> None:
         """Close everything as it is; nothing is written or synced."""
@@ -354,6 +389,15 @@ class MessageStore:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _while_open(self, post: Post) -> Post:
+        """Have what workers report pass by an owner that has stopped."""
+
+        def run(callback: Callable[[], None]) -> None:
+            if not self._has_stopped:
+                callback()
+
+        return lambda callback: post(partial(run, callback))
 
     # ---- durability ------------------------------------------------------------------------------
 

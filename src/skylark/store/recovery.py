@@ -12,8 +12,14 @@ record before the end has exactly its entries in the views::
 
 **After an orderly end** everything was on disk. The last entry of the queues says up to where the
 log was dispatched, D; the scan starts in the file that holds D and dispatches records from D on.
-Normally there is none, and nothing is changed. Without ``consumequeue/`` D is the beginning: the
-queues are made anew.
+Normally there is none, and nothing is changed. Without ``consumequeue/``, or with queues that are
+all empty, D is the beginning: the queues are made anew.
+
+The last records may be those of a deleted topic, whose queues must not come back. So where the
+checkpoint says that more was dispatched than D, and none of the queues of these records is there,
+D is what the checkpoint says. A queue that is there and ends too early has lost entries: then all
+from D on are made again, as they are without a checkpoint (Java's of 4.x says 0). Who wants queues
+made again therefore deletes ``consumequeue/`` whole, not a topic of it.
 
 **After any other end** S is the start of the last file of which the checkpoint says that all before
 it is on disk, log and views: its first record is older than both times of the checkpoint by 3 s,
@@ -298,7 +304,7 @@ class _Recovery:
 
     def _start_clean(self) -> int:
         self._queues.recover()
-        dispatched = self._dispatched()
+        dispatched = self._behind_deleted(self._dispatched())
         self._dispatch_from = max(dispatched, 0)
         index = self._index
         if index is not None and not index.file_count and self._head(self._log.min_offset):
@@ -307,6 +313,24 @@ class _Recovery:
             if file.start_offset <= dispatched and self._head(file.start_offset) is not None:
                 return file.start_offset
         return self._log.min_offset
+
+    def _behind_deleted(self, dispatched: int) -> int:
+        """The end of what was dispatched, by queues that are there and by queues that are not."""
+        vouched = self._checkpoint.logics_physical_offset
+        if dispatched < 0 or vouched <= dispatched:
+            return dispatched
+        known: set[tuple[str, int]] = set()
+        scan = LogScan(self._log, max(dispatched, self._log.min_offset), verify=self._verify)
+        while scan.position <= vouched and (columns := scan.next()) is not None:
+            # Ours is where a record ends; Java's is where the last one begins.
+            covered = columns.log_offset <= vouched
+            for row in (visible_records(columns) & covered).nonzero()[0].tolist():
+                known.add(_queue_of(columns, row))
+            if any(self._queues.get(*queue) is not None for queue in known):
+                return dispatched
+            if not covered.all():
+                return int(columns.log_offset[~covered][0])
+        return max(dispatched, scan.position)
 
     def _start_unclean(self) -> int:
         start = self._vouched_start()
@@ -507,6 +531,12 @@ class _Recovery:
     def _store_time_of(self, log_offset: int) -> int | None:
         head = self._head(log_offset)
         return None if head is None else head.store_timestamp
+
+
+def _queue_of(columns: RecordColumns, row: int) -> tuple[str, int]:
+    start = int(columns.topic_start[row])
+    topic = bytes(columns.buffer[start : start + int(columns.topic_size[row])])
+    return topic.decode("utf-8", "replace"), int(columns.queue_id[row])
 
 
 def _checksum(config: StoreConfig) -> Verify | None:

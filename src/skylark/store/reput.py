@@ -227,11 +227,21 @@ class Dispatch:
             _Waiting(log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
         )
 
+    def silence(self) -> None:
+        """Tell nobody of arrivals any more."""
+        self._on_arrival = None
+
     def release(self, flushed_until: int) -> None:
-        """Dispatch the waiting records that are on disk now."""
+        """Dispatch the waiting records that are on disk now.
+
+        A queue that was deleted meanwhile gets none: it would write into the files of a new one.
+        """
         waiting = self._waiting
         while waiting and waiting[0].end_offset <= flushed_until:
             end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
+            if queue.is_deleted:
+                self.dispatched_until, self.dispatched_timestamp = end, store_timestamp
+                continue
             self._dispatch(
                 queue, log_offset, end - log_offset, sys_flag, store_timestamp, properties
             )

@@ -98,6 +98,13 @@ class GetStatus(enum.Enum):
         del name
         self._code = code
 
+    @property
+    def remark(self) -> str:
+        """The remark of the answer. Java makes a queue when it is first asked for, so a client
+        never hears that there is none: it hears that the queue is empty."""
+        absent = self is GetStatus.NO_MATCHED_LOGIC_QUEUE
+        return GetStatus.NO_MESSAGE_IN_QUEUE.name if absent else self.name
+
     def pull_code(self, queue_offset: int) -> ResponseCode:
         """The answer to a pull that asked for ``queue_offset``.
 

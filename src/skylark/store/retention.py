@@ -61,6 +61,7 @@ from skylark.core.clock import TimerHandle
 from skylark.core.names import is_system_topic
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import StoreConfig
+from skylark.store.consume_queue import EntryQueue
 from skylark.store.consume_queues import QUEUE_DIRECTORY, ConsumeQueues
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
@@ -245,22 +246,21 @@ class Retention:
         """Delete expired files soon, whatever the hour is (DELETE_EXPIRED_COMMITLOG)."""
         self._policy.request()
 
-    def clean_expired_queues(self, keep: Collection[str] = ()) -> int:
-        """Delete the queues whose messages are all gone; return how many.
+    def clean_expired_queue(self, queue: EntryQueue, keep: Collection[str] = ()) -> bool:
+        """Delete a queue if its messages are all gone; say whether it was deleted.
 
         Those of system topics stay, and those of topics in ``keep``. The numbering of a deleted
-        queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE)
+        queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE, queue by queue)
         """
-        removed_until = self._log.files.removed_until
-        deleted = 0
-        for queue in self._queues:
-            is_gone = 0 <= queue.max_log_offset < removed_until
-            is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
-            if is_gone and is_idle and not is_system_topic(queue.topic, keep):
-                logger.info("%r has no message left and is deleted", queue)
-                self._queues.destroy(queue)
-                deleted += 1
-        return deleted
+        is_gone = 0 <= queue.max_log_offset < self._log.files.removed_until
+        is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
+        if not is_gone or not is_idle or is_system_topic(queue.topic, keep):
+            return False
+        if self._queues.get(queue.topic, queue.queue_id) is not queue:
+            return False  # somebody has deleted it since it was listed
+        logger.info("%r has no message left and is deleted", queue)
+        self._queues.destroy(queue)
+        return True
 
     # ---- looking ---------------------------------------------------------------------------------
 

@@ -112,12 +112,20 @@ class Rounds(ABC, Generic[Item]):
             if self._round is None:
                 self._post(self._look_if_woken)
 
-    def stop(self) -> None:
-        """Finish everything in this thread; raises StoreFileError if that is not possible."""
+    def halt(self) -> None:
+        """Look no more, and have no timers; in the thread that owns them."""
         self._stopped = True
         for timer in (self._timer, self._retry):
             if timer is not None:
                 timer.cancel()
+        self._timer = self._retry = None
+
+    def stop(self) -> None:
+        """Finish everything in this thread; raises StoreFileError if that is not possible.
+
+        After :meth:`halt` that may be any thread, if nobody else uses the log.
+        """
+        self.halt()
         if self._round is not None:
             wait([self._round.future])
             self._finish(self._round.future)

@@ -112,11 +112,19 @@ class ViewFlush:
             self._begin_round()
             self._post(self._write_some)
 
-    def stop(self) -> None:
-        """Write and sync everything in this thread; raises StoreFileError if that fails."""
+    def halt(self) -> None:
+        """Look no more, and have no timer; in the thread that owns it."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def stop(self) -> None:
+        """Write and sync everything in this thread; raises StoreFileError if that fails.
+
+        After :meth:`halt` that may be any thread, if nobody else uses the views.
+        """
+        self.halt()
         if self._syncing is not None:
             wait([self._syncing.future])
             self._sync_done(self._syncing)

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from skylark.core.clock import Clock
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, NoAnswerError
+from skylark.net.outbox import ViewResponse
 from skylark.testing.faults import Fault, FaultAction, FaultInterceptor, FaultPlan
 from skylark.wire.command import Command, response_to
 
@@ -61,6 +62,8 @@ class RequestFaults:
         if fault.action is FaultAction.NONE:
             return response
         self._plan.hit(f"response.{request.code}", fault.action)
+        if isinstance(response, ViewResponse):
+            response.copy_body()  # it may be sent later, or twice
         if fault.action is FaultAction.DELAY:
             self._clock.call_later(fault.delay_ms / 1000, connection.reply, request, response)
         elif fault.action is FaultAction.DUPLICATE:

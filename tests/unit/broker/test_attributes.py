@@ -67,9 +67,9 @@ def test_attributes_are_added_replaced_and_removed() -> None:
          "queue.type"),
         ({"cleanup.policy": "DELETE"}, {"-cleanup.policy": ""}, "attempt to update an "
          "unchangeable attribute. key: cleanup.policy"),
-        (None, {"+queue.type": "Other"}, "value is not in set: [SimpleCQ, BatchCQ]"),
-        (None, {"+message.type": "LITE"}, "value is not in set: [NORMAL, UNSPECIFIED, FIFO, DELAY,"
-         " TRANSACTION, PRIORITY, MIXED]"),
+        (None, {"+queue.type": "Other"}, "value is not in set: [BatchCQ, SimpleCQ]"),
+        (None, {"+message.type": "LITE"}, "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION,"
+         " PRIORITY, FIFO, DELAY, NORMAL]"),
         (None, {"+reserve.time": "x"}, 'For input string: "x"'),
         (None, {"+reserve.time": "-2"}, "value is not in range(-1, 9223372036854775807)"),
         (None, {"+reserve.time": "9223372036854775808"}, "value is not in range(-1,"

@@ -77,6 +77,7 @@ def test_our_own_keys_are_few_and_known() -> None:
         "connectionCountMax",
         "groupCountMax",
         "heldPullCountMax",
+        "heldSizeMax",
         "pullMaxBytes",
         "requestCountMax",
         "rocketmq.serialize.type",  # a system property in Java
@@ -255,6 +256,12 @@ def test_what_is_asked_for_and_not_there_is_refused_by_name(key: str) -> None:
 def test_the_store_refuses_by_name_too(key: str, value: str) -> None:
     (problem,) = problems(**{key: value})
     assert problem.startswith(f"{key}={value}: ")
+
+
+def test_locks_by_majority_are_refused_by_name() -> None:
+    assert not broker(lockInStrictMode="false").lock_in_strict_mode
+    (problem,) = problems(lockInStrictMode="true")
+    assert problem.startswith("lockInStrictMode=true: locks on queues are granted by this broker")
 
 
 def test_exporters_that_do_not_exist_here() -> None:

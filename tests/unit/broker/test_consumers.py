@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from skylark.broker.change_notices import SMALL_GROUP_SIZE
@@ -75,6 +76,25 @@ def test_joins_and_leaves_are_told_and_repetitions_are_not() -> None:
     assert closed.notices == [GroupNotice("g", [a.connection])]
     assert closed.groups_gone == []
     assert table.channel_closed(b.connection, 40_000).notices == []
+
+
+def test_the_list_of_members_follows_every_change() -> None:
+    table = ConsumerTable()
+    a, b = channel("a", 1), channel("b", 2)
+    table.heartbeat(consumer(T), a, 0)
+    assert table.client_ids("g") == ["a"]
+    table.heartbeat(consumer(T), b, 0)
+    both = table.client_ids("g")
+    assert both == ["a", "b"]
+    table.heartbeat(consumer(T), a, 30_000)
+    assert table.client_ids("g") is both, "it is made once for all who ask"
+    renamed = msgspec.structs.replace(b, client_id="c")
+    table.heartbeat(consumer(T), renamed, 30_001)
+    assert table.client_ids("g") == ["a", "c"]
+    table.channel_closed(a.connection, 40_000)
+    assert table.client_ids("g") == ["c"]
+    table.channel_closed(b.connection, 40_000)
+    assert table.client_ids("g") == []
 
 
 def test_an_added_and_a_removed_topic_are_told() -> None:

@@ -137,6 +137,18 @@ def test_the_dead_are_removed_after_a_day(table: ConsumerFilterTable) -> None:
     assert len(table) == 1
 
 
+def test_how_long_the_dead_are_kept_can_be_set() -> None:
+    kept_ms = 50
+    table = ConsumerFilterTable(BloomFilter(20, 32), dead_kept_ms=lambda: kept_ms)
+    table.register("g", [sql("n > 5", 7)], 100)
+    table.unregister("g", 200)
+    table.clean(249)
+    assert len(table) == 1
+    kept_ms = 49
+    table.clean(249)
+    assert len(table) == 0
+
+
 def test_a_clock_set_back_does_not_keep_the_dead_alive(table: ConsumerFilterTable) -> None:
     table.register("g", [sql("n > 5", 7)], 5_000)
     table.unregister("g", 1_000)

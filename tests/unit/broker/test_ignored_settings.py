@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import skylark
 from skylark.broker.config import BrokerConfig
 from skylark.broker.ignored_settings import (
     IGNORED,
@@ -12,7 +16,10 @@ from skylark.broker.ignored_settings import (
     ignored_keys,
 )
 from skylark.core.config import own_settings, settings
+from skylark.store.config import REFUSED as STORE_REFUSED
 from skylark.store.config import StoreConfig
+
+SOURCES = Path(skylark.__file__).parent
 
 
 def test_no_key_stands_twice() -> None:
@@ -48,3 +55,35 @@ def test_refusals_are_about_ignored_settings() -> None:
     assert {key: defaults[key] for key in REFUSED} == {
         key: accepted for key, (accepted, _) in REFUSED.items()
     }
+
+
+#: Settings that nothing reads and that are not called ignored: shown only, or one value only.
+SHOWN = {"rocketmq_home"}
+REFUSED_BY_CHECK = {"lock_in_strict_mode"}
+
+
+def test_every_setting_changes_something_or_is_called_ignored() -> None:
+    read = names_read("broker") | names_read("store")
+    declared = {info.name for info in (*own_settings(BrokerConfig), *own_settings(StoreConfig))}
+    assert len(declared) > 150
+    assert declared - read == SHOWN | REFUSED_BY_CHECK | set(STORE_REFUSED)
+
+
+def names_read(package: str) -> set[str]:
+    """Attributes that some code of a package reads, and names by which it may; no validation."""
+    names = set()
+    for path in (SOURCES / package).rglob("*.py"):
+        for node in walk_but(ast.parse(path.read_text()), "check"):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and path.name != "config.py":
+                names.add(str(node.value))  # overload limits, by the names of their settings
+    return names
+
+
+def walk_but(node: ast.AST, skipped: str) -> Iterator[ast.AST]:
+    """All nodes outside of functions with this name."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.FunctionDef) and child.name == skipped):
+            yield from walk_but(child, skipped)

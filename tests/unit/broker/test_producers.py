@@ -104,6 +104,14 @@ def test_virtual_time_does_not_expire_open_connections() -> None:
     assert table.expire(7_200_000) == [b.connection]
 
 
+def test_names_of_any_length_are_not_kept() -> None:
+    table = ProducerTable()
+    a = channel("a")
+    assert not table.heartbeat("p" * 256, a, 0)
+    assert table.connection_list("p" * 256) is None
+    assert table.heartbeat("p" * 255, a, 0)
+
+
 def test_groups_of_one_connection_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,7 +121,9 @@ def test_groups_of_one_connection_are_limited(
     assert [table.heartbeat(group, a, 0) for group in ("p", "q", "r")] == [True, True, False]
     assert not table.heartbeat("r", a, 1)
     assert table.heartbeat("p", a, 1), "what is registered stays so"
-    assert caplog.messages == ["a at 10.0.0.1:1 has too many producer groups, some are left out"]
+    assert caplog.messages == [
+        "a at 10.0.0.1:1: too many producer groups or too long names, some are left out"
+    ]
     assert table.connection_list("r") is None
     assert table.heartbeat("r", channel("b", 2), 0)
 

@@ -7,11 +7,22 @@ import logging
 
 import pytest
 
-from skylark.core.errors import LocalProtocolError, RemoteProtocolError
+from skylark.core.errors import (
+    BrokerError,
+    ConnectionClosedError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from skylark.net.connection import Connection
+from skylark.net.dispatch import LATER, Answer, Dispatcher, NoAnswerError
+from skylark.net.limits import NetLimits
+from skylark.net.server import RemotingServer
+from skylark.testing.clock import VirtualClock
+from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.command import Command, response_to
+from skylark.wire.frame import encode_frame
 from tests.loops import on_both_loops
-from tests.unit.net.echo import ECHO, SLOW, MemoryWorld
+from tests.unit.net.echo import ECHO, RAISES, REFUSES, SILENT, SLOW, MemoryWorld
 
 HOT, COLD = 1, 2
 
@@ -107,15 +118,135 @@ async def test_bytes_of_the_peer_are_not_logged_as_our_errors_and_our_own_are(
         assert (ours.code, len(caplog.records)) == (1, 1)
 
 
-async def test_a_handler_that_answers_later_does_so_through_its_connection() -> None:
+class Counting:
+    """Counts what it sees of each request, by opaque."""
+
+    def __init__(self) -> None:
+        self.before_count = 0
+        self.afters: list[tuple[int, int | None]] = []
+
+    def before(self, _connection: Connection, request: Command) -> Command | None:
+        self.before_count += 1
+        if request.remark == "no answer":
+            raise NoAnswerError
+        return None
+
+    def after(
+        self, _connection: Connection, request: Command, response: Command | None
+    ) -> Command | None:
+        self.afters.append((request.code, None if response is None else response.code))
+        return response
+
+
+async def test_an_answer_that_comes_later_passes_the_interceptors_when_it_comes() -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Answer:
+        held.append((connection, request))
+        return LATER
+
     async with MemoryWorld() as world:
-        held: list[tuple[Connection, Command]] = []
-        world.service.dispatcher.add_hot(HOT, lambda c, r: held.append((c, r)))
-        call = asyncio.create_task(world.call(HOT, 10))
+        counting = Counting()
+        world.service.dispatcher.add_hot(HOT, hold)
+        world.service.dispatcher.interceptors = (counting,)
+        calls = [asyncio.create_task(world.call(HOT, 10)) for _ in range(2)]
         await world.clock.advance(seconds=5)
-        ((connection, request),) = held
-        connection.reply(request, response_to(request, 0, body=b"later"))
-        assert (await call).body == b"later"
+        assert (counting.before_count, counting.afters) == (2, [])
+        connection, request = held[0]
+        connection.answer(request, response_to(request, 0, body=b"later"))
+        assert (await calls[0]).body == b"later"
+        assert counting.afters == [(HOT, 0)]
         world.network.cut_all()
         await world.clock.drain()
-        connection.reply(request, response_to(request, 0))  # too late: nobody is there
+        with pytest.raises(ConnectionClosedError):
+            await calls[1]
+        connection.answer(held[1][1], response_to(request, 0))  # too late: nobody is there
+        assert counting.afters == [(HOT, 0)] * 2
+
+
+async def test_interceptors_see_the_end_of_every_request_once() -> None:
+    async with MemoryWorld() as world:
+        counting = Counting()
+        world.service.gate.set()
+        world.service.dispatcher.interceptors = (counting,)
+        for code in (ECHO, SLOW, REFUSES, RAISES):
+            await world.call(code)
+        assert counting.afters == [(ECHO, 0), (SLOW, 0), (REFUSES, 17), (RAISES, 1)]
+        counting.afters.clear()
+        for code in (SILENT, ECHO, SLOW):
+            await world.client.oneway(world.address, Command(code=code, remark="no answer"))
+        await world.client.oneway(world.address, Command(code=SLOW))
+        await world.clock.drain()
+        assert counting.afters == [(SILENT, None), (ECHO, None), (SLOW, None), (SLOW, 0)]
+        assert counting.before_count == 8
+        await world.call(9999)
+        assert counting.before_count == 8, "nobody handles it"
+
+
+async def test_a_slow_handler_is_judged_while_its_bytes_are_read() -> None:
+    """What an interceptor refuses does not even become a task."""
+    arrivals: list[float] = []
+
+    class Judging(Counting):
+        def before(self, connection: Connection, _request: Command) -> Command | None:
+            arrivals.append(connection.arrived_at)
+            raise BrokerError("no", code=2)
+
+    async with MemoryWorld() as world:
+        connection = await world.connect()
+        world.service.dispatcher.interceptors = (Judging(),)
+        await world.clock.advance(seconds=5)
+        connection.data_received(encode_frame(Command(code=SLOW)))
+        assert arrivals == [world.clock.monotonic()]
+        assert not world.service.dispatcher.tasks
+
+
+async def test_a_stamp_tells_when_bytes_arrived_and_stays_with_requests_that_wait() -> None:
+    stamps = iter([100.0, 200.0])
+    seen: list[tuple[int, float]] = []
+
+    def handle(connection: Connection, request: Command) -> None:
+        seen.append((request.opaque, connection.arrived_at))
+
+    clock = VirtualClock()
+    network = MemoryNetwork(clock=clock)
+    dispatcher = Dispatcher()
+    dispatcher.add_hot(HOT, handle)
+    server = RemotingServer(
+        dispatcher,
+        network,
+        clock,
+        limits=NetLimits(frames_per_turn_max=2),
+        stamp=lambda _now: next(stamps),
+    )
+    await server.start("127.0.0.1", 9876)
+    await network.connect(asyncio.Protocol, "127.0.0.1", 9876, timeout_s=1, clock=clock)
+    await clock.drain()
+    (connection,) = server.connections
+    for first in (0, 5):
+        frames = [Command(code=HOT, opaque=number) for number in range(first, first + 5)]
+        connection.data_received(b"".join(map(encode_frame, frames)))
+    await clock.drain()
+    assert seen == [(n, 100.0) for n in range(5)] + [(n, 200.0) for n in range(5, 10)]
+    await server.stop()
+
+
+async def test_parked_requests_count_as_work_of_their_connection() -> None:
+    held: list[Command] = []
+    limits = NetLimits(task_bytes_per_connection_max=250_000)
+    async with MemoryWorld(limits) as world:
+
+        def hold(_connection: Connection, request: Command) -> Answer:
+            held.append(request)
+            return LATER
+
+        world.service.dispatcher.add_hot(HOT, hold)
+        connection = await world.connect()
+        calls = [asyncio.create_task(world.call(HOT, 100, body=bytes(100_000))) for _ in range(6)]
+        await world.clock.drain()
+        assert len(held) == 3
+        while held:
+            request = held.pop()
+            connection.answer(request, response_to(request, 0))
+            await world.clock.drain()
+        assert [(await call).code for call in calls] == [0] * 6

@@ -354,6 +354,21 @@ def test_directories(files: FileSystem, root: Path) -> None:
         files.create_directory(queue / "deeper")
 
 
+def test_somebody_else_may_create_the_same_directories(tmp_path: Path) -> None:
+    class Raced(OsFileSystem):
+        """Another thread is always a moment faster."""
+
+        def create_directory(self, path: Path) -> None:
+            super().create_directory(path)
+            super().create_directory(path)
+
+    wanted = tmp_path / "store" / "config"
+    Raced().make_directories(wanted, durable=True)
+    assert wanted.is_dir()
+    with pytest.raises(StoreFileExistsError):
+        Raced().create_directory(tmp_path / "other")
+
+
 def test_directories_of_a_killed_process_are_made_durable() -> None:
     path = Path("/store/commitlog")
     for nth, missing in ((1, path.parent), (2, path)):

@@ -19,6 +19,7 @@ from skylark.store.config import StoreConfig
 from skylark.store.errors import StoreFileError, StoreLockedError, StoreSyncError
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
+from skylark.store.reput import Arrival
 from skylark.store.results import PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
@@ -309,6 +310,66 @@ def test_a_close_that_fails_leaves_the_mark_of_an_unclean_exit(machine: Machine)
     machine.advance(1)
     check_store(again, ledger)
     machine.close(again)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_an_owner_that_has_other_work_closes_in_steps(machine: Machine, synchronous: bool) -> None:
+    disk = FaultyFileSystem()
+    arrivals: list[Arrival] = []
+    answers: list[PutStatus] = []
+    store = MessageStore(
+        machine.store(disk, **sync_flush(synchronous)).config,
+        store_host=HOST,
+        scheduler=machine,
+        post=machine.post,
+        files=disk,
+        on_arrival=arrivals.append,
+        make_worker=machine.make_worker,
+    )
+    store.open()
+    store.start()
+    result = store.put(Draft(*QUEUE, b"kept", born_host=HOST))
+    store.when_durable(result, answers.append)
+    store.stop()
+    arrived_count = len(arrivals)
+    assert arrived_count == (0 if synchronous else 1)
+    assert answers == [PutStatus.FLUSH_DISK_TIMEOUT if synchronous else PutStatus.PUT_OK]
+    assert machine.timer_count == 0
+    machine.turn()  # what was under way comes to nothing
+    assert not any(worker.jobs for name, worker in machine.workers.items() if name == "flush")
+    assert store.put(Draft(*QUEUE, b"late", born_host=HOST)).status is (
+        PutStatus.SERVICE_NOT_AVAILABLE
+    )
+
+    thread = threading.Thread(target=store.bring_to_disk)
+    thread.start()
+    thread.join()
+    assert len(arrivals) == arrived_count, "the owner is not called from a thread"
+    assert machine.posted.empty()
+    assert machine.timer_count == 0
+    assert not disk.exists(ROOT / "abort")
+    store.close()
+
+    again = machine.store(disk)
+    assert again.open().clean
+    again.start()
+    assert bodies(again, QUEUE) == [b"kept"]
+    machine.close(again)
+
+
+def test_an_error_of_the_last_sync_is_told_at_the_end(machine: Machine) -> None:
+    plan = FaultPlan(1)
+    disk = FaultyFileSystem(plan)
+    store = machine.opened(disk)
+    store.put(Draft(*QUEUE, b"kept", born_host=HOST))
+    store.stop()
+    plan.chance("files.sync", 1.0, error=errno.EIO)
+    store.bring_to_disk()
+    plan.clear()
+    with pytest.raises(StoreSyncError, match="cannot sync"):
+        store.close()
+    assert disk.exists(ROOT / "abort")
+    machine.store(disk).open()  # the lock was given back
 
 
 def test_a_store_that_was_never_opened_can_be_closed(machine: Machine, tmp_path: Path) -> None:

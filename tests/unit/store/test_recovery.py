@@ -11,9 +11,11 @@ import pytest
 
 from skylark.core.errors import CorruptLogError, StoreError
 from skylark.store.consume_queue import ConsumeQueue
+from skylark.store.replay import LogScan
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from tests.unit.store.crash_store import (
+    BODY,
     LOG,
     LOG_FILE_SIZE,
     MESSAGES,
@@ -127,6 +129,97 @@ def test_views_that_lag_after_an_orderly_end_are_filled() -> None:
     report = after.open()
     assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, True, 90)
     assert_complete(after)
+
+
+def store_with_deleted_topic() -> CrashStore:
+    """Numbered messages, then such of a topic that was deleted, over several files of the log."""
+    store = new_store()
+    put_some(store)
+    for number in range(60):
+        store.put("Deleted", number % 2, b"%d" % number + BODY)
+    store.queues.destroy_topic("Deleted")
+    return store
+
+
+def test_after_an_orderly_end_a_deleted_topic_stays_deleted() -> None:
+    store = store_with_deleted_topic()
+    store.close()
+    before = state(disk_of(store))
+    for _ in range(2):  # the second start finds what the first has left
+        after, report = reopened(store)
+        assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, False, 0)
+        assert report.log_end == store.log.max_offset
+        assert report.scan_start == store.log_files.files[-1].start_offset
+        assert after.queues.topics() == ["T"]
+        assert state(disk_of(after)) == before
+        after.close()
+        store = after
+    assert_complete(reopened(store)[0])
+
+
+def test_a_deleted_topic_stays_deleted_by_a_checkpoint_of_java() -> None:
+    """Java's offset is where the last record begins."""
+    store = store_with_deleted_topic()
+    store.close()
+    last = 0
+    for file in store.log_files.files:
+        scan = LogScan(store.log_files, file.start_offset)
+        while (columns := scan.next()) is not None:
+            last = int(columns.log_offset[-1])
+    store.checkpoint.logics_physical_offset = last
+    store.checkpoint.save()
+    after, report = reopened(store)
+    assert (report.clean, report.views_rebuilt) == (True, False)
+    assert after.queues.topics() == ["T"]
+    assert_complete(after)
+
+
+def test_records_behind_the_checkpoint_are_dispatched_also_after_those_of_a_deleted_topic() -> None:
+    store = store_with_deleted_topic()
+    store.flush_log()
+    store.flush_views()
+    vouched = store.checkpoint.logics_physical_offset
+    store.put("Later", 0, b"later")
+    store.close()
+    store.checkpoint.logics_physical_offset = vouched - 1  # a record of the deleted topic
+    store.checkpoint.save()
+    disk = disk_of(store).kill()
+    remove_tree(disk, ROOT / "consumequeue" / "Later")
+    after = CrashStore(disk)
+    report = after.open()
+    assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, True, 1)
+    assert after.messages() == bodies(range(MESSAGES)) | {("Later", 0): [b"later"]}
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "4.x"])
+def test_without_an_offset_in_the_checkpoint_all_records_get_their_entries(checkpoint: str) -> None:
+    store = store_with_deleted_topic()
+    store.close()
+    if checkpoint == "none":
+        disk_of(store).remove(ROOT / "checkpoint")
+    else:
+        store.checkpoint.logics_physical_offset = 0
+        store.checkpoint.save()
+    after, report = reopened(store)
+    assert (report.clean, report.replayed_records) == (True, 60)
+    assert sorted(after.queues.topics()) == ["Deleted", "T"]
+
+
+def test_a_queue_that_lost_a_file_is_filled_though_the_checkpoint_says_more() -> None:
+    store = store_with_deleted_topic()
+    store.put("Last", 0, b"last")
+    for number in range(MESSAGES, MESSAGES + 60):
+        store.put("T", 0, b"%d" % number)
+    store.close()
+    disk = disk_of(store).kill()
+    directory = ROOT / "consumequeue" / "T" / "0"
+    names = [entry.name for entry in disk.list_directory(directory)]
+    assert len(names) == 2
+    disk.remove(directory / names[-1])
+    after = CrashStore(disk)
+    report = after.open()
+    assert (report.clean, report.views_rebuilt) == (True, True)
+    assert after.messages()["T", 0][-60:] == [b"%d" % n for n in range(MESSAGES, MESSAGES + 60)]
 
 
 @pytest.mark.spec("store.12.24")

@@ -183,6 +183,23 @@ def test_inner_batches_that_wait_for_the_disk_keep_their_numbers() -> None:
     assert (queue.max_offset, queue.next_offset, store.dispatch.waiting_count) == (6, 6, 0)
 
 
+def test_a_queue_deleted_before_its_records_are_on_disk_gets_no_entries() -> None:
+    store = new_store(after_flush=True)
+    store.put("T", 0, b"old")
+    deleted = store.queues.get("T", 0)
+    assert deleted is not None
+    store.queues.destroy_topic("T")
+    new_offset = store.put("T", 0, b"new")
+    store.flush_log()
+    store.flush_views()
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    entry = queue.read_entry(0)
+    assert entry is not None
+    assert (entry.log_offset, queue.max_offset, deleted.max_offset) == (new_offset, 1, 0)
+    assert store.dispatch.dispatched_until == store.log.max_offset
+
+
 def test_enter_is_told_by_the_kind_of_queue() -> None:
     store = new_store()
     plain = store.queues.get_or_create("T", 0)

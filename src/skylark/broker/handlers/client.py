@@ -23,7 +23,6 @@ from skylark.broker.clients import ClientChannel, channel_of
 from skylark.broker.consumers import ConsumerTable, HeartbeatResult
 from skylark.broker.filters import SQL92, ConsumerFilterTable
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.answers import success
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.producers import ProducerTable
 from skylark.broker.topics import TopicTable
@@ -32,6 +31,7 @@ from skylark.core.errors import BrokerError
 from skylark.core.names import retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import compile_sql
+from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.heartbeat import (
@@ -75,6 +75,8 @@ class ClientHandlers:
         self._filters = filters
         self._liveness = liveness
         self._clock = clock
+        self._listed_ids: list[str] = []  # of the last answer to 38
+        self._listed_body = b""
         # Read once: producers that are registered already must not fall silent by a change.
         config = live.current
         self._registers_producers = (
@@ -165,8 +167,12 @@ class ClientHandlers:
         if not client_ids:
             remark = f"no consumer for this group, {group}"
             return response_to(request, ResponseCode.SYSTEM_ERROR, remark, ext={})
-        body = encode_body(GetConsumerListByGroupResponseBody(consumer_id_list=client_ids))
-        return response_to(request, ResponseCode.SUCCESS, ext={}, body=body)
+        if client_ids is not self._listed_ids:  # a changed group: all its members ask in a row
+            self._listed_ids = client_ids
+            self._listed_body = encode_body(
+                GetConsumerListByGroupResponseBody(consumer_id_list=client_ids)
+            )
+        return response_to(request, ResponseCode.SUCCESS, ext={}, body=self._listed_body)
 
     def check_client_config(self, _connection: Connection, request: Command) -> Command:
         """CHECK_CLIENT_CONFIG (46): whether the filter of a subscription can be used here."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from skylark.broker.handlers.answers import success
 from skylark.broker.order_locks import QueueLocks
+from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.lock import (

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final
 
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.answers import success
 from skylark.broker.offsets import RESET_REMARK, OffsetTable
 from skylark.broker.topics import TopicTable
 from skylark.core.errors import BrokerError, SubscriptionGroupNotExistError, TopicNotExistError
+from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.consume_queue import Boundary

@@ -1,41 +1,51 @@
 """Pulls (11, 361): read a queue from an offset on, or wait until there is something to read.
 
 Hot: called while the bytes are being read. The checks come in Java's order; every refusal has an
-ext map, empty or with what forbids reading (``forbiddenType``). The filter comes with the request
-(sysFlag 4) or from the group's heartbeats. As in Java, an SQL expression that comes with the
-request and does not compile lets every message pass: clients ask beforehand (46).
+ext map, empty or with what forbids reading (``forbiddenType``). Which messages are wanted is found
+in :mod:`skylark.broker.handlers.pull_filters`.
 
 **Answer.** Code and remark follow from what the read found. The body is the records as they stand
-in the log. They are copied once, so the lease on the log's files ends before the answer is on its
-way.
+in the log: views of its files, leased until they are written (:mod:`skylark.net.outbox`).
 
 **Waiting.** A pull that finds the end of its queue and may wait (sysFlag 2) is parked
 (:mod:`skylark.broker.long_polling`). :meth:`PullHandlers.arrived` is told of each message that can
 be read. Who waits for it is woken in the next turn of the loop, when the producers of this turn
-have their answers; then the whole request runs again, and is answered whatever it finds.
+have their answers, a number of pulls per turn; then the whole request runs again, and is answered
+whatever it finds. The pull of a client that does not read what it got before is woken when it has:
+a message may wake hundreds of pulls of one connection.
 
 **Commit.** A pull may bring the offset that its group has consumed (sysFlag 1). It counts once,
 when the request comes, not when it is woken; and not if the group has just been sent elsewhere
-(222), which the pull is told with code 21.
+(222), which the pull is told with code 21. In the same way a broadcast consumer that comes another
+way than before is told where it was (:mod:`skylark.broker.broadcast_offsets`).
+
+**Slaves** serve pulls with ``slaveReadEnable``. As long as there is a master they send clients back
+to it who are not far behind, with 20 where they have nothing themselves.
 
 ``bulk=true`` is an extension of ours: only ``maxMsgNums``, ``maxMsgBytes`` and ``pullMaxBytes``
-then limit an answer. Not supported: offsets of broadcast consumers that change between broker and
-proxy.
-
-Answers to ``PullMessageProcessor`` and ``DefaultPullMessageResultHandler``.
+then limit an answer. Answers to ``PullMessageProcessor``, ``DefaultPullMessageResultHandler`` and
+``PullRequestHoldService``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
-from skylark.broker.consumers import ConsumerTable
-from skylark.broker.filters import ConsumerFilterTable
+from skylark.broker.broadcast_offsets import BroadcastOffsets
+from skylark.broker.config import MASTER_ID
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.answers import FAQ_HINT
+from skylark.broker.handlers.pull_filters import (
+    FORBIDDEN_BY_BROKER,
+    FORBIDDEN_BY_GROUP,
+    FORBIDDEN_BY_TOPIC,
+    PullFilter,
+    PullFilters,
+    PullForbiddenError,
+)
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.long_polling import HeldPulls
 from skylark.broker.offsets import OffsetTable
@@ -46,52 +56,30 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import (
     BrokerError,
     InvalidParameterError,
-    NoPermissionError,
     StoreError,
     SubscriptionGroupNotExistError,
     SystemBusyError,
     TopicNotExistError,
 )
-from skylark.core.names import Address, is_retry_topic
-from skylark.filter.errors import FilterSyntaxError
-from skylark.filter.sql_eval import SqlFilter, compile_sql
-from skylark.filter.tag import TagFilter, parse_tags
+from skylark.core.names import Address
+from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher, error_response
+from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
+from skylark.net.outbox import view_response
+from skylark.store.config import FlushDiskType
 from skylark.store.message_store import MessageStore
-from skylark.store.queue_scan import PropertyMatcher
 from skylark.store.reader import SIZE_MAX, GetResult
 from skylark.store.reput import Arrival
 from skylark.store.results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fields import decode_ext, encode_ext
 from skylark.wire.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from skylark.wire.properties import PROPERTY_RETRY_TOPIC, find_raw_property
-
-log = logging.getLogger(__name__)
 
 OFFSET_RESET: Final = "OFFSET_RESET"  # remark of an answer that carries out a reset
 PULL_BYTES_MIN: Final = 100  # as in Java, however little the client asks for
-_TAG_TYPES: Final = (None, "", "TAG")
-_RETRY_TOPIC: Final = PROPERTY_RETRY_TOPIC.encode()
-
-# What forbids reading, in an answer with code 16
-FORBIDDEN_BY_BROKER: Final = 1
-FORBIDDEN_BY_GROUP: Final = 2
-FORBIDDEN_BY_TOPIC: Final = 3
-FORBIDDEN_BROADCAST: Final = 4
-FORBIDDEN_BY_SUBSCRIPTION: Final = 5
-
-
-class PullForbiddenError(NoPermissionError):
-    """Reading is forbidden, by what ``forbidden_type`` says."""
-
-    def __init__(self, remark: str, forbidden_type: int) -> None:
-        super().__init__(remark)
-        self.forbidden_type = forbidden_type
+WAKES_PER_TURN: Final = 64
 
 
 class HeldPull(NamedTuple):
@@ -99,27 +87,6 @@ class HeldPull(NamedTuple):
 
     connection: Connection
     request: Command
-
-
-class _Filter(NamedTuple):
-    """Which messages a pull wants: by tag, by properties, or all."""
-
-    tags: TagFilter | None = None
-    sql: SqlFilter | None = None
-    retried: PropertyMatcher | None = None  # in place of ``sql``, in a retry topic
-
-
-class _RetriedFilter:
-    """Filters a retry topic: each message by its group's filter on the topic it came from."""
-
-    def __init__(self, filters: ConsumerFilterTable, group: str) -> None:
-        self._filters = filters
-        self._group = group
-
-    def matches_raw(self, raw: bytes) -> bool:
-        topic = find_raw_property(raw, _RETRY_TOPIC)
-        found = topic and self._filters.get(topic.decode("utf-8", "replace"), self._group)
-        return not found or found.sql.matches_raw(raw)
 
 
 class PullHandlers:
@@ -132,29 +99,36 @@ class PullHandlers:
         topics: TopicTable,
         groups: GroupTable,
         offsets: OffsetTable,
-        consumers: ConsumerTable,
-        filters: ConsumerFilterTable,
+        filters: PullFilters,
+        broadcasts: BroadcastOffsets,
         stats: BrokerStats,
         store_stats: StoreStats,
         clock: Clock,
-        steady_ms: Callable[[], int],
+        *,
+        has_master: Callable[[], bool],
+        at_work: Callable[[float], object],
     ) -> None:
-        """``steady_ms`` is the time by which clients expire (``ClientLiveness.now_ms``)."""
+        """``has_master`` is asked of a slave; ``at_work`` hears that a turn of the loop works."""
         self._live = live
         self._store = store
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
-        self._consumers = consumers
         self._filters = filters
+        self._broadcasts = broadcasts
         self._stats = stats
         self._store_stats = store_stats
         self._clock = clock
-        self._steady_ms = steady_ms
+        self._has_master = has_master
+        self._at_work = at_work
+        #: Told of each pull that begins to wait.
+        self.on_held: Callable[[Command], None] | None = None
         self.held: HeldPulls[HeldPull] = HeldPulls(count_max=live.current.held_pull_count_max)
         self._timer: TimerHandle | None = None
         self._timer_due_ms = 0
         self._arrivals: list[Arrival] = []
+        self._woken: deque[HeldPull] = deque()
+        self._answers_later = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._stopping = False
 
     def add_to(self, dispatcher: Dispatcher) -> None:
@@ -162,7 +136,7 @@ class PullHandlers:
         dispatcher.add_hot(RequestCode.PULL_MESSAGE, self.pull)
         dispatcher.add_hot(RequestCode.LITE_PULL_MESSAGE, self.pull)
 
-    def pull(self, connection: Connection, request: Command) -> Command | None:
+    def pull(self, connection: Connection, request: Command) -> Answer:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
         header = decode_ext(PullMessageRequestHeader, request.ext)
         return self._run(connection, request, header, is_first=True)
@@ -174,7 +148,7 @@ class PullHandlers:
         header: PullMessageRequestHeader,
         *,
         is_first: bool,
-    ) -> Command | None:
+    ) -> Answer:
         try:
             return self._pull(connection, request, header, is_first=is_first)
         except PullForbiddenError as error:
@@ -190,20 +164,26 @@ class PullHandlers:
         header: PullMessageRequestHeader,
         *,
         is_first: bool,
-    ) -> Command | None:
+    ) -> Answer:
+        began_at = self._clock.monotonic()
         group = self._check_group(request.code, header)
         topic = self._check_topic(connection, header)
-        wanted = self._filter(header, group)
+        wanted = self._filters.find(header, group)
         group_name, topic_name, queue_id = header.consumer_group, header.topic, header.queue_id
-        reset = self._offsets.take_reset(group_name, topic_name, queue_id)
-        if reset is not None:
-            return self._moved(request, header, topic, group, reset)
+        moved_to = self._offsets.take_reset(group_name, topic_name, queue_id)
+        if moved_to is None:
+            moved_to = self._broadcasts.moved_to(connection, header)
+        if moved_to is not None:
+            moved = ResponseCode.PULL_OFFSET_MOVED
+            self._broadcasts.pulled(connection, header, moved, moved_to)
+            return self._moved(request, header, topic, group, moved_to)
         result = self._read(header, wanted)
         try:
-            code = result.status.pull_code(header.queue_offset)
+            code, suggested_id = self._verdict(header, group, result)
             self._offsets.commit_pulled(group_name, topic_name, queue_id, result.next_offset)
             if is_first and header.sys_flag & PullSysFlag.COMMIT_OFFSET:
                 self._commit(header)
+            self._broadcasts.pulled(connection, header, code, result.next_offset)
             if (
                 code == ResponseCode.PULL_NOT_FOUND
                 and is_first
@@ -211,22 +191,22 @@ class PullHandlers:
                 and not self._stopping
             ):
                 self._park(connection, request, header, wanted, result.max_offset)
-                return None
-            self._count(header, result)
-            slow = self._live.current.slave_read_enable and result.suggest_slave
+                result.release()
+                return LATER
+            self._count(header, result, began_at)
             response_header = PullMessageResponseHeader(
-                suggest_which_broker_id=self._suggested(group, is_slow=slow),
+                suggest_which_broker_id=suggested_id,
                 next_begin_offset=result.next_offset,
                 min_offset=result.min_offset,
                 max_offset=result.max_offset,
                 topic_sys_flag=topic.topic_sys_flag,
                 group_sys_flag=group.group_sys_flag,
             )
-            body = b"".join(result.views) if result.views else None
-        finally:
+            ext = encode_ext(response_header)
+        except BaseException:
             result.release()
-        ext = encode_ext(response_header)
-        return response_to(request, code, result.status.name, ext=ext, body=body)
+            raise
+        return view_response(request, code, result.status.remark, ext=ext, leased=result)
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -265,105 +245,9 @@ class PullHandlers:
             )
         return topic
 
-    # --- filters ----------------------------------------------------------------------------------
-
-    def _filter(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> _Filter:
-        if header.sys_flag & PullSysFlag.SUBSCRIPTION:
-            found = self._own_filter(header)
-        else:
-            found = self._heartbeat_filter(header, group)
-        if (
-            self._live.current.filter_support_retry
-            and found.sql is None
-            and is_retry_topic(header.topic)
-        ):
-            return _Filter(found.tags, None, _RetriedFilter(self._filters, header.consumer_group))
-        return found
-
-    def _own_filter(self, header: PullMessageRequestHeader) -> _Filter:
-        """The filter that the request brings."""
-        text, kind = header.subscription or "", header.expression_type
-        data = SubscriptionData(
-            topic=header.topic,
-            sub_string=text or "*",
-            sub_version=header.sub_version,
-            expression_type=kind or "TAG",
-        )
-        if kind in _TAG_TYPES:
-            try:
-                tags = parse_tags(text)
-            except FilterSyntaxError as error:
-                raise BrokerError(
-                    "parse the consumer's subscription failed", code=error.code, hint=str(error)
-                ) from error
-            data.tags_set = list(tags.tags)
-            data.code_set = sorted(tags.codes or ())
-            self._remember(header, data)
-            return _Filter(tags)
-        self._remember(header, data)
-        self._check_property_filter(kind)
-        try:
-            return _Filter(sql=compile_sql(text))
-        except FilterSyntaxError as error:
-            log.debug("pull of %s on %s: %s", header.consumer_group, header.topic, error)
-            return _Filter()
-
-    def _remember(self, header: PullMessageRequestHeader, data: SubscriptionData) -> None:
-        self._consumers.compensate(header.consumer_group, data, self._steady_ms())
-
-    def _heartbeat_filter(
-        self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig
-    ) -> _Filter:
-        """The filter that the members of the group have told in their heartbeats."""
-        name, topic = header.consumer_group, header.topic
-        group = self._consumers.group(name)
-        if group is None:
-            raise BrokerError(
-                f"the consumer's group info not exist{FAQ_HINT}",
-                code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
-            )
-        if group.is_broadcasting and not config.consume_broadcast_enable:
-            remark = f"the consumer group[{name}] can not consume by broadcast way"
-            raise PullForbiddenError(remark, FORBIDDEN_BROADCAST)
-        if not self._groups.may_read(name, topic):
-            remark = f"the consumer group[{name}] is forbidden for topic[{topic}]"
-            raise PullForbiddenError(remark, FORBIDDEN_BY_SUBSCRIPTION)
-        data = group.subscriptions.get(topic)
-        if data is None:
-            raise BrokerError(
-                f"the consumer's subscription not exist{FAQ_HINT}",
-                code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
-            )
-        if data.sub_version < header.sub_version:
-            raise BrokerError(
-                "the consumer's subscription not latest", code=ResponseCode.SUBSCRIPTION_NOT_LATEST
-            )
-        if data.expression_type in _TAG_TYPES:
-            return _Filter(TagFilter.of_subscription(data.sub_string, data.code_set))
-        found = self._filters.get(topic, name)
-        if found is None:
-            raise BrokerError(
-                "The broker's consumer filter data is not exist!Your expression may be wrong!",
-                code=ResponseCode.FILTER_DATA_NOT_EXIST,
-            )
-        if found.client_version < header.sub_version:
-            raise BrokerError(
-                "the consumer's consumer filter data not latest",
-                code=ResponseCode.FILTER_DATA_NOT_LATEST,
-            )
-        self._check_property_filter(data.expression_type)
-        return _Filter(sql=found.sql)
-
-    def _check_property_filter(self, kind: str | None) -> None:
-        if not self._live.current.enable_property_filter:
-            raise BrokerError(
-                f"The broker does not support consumer to filter message by {kind}",
-                hint="set enablePropertyFilter=true",
-            )
-
     # --- reading ----------------------------------------------------------------------------------
 
-    def _read(self, header: PullMessageRequestHeader, wanted: _Filter) -> GetResult:
+    def _read(self, header: PullMessageRequestHeader, wanted: PullFilter) -> GetResult:
         bytes_max = SIZE_MAX
         if header.max_msg_bytes is not None:
             bytes_max = max(header.max_msg_bytes, PULL_BYTES_MIN)
@@ -384,10 +268,26 @@ class PullHandlers:
         except StoreError as error:
             raise BrokerError("store getMessage return null", hint=str(error)) from error
 
+    def _verdict(
+        self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, result: GetResult
+    ) -> tuple[ResponseCode, int]:
+        """The code of the answer, and the id of the broker to ask next time."""
+        config = self._live.current
+        code = result.status.pull_code(header.queue_offset)
+        suggested_id = self._suggested(group, is_slow=result.suggest_slave)
+        if config.is_slave:
+            if not result.suggest_slave and self._has_master():
+                suggested_id = MASTER_ID
+                if result.status is not GetStatus.FOUND:
+                    code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            elif code == ResponseCode.PULL_OFFSET_MOVED and not config.store.offset_check_in_slave:
+                suggested_id = group.broker_id
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+        return code, suggested_id
+
     def _suggested(self, group: SubscriptionGroupConfig, *, is_slow: bool) -> int:
-        """The broker to ask next time, by its id."""
         if not self._live.current.slave_read_enable:
-            return 0
+            return MASTER_ID
         return group.which_broker_when_consume_slowly if is_slow else group.broker_id
 
     def _moved(
@@ -417,19 +317,27 @@ class PullHandlers:
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
 
-    def _count(self, header: PullMessageRequestHeader, result: GetResult) -> None:
-        store_stats = self._store_stats
+    def _count(self, header: PullMessageRequestHeader, result: GetResult, began_at: float) -> None:
+        store_stats, topic, group = self._store_stats, header.topic, header.consumer_group
+        if result.last_log_offset >= 0:
+            meter = self._stats.queue_gets[header.queue_id, topic, group]
+            meter.behind_size = max(0, self._store.log.max_offset - result.last_log_offset)
         if result.status is not GetStatus.FOUND:
             store_stats.missed_count += 1
             return
         store_stats.found_count += 1
         store_stats.transferred_count += result.message_count
+        stored_ms = self._store.reader.store_time_of(result.last_log_offset)
+        if stored_ms is not None:
+            meter.behind_ms = max(0, self._clock.now_ms() - stored_ms)
+        meter.count += round((self._clock.monotonic() - began_at) * 1000)
+        meter.times += 1
         self._stats.got(
-            header.topic,
-            header.consumer_group,
+            topic,
+            group,
             result.message_count,
             result.size,
-            is_system=self._topics.is_system(header.topic),
+            is_system=self._topics.is_system(topic),
         )
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -439,7 +347,7 @@ class PullHandlers:
         connection: Connection,
         request: Command,
         header: PullMessageRequestHeader,
-        wanted: _Filter,
+        wanted: PullFilter,
         max_offset: int,
     ) -> None:
         config = self._live.current
@@ -463,14 +371,21 @@ class PullHandlers:
             raise SystemBusyError(
                 "too many pulls are held", hint="repeat later, or raise heldPullCountMax"
             )
+        if self.on_held is not None:
+            self.on_held(request)
         self._arm()
 
     def arrived(self, arrival: Arrival) -> None:
         """A message can be read from now on; hook for the store."""
         if self.held.has_waiters(arrival.topic, arrival.queue_id):
             if not self._arrivals:
-                asyncio.get_running_loop().call_soon(self._wake)
+                wake = self._wake_in_next_turn if self._answers_later else self._wake
+                asyncio.get_running_loop().call_soon(wake)
             self._arrivals.append(arrival)
+
+    def _wake_in_next_turn(self) -> None:
+        """With SYNC_FLUSH, this is the turn in which the answers of producers leave."""
+        asyncio.get_running_loop().call_soon(self._wake)
 
     def _wake(self) -> None:
         arrivals, self._arrivals = self._arrivals, []
@@ -484,20 +399,32 @@ class PullHandlers:
                 arrival.tags_code,
                 arrival.properties,
             )
-            self._run_again(woken)
+            self._woken.extend(woken)
+        self._run_woken()
+
+    def _run_woken(self) -> None:
+        """Run again those that were woken: some now, the others in turns of their own."""
+        self._at_work(self._clock.monotonic())
+        for _ in range(min(len(self._woken), WAKES_PER_TURN)):
+            self._run_again(self._woken.popleft())
+        if self._woken:
+            asyncio.get_running_loop().call_soon(self._run_woken)
         self._arm()
 
-    def _run_again(self, woken: Iterable[HeldPull]) -> None:
-        for connection, request in woken:
-            if connection.is_closing:
-                continue
+    def _run_again(self, pull: HeldPull) -> None:
+        connection, request = pull
+        response: Answer = None
+        if not connection.is_closing:
+            if connection.write_paused:
+                connection.call_when_writable(partial(self._run_again, pull))
+                return
             try:
                 header = decode_ext(PullMessageRequestHeader, request.ext)
                 response = self._run(connection, request, header, is_first=False)
             except Exception as error:  # noqa: BLE001 - becomes code 1; the others are woken as well
                 response = error_response(request, error)
-            if response is not None:
-                connection.reply(request, response)
+        assert response is not LATER, "a pull waits once"
+        connection.answer(request, response)
 
     def _arm(self) -> None:
         """Have one timer run at the first due time of all held pulls."""
@@ -514,12 +441,19 @@ class PullHandlers:
     def _due(self) -> None:
         self._timer = None
         # A timer may fire a fraction of a millisecond early: what was due counts as due.
-        self._run_again(self.held.take_due(max(self._now_ms(), self._timer_due_ms)))
-        self._arm()
+        self._woken.extend(self.held.take_due(max(self._now_ms(), self._timer_due_ms)))
+        self._run_woken()
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
-        self.held.drop(connection)
+        for _, request in self.held.drop(connection):
+            connection.answer(request, None)
+
+    def wake_all(self) -> None:
+        """Have all that wait look again: a slave has found its master."""
+        self._woken.extend(self.held.wake_all())
+        if self._woken:
+            self._run_woken()
 
     def stop(self) -> None:
         """Answer all that wait, and let nobody wait any more."""
@@ -527,7 +461,9 @@ class PullHandlers:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._run_again(self.held.wake_all())
+        self._woken.extend(self.held.wake_all())
+        while self._woken:
+            self._run_again(self._woken.popleft())
 
     def _now_ms(self) -> int:
         """Steady time: held pulls do not notice a step of the wall clock."""

@@ -22,8 +22,6 @@ from skylark.wire.headers.pull import (
 )
 
 NOT_FOUND: Final = "can not find message, maybe time range not correct"
-#: Most messages of a query by unique key: more than one has it only after a retry.
-UNIQUE_KEY_COUNT_MAX: Final = 32
 _TAG_INDEX: Final = "T"
 
 
@@ -44,7 +42,10 @@ class QueryHandlers:
         result = self._store.reader.query(
             header.topic,
             header.key,
-            UNIQUE_KEY_COUNT_MAX if header.unique_key_query else max(0, header.max_num),
+            # More than one message has a unique key only after a retry.
+            self._store.config.default_query_max_num
+            if header.unique_key_query
+            else max(0, header.max_num),
             header.begin_timestamp,
             header.end_timestamp,
             index_type=_TAG_INDEX if header.index_type == _TAG_INDEX else None,

@@ -1,94 +1,72 @@
 """Sends: one message (10, 310) or a batch (320), checked, stored, and answered when that is safe.
 
-Hot: called while the bytes are being read. With ASYNC_FLUSH the answer is returned at once. It is
-parked in two cases: with SYNC_FLUSH until the disk has the message (unless the message says
-WAIT=false), and while a topic that a send has created is not on disk yet, for a crash would
-otherwise leave acknowledged messages in a topic that nobody knows.
+Hot: called while the bytes are being read. The checks are in
+:mod:`skylark.broker.handlers.send_checks`; when the answer leaves, and how a refusal is worded, in
+:mod:`skylark.broker.handlers.put_answers`.
 
-Checks come in Java's order; what is refused because of overload, or because this broker is a
-slave, does not get here (:mod:`skylark.broker.overload`). Every answer, refusals included, has the
-ext fields MSG_REGION and TRACE_ON, except when the request itself cannot be read. The queue id in
-the answer is the one that was asked for, also when the message went elsewhere (delay, dead
-letters); the offset is that of the queue it is in. A batch is answered with the id of each of its
-messages.
+Every answer, refusals included, has the ext fields MSG_REGION and TRACE_ON, except when the request
+itself cannot be read. The queue id in the answer is the one that was asked for, also when the
+message went elsewhere (delay, dead letters); the offset is that of the queue it is in.
+
+**Empty bodies** are illegal messages (13), which producers do not send again. Java fails on them
+with a null pointer (1), and producers try the next broker, in vain.
 
 **Retry topics.** Consumers send here what they could not consume, when sending it back (36) fails,
 and orderly consumers always do. What has been tried too often, or comes from a group that consumes
 in order right now, goes to the dead letters of the group.
 
-Not supported yet, and refused by name: transactional messages, timer messages, and batches to
-topics of the type BatchCQ. A queue id below 0 gets the queues in turn; Java draws one.
+**Batches** are taken apart: each message gets a record, a queue offset and an id of its own. Topics
+of type BatchCQ are different. Their queues have one entry per batch, so a batch, which needs a
+UNIQ_KEY there, is stored as it came: one record, one id, and as many queue offsets as it has
+messages. Other messages to such a topic are refused. Java stores them, but nobody can read them.
+
+**Half messages** (TRAN_MSG=true) go to the half queue, whose offset is the one in the answer: the
+producer names it when it decides (:mod:`skylark.broker.transaction`).
+
+**Timed messages** are answered with a handle (:mod:`skylark.broker.handlers.recall`).
 
 Answers to ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from itertools import count
-from typing import Final
 
 import msgspec
 
 from skylark.broker.attributes import CLEANUP_POLICY, QUEUE_TYPE
-from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.answers import FAQ_HINT
-from skylark.broker.live_settings import LiveSettings
+from skylark.broker.handlers.put_answers import PutAnswers
+from skylark.broker.handlers.recall import recall_handle
+from skylark.broker.handlers.send_checks import SendChecks, send_header
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.order_locks import QueueLocks
-from skylark.broker.persist import SavedTable
-from skylark.broker.rewriting import delay_level, is_plain
+from skylark.broker.rewriting import delay_level, is_plain, timer_refusal
 from skylark.broker.stats import BrokerStats
-from skylark.broker.topics import TopicTable, describe
-from skylark.core.clock import TimeSource
+from skylark.broker.topics import TopicTable
+from skylark.broker.transaction.half import prepare as prepare_half
+from skylark.broker.transaction.service import TransactionService
 from skylark.core.errors import (
     BrokerError,
-    InvalidParameterError,
     MessageIllegalError,
     NoPermissionError,
-    StoreError,
     SubscriptionGroupNotExistError,
-    TopicNotExistError,
-    broker_error,
 )
 from skylark.core.hashing import UniqueIdGenerator, encode_offset_id
-from skylark.core.names import (
-    RETRY_PREFIX,
-    Address,
-    dlq_topic,
-    is_retry_topic,
-    send_problem,
-    topic_problem,
-)
+from skylark.core.names import HALF_TOPIC, RETRY_PREFIX, TIMER_TOPIC, dlq_topic, is_retry_topic
+from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Dispatcher
-from skylark.store import config_tables
+from skylark.net.dispatch import Answer, Dispatcher
 from skylark.store.commit_log import Draft
-from skylark.store.config import FlushDiskType
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.batch import BatchMessage, split_batch
-from skylark.wire.bodies.config import TopicConfig, TopicFilterType
-from skylark.wire.codes import V3_4_9, Perm, RequestCode
+from skylark.wire.bodies.config import TopicConfig
+from skylark.wire.codes import V3_4_9, RequestCode
 from skylark.wire.command import Command, response_to
-from skylark.wire.fields import decode_ext
-from skylark.wire.headers.send import (
-    EXT_MSG_REGION,
-    EXT_TRACE_ON,
-    SendHeader,
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-)
-from skylark.wire.layout import FLAG_MULTI_TAGS
-from skylark.wire.message import pack_host, reserve_property_crc
-
-BORN_HOST: Final = "born_host"  # attribute of a connection: its address as records hold it
-_UNKNOWN_HOST: Final = bytes(8)
+from skylark.wire.headers.send import SendHeader
+from skylark.wire.message import reserve_property_crc
 
 
 class _Sent(msgspec.Struct, gc=False):
@@ -99,6 +77,8 @@ class _Sent(msgspec.Struct, gc=False):
     queue_id: int
     queue_offset: int
     unique_id: str | None
+    batch_unique_id: str | None = None
+    recall_handle: str | None = None
 
 
 class SendHandlers:
@@ -106,35 +86,30 @@ class SendHandlers:
 
     def __init__(
         self,
-        live: LiveSettings,
+        checks: SendChecks,
+        answers: PutAnswers,
         writer: MessageWriter,
         topics: TopicTable,
         groups: GroupTable,
         locks: QueueLocks,
         stats: BrokerStats,
+        transactions: TransactionService,
         unique_ids: UniqueIdGenerator,
-        clock: TimeSource,
         *,
-        topics_saved: SavedTable[config_tables.TopicTable],
         steady_ms: Callable[[], int],
     ) -> None:
         """``steady_ms`` is the time that queue locks are given (see ``client_liveness``)."""
-        self._live = live
+        self._checks = checks
+        self._answers = answers
         self._writer = writer
         self._store = writer.store
         self._topics = topics
         self._groups = groups
         self._locks = locks
         self._stats = stats
+        self._transactions = transactions
         self._unique_ids = unique_ids
-        self._clock = clock
-        self._topics_saved = topics_saved
         self._steady_ms = steady_ms
-        self._waits_for_disk = writer.store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._turns = count()
-        self._parked_count = 0
-        self._none_parked: asyncio.Future[None] | None = None
-        self._follow(live.current)
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
@@ -142,76 +117,21 @@ class SendHandlers:
         dispatcher.add_hot(RequestCode.SEND_MESSAGE_V2, self.send)
         dispatcher.add_hot(RequestCode.SEND_BATCH_MESSAGE, self.send)
 
-    def _follow(self, config: BrokerConfig) -> None:
-        """Prepare what every message and every answer gets."""
-        self._config = config
-        trace_on = "true" if config.trace_on else "false"
-        self._ext = {EXT_TRACE_ON: trace_on, EXT_MSG_REGION: config.region_id}
-        self._added = {
-            names.PROPERTY_MSG_REGION: config.region_id,
-            names.PROPERTY_TRACE_ON: trace_on,
-            names.PROPERTY_CLUSTER: config.broker_cluster_name,
-        }
-        self._added_text = names.encode_properties(self._added)
-
-    def send(self, connection: Connection, request: Command) -> Command | None:
+    def send(self, connection: Connection, request: Command) -> Answer:
         """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320)."""
-        config = self._live.current
-        if config is not self._config:
-            self._follow(config)
-        header: SendHeader
-        if request.code == RequestCode.SEND_MESSAGE:
-            header = decode_ext(SendMessageRequestHeader, request.ext)
-        else:
-            header = decode_ext(SendMessageRequestHeaderV2, request.ext)
+        checks = self._checks
+        checks.follow()
+        header = send_header(request)
         body = request.body
-        if not body:
-            raise BrokerError("the message has no body")
         try:
-            topic = self._check(connection, header)
+            if not body:
+                raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL, "the message has no body")
+            topic = checks.topic_of(connection, header)
             if header.batch:
                 return self._send_batch(connection, request, header, topic, body)
             return self._send_one(connection, request, header, topic, body)
         except BrokerError as error:
-            return response_to(request, error.code, str(error), ext=self._ext.copy())
-
-    # --- checks -----------------------------------------------------------------------------------
-
-    def _check(self, connection: Connection, header: SendHeader) -> TopicConfig:
-        """The checks before anything is looked at but the header; the topic."""
-        config = self._config
-        start_ms = config.start_accept_send_request_time_stamp
-        if start_ms and self._clock.now_ms() < start_ms:
-            raise BrokerError(f"broker unable to service, until {_local_time(start_ms)}")
-        topic = self._topics.get(header.topic)
-        if not config.broker_permission & Perm.WRITE and topic is not None and topic.order:
-            raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
-        # Also where the topic exists: the broker itself makes some that nobody may send to.
-        if (problem := topic_problem(header.topic)) is not None:
-            raise InvalidParameterError(problem)
-        if (problem := send_problem(header.topic)) is not None:
-            raise NoPermissionError(problem)
-        if topic is None:
-            topic = self._create(header)
-        if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
-            raise InvalidParameterError(
-                f"request queueId[{header.queue_id}] is illegal, {describe(topic)}"
-                f" Producer: {Address(*connection.remote_address)}"
-            )
-        return topic
-
-    def _create(self, header: SendHeader) -> TopicConfig:
-        topic = self._topics.create_on_send(
-            header.topic,
-            default_topic=header.default_topic,
-            queue_count=header.default_topic_queue_nums,
-            unit_mode=header.unit_mode or False,
-        )
-        if topic is None:
-            raise TopicNotExistError(
-                f"topic[{header.topic}] not exist, apply first please!{FAQ_HINT}"
-            )
-        return topic
+            return response_to(request, error.code, str(error), ext=checks.ext.copy())
 
     # --- one message ------------------------------------------------------------------------------
 
@@ -222,8 +142,8 @@ class SendHandlers:
         header: SendHeader,
         topic: TopicConfig,
         body: bytes,
-    ) -> Command | None:
-        draft = self._draft(connection, header, topic, body)
+    ) -> Answer:
+        draft = self._checks.draft(connection, header, topic, body)
         queue_id = draft.queue_id
         text = header.properties or ""
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
@@ -233,7 +153,7 @@ class SendHandlers:
             and not header.topic.startswith(RETRY_PREFIX)
             and is_plain(text)
         ):
-            draft.properties = (text + self._added_text).encode()
+            draft.properties = (text + self._checks.added_text).encode()
         else:
             properties = names.parse_properties(text)
             properties.pop(names.PROPERTY_POP_CK, None)
@@ -243,8 +163,10 @@ class SendHandlers:
             draft.properties = names.encode_properties(properties).encode()
         result = self._writer.put(draft)
         if not result.status.stored:
-            raise self._refusal(result.status)
-        self._count(header.topic, result)
+            raise self._answers.refusal(result.status)
+        if draft.topic == HALF_TOPIC:
+            self._transactions.half_stored(draft)
+        self._count(HALF_TOPIC if draft.topic == HALF_TOPIC else header.topic, result)
         sent = _Sent(
             request,
             encode_offset_id(self._store.log.store_host, result.log_offset),
@@ -252,27 +174,11 @@ class SendHandlers:
             result.queue_offset,
             unique_id,
         )
+        if draft.topic == TIMER_TOPIC:
+            sent.recall_handle = recall_handle(
+                names.parse_properties(draft.properties), self._checks.config.broker_name
+            )
         return self._when_durable(connection, sent, result, text)
-
-    def _draft(
-        self, connection: Connection, header: SendHeader, topic: TopicConfig, body: bytes
-    ) -> Draft:
-        queue_id = header.queue_id
-        if queue_id < 0:
-            queue_id = next(self._turns) % max(1, topic.write_queue_nums)
-        sys_flag = header.sys_flag
-        if topic.topic_filter_type is TopicFilterType.MULTI_TAG:
-            sys_flag |= FLAG_MULTI_TAGS
-        return Draft(
-            header.topic,
-            queue_id,
-            body,
-            flag=header.flag,
-            sys_flag=sys_flag,
-            born_timestamp=header.born_timestamp,
-            born_host=_born_host(connection),
-            reconsume_times=header.reconsume_times or 0,
-        )
 
     def _look_for_dead_letter(
         self, request: Command, header: SendHeader, draft: Draft, properties: dict[str, str]
@@ -293,6 +199,7 @@ class SendHandlers:
 
     def _complete(self, draft: Draft, properties: dict[str, str], topic: TopicConfig) -> str:
         """Fill in what is missing, and change what must change; the unique id."""
+        config = self._checks.config
         unique_id = properties.get(names.PROPERTY_UNIQ_KEY) or self._unique_ids.next_id()
         properties[names.PROPERTY_UNIQ_KEY] = unique_id
         if (
@@ -300,21 +207,28 @@ class SendHandlers:
             and names.PROPERTY_KEYS not in properties
         ):
             raise MessageIllegalError("Required message key is missing")
-        properties.update(self._added)
+        if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
+            raise self._answers.refusal(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"topic {topic.topic_name} is of type BatchCQ, which takes batches only",
+            )
+        properties.update(self._checks.added_to_sends)
         if properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true" and not (
             draft.reconsume_times > 0 and delay_level(properties) > 0
         ):
-            if self._config.reject_transaction_message:
+            if config.reject_transaction_message:
                 raise NoPermissionError(
-                    f"the broker[{self._config.broker_ip1}] sending transaction message"
-                    " is forbidden"
+                    f"the broker[{config.broker_ip1}] sending transaction message is forbidden"
                 )
-            raise BrokerError("this broker does not support transactional messages")
+            prepare_half(draft, properties)
         if names.PROPERTY_INNER_NUM in properties:
-            raise self._refusal(PutStatus.MESSAGE_ILLEGAL)
+            raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
+        if draft.topic == HALF_TOPIC:  # a delay counts when the message is committed,
+            delay_level(properties)  # but one that is no number is refused at once
+            return unique_id
         refused = self._writer.diverter.divert(draft, properties)
         if refused is not None:
-            raise self._refusal(refused)
+            raise timer_refusal(refused, config) or self._answers.refusal(refused)
         return unique_id
 
     # --- batches ----------------------------------------------------------------------------------
@@ -326,29 +240,56 @@ class SendHandlers:
         header: SendHeader,
         topic: TopicConfig,
         body: bytes,
-    ) -> Command | None:
+    ) -> Answer:
         if is_retry_topic(header.topic):
             raise MessageIllegalError(f"batch request does not support retry group {header.topic}")
-        if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
-            raise BrokerError(f"topic {header.topic} is of type BatchCQ, not supported for batches")
         if len(body) > self._store.config.max_message_size:
-            raise self._refusal(PutStatus.MESSAGE_ILLEGAL)
+            raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
         messages = split_batch(body, size_max=len(body))
         text = header.properties or ""
-        draft = self._draft(connection, header, topic, b"")
-        draft.properties = text.encode()
-        result = self._writer.put_batch(draft, messages)
+        unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
+        batch_unique_id = None
+        if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
+            batch_unique_id = unique_id
+            draft = self._checks.draft(connection, header, topic, body)
+            result = self._put_inner_batch(draft, text, topic, messages)
+        else:
+            draft = self._checks.draft(connection, header, topic, b"")
+            draft.properties = text.encode()
+            result = self._writer.put_batch(draft, messages)
         if not result.status.stored:
-            raise self._refusal(result.status)
+            raise self._answers.refusal(result.status)
         self._count(header.topic, result)
+        if batch_unique_id is None:
+            ids = ",".join(self._batch_ids(result, messages))
+        else:
+            ids = encode_offset_id(self._store.log.store_host, result.log_offset)
         sent = _Sent(
             request,
-            ",".join(self._batch_ids(result, messages)),
+            ids,
             draft.queue_id,
             result.queue_offset,
-            names.find_property(text, names.PROPERTY_UNIQ_KEY) or self._unique_ids.next_id(),
+            unique_id or self._unique_ids.next_id(),
+            batch_unique_id,
         )
         return self._when_durable(connection, sent, result, text)
+
+    def _put_inner_batch(
+        self, draft: Draft, text: str, topic: TopicConfig, messages: list[BatchMessage]
+    ) -> PutResult:
+        properties = names.parse_properties(text)
+        if names.PROPERTY_UNIQ_KEY not in properties:
+            raise self._answers.refusal(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"a batch to topic {topic.topic_name}, which is of type BatchCQ, needs a UNIQ_KEY",
+            )
+        if delay_level(properties) > 0:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        for name in (names.PROPERTY_INNER_BASE, names.PROPERTY_INNER_NUM, names.PROPERTY_POP_CK):
+            properties.pop(name, None)
+        properties.update(self._checks.added_to_sends)
+        draft.properties = names.encode_properties(properties).encode()
+        return self._writer.put_inner_batch(draft, len(messages))
 
     def _batch_ids(self, result: PutResult, messages: list[BatchMessage]) -> list[str]:
         """The offset id of each message: all have the same size but for body and properties."""
@@ -367,7 +308,7 @@ class SendHandlers:
             log_offset += size + overhead
         return ids
 
-    # --- putting and answering --------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
     def _count(self, topic: str, result: PutResult) -> None:
         self._stats.put(
@@ -376,110 +317,21 @@ class SendHandlers:
 
     def _when_durable(
         self, connection: Connection, sent: _Sent, result: PutResult, properties: str
-    ) -> Command | None:
-        wait = self._waits_for_disk and _wants_to_wait(properties)
-        if wait:
-            self._parked_count += 1
-            self._store.when_durable(result, partial(self._reply, connection, sent))
-            return None
-        self._store.when_durable(result, _ignore, wait=False)
-        return self._when_saved(connection, sent.request, self._answer(sent, PutStatus.PUT_OK))
-
-    def _reply(self, connection: Connection, sent: _Sent, status: PutStatus) -> None:
-        """The outcome of a put that waited for the disk."""
-        self._parked_count -= 1
-        if not connection.is_closing:
-            response = self._when_saved(connection, sent.request, self._answer(sent, status))
-            if response is not None:
-                connection.reply(sent.request, response)
-        if not self._parked_count and self._none_parked is not None:
-            self._none_parked.set_result(None)
-            self._none_parked = None
-
-    async def none_parked(self) -> None:
-        """Wait until no message waits for the disk any more."""
-        while self._parked_count:
-            if self._none_parked is None:
-                self._none_parked = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none_parked)
+    ) -> Answer:
+        answer = partial(self._answer, sent)
+        return self._answers.when_durable(connection, sent.request, result, properties, answer)
 
     def _answer(self, sent: _Sent, status: PutStatus) -> Command:
         ext = {
-            **self._ext,
+            **self._checks.ext,
             "msgId": sent.message_id,
             "queueId": str(sent.queue_id),
             "queueOffset": str(sent.queue_offset),
         }
         if sent.unique_id is not None:
             ext["transactionId"] = sent.unique_id
+        if sent.batch_unique_id is not None:
+            ext["batchUniqId"] = sent.batch_unique_id
+        if sent.recall_handle is not None:
+            ext["recallHandle"] = sent.recall_handle
         return response_to(sent.request, status.code, ext=ext)
-
-    def _when_saved(
-        self, connection: Connection, request: Command, response: Command
-    ) -> Command | None:
-        if not self._topics_saved.is_dirty:
-            return response
-        connection.spawn(self._reply_when_saved(connection, request, response), request)
-        return None
-
-    async def _reply_when_saved(
-        self, connection: Connection, request: Command, response: Command
-    ) -> None:
-        # Whoever saves has logged a failure. The message is stored, so that is the answer.
-        with contextlib.suppress(StoreError):
-            await self._topics_saved.written()
-        connection.reply(request, response)
-
-    def _refusal(self, status: PutStatus) -> BrokerError:
-        """Why a message was not stored."""
-        hint = None
-        match status:
-            case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
-                size_max = self._store.config.max_message_size
-                remark = (
-                    "the message is illegal, maybe msg body or properties length not matched."
-                    f" msg body length limit {size_max}B, msg properties length limit 32KB."
-                )
-            case PutStatus.SERVICE_NOT_AVAILABLE:
-                remark = (
-                    "service not available now. It may be caused by one of the following reasons:"
-                    " the broker's disk is full, messages are put to the slave, message store has"
-                    " been shut down, etc."
-                )
-            case PutStatus.CREATE_MAPPED_FILE_FAILED:
-                remark = "create mapped file failed, server is busy or broken."
-            case PutStatus.OS_PAGE_CACHE_BUSY:
-                remark = "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
-            case PutStatus.WHEEL_TIMER_NOT_ENABLE:
-                remark = "accurate timer message is not enabled, timerWheelEnable is false"
-                hint = "this broker knows delay levels only"
-            case _:
-                remark = status.name
-        return broker_error(status.code, remark, hint=hint)
-
-
-def _wants_to_wait(properties: str) -> bool:
-    text = names.find_property(properties, names.PROPERTY_WAIT)
-    return text is None or text.lower() == "true"
-
-
-def _born_host(connection: Connection) -> bytes:
-    found = connection.attributes.get(BORN_HOST)
-    if isinstance(found, bytes):
-        return found
-    ip, port = connection.remote_address
-    try:
-        host = pack_host(ip.partition("%")[0], port)
-    except ValueError:  # not an address of the internet
-        host = _UNKNOWN_HOST
-    connection.attributes[BORN_HOST] = host
-    return host
-
-
-def _ignore(_status: PutStatus) -> None:
-    """For a put that nobody waits for."""
-
-
-def _local_time(time_ms: int) -> str:
-    local = datetime.fromtimestamp(time_ms / 1000, tz=UTC).astimezone()
-    return f"{local:%Y-%m-%d %H:%M:%S},{time_ms % 1000:03d}"

@@ -13,6 +13,7 @@ from skylark.broker.config import load_broker_config
 from skylark.broker.graph import BrokerGraph
 from skylark.net.client import RemotingClient
 from skylark.net.limits import NetLimits
+from skylark.store.file_system import FileSystem
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.bodies.config import TopicConfig
@@ -155,12 +156,18 @@ async def in_place(function: Callable[..., None], /, *args: Any) -> None:
 
 
 @asynccontextmanager
-async def stored(root: Path, **given: str) -> AsyncIterator[Stored]:
+async def stored(
+    root: Path, files: FileSystem | None = None, /, **given: str
+) -> AsyncIterator[Stored]:
     """A broker from start to stop; settings by their Java names."""
     clock = VirtualClock()
     network = MemoryNetwork(clock=clock)
     broker = Broker(
-        load_broker_config(texts(root, **given)), network=network, clock=clock, in_thread=in_place
+        load_broker_config(texts(root, **given)),
+        network=network,
+        clock=clock,
+        files=files,
+        in_thread=in_place,
     )
     await broker.start()
     forget = clock.on_advance(broker.clock_advanced)

@@ -1,4 +1,4 @@
-"""Answers that many handlers give."""
+"""Answers that wait for the disk."""
 
 from __future__ import annotations
 
@@ -6,27 +6,9 @@ import errno
 
 import pytest
 
-from skylark.broker.handlers.answers import UNSET_REMARK, success, until_saved
+from skylark.broker.handlers.answers import until_saved
 from skylark.core.errors import BrokerError
-from skylark.wire.bodies.common import GroupList
-from skylark.wire.command import Command
-from skylark.wire.headers.offset import OffsetResponseHeader
 from tests.unit.broker.handlers.world import World
-
-
-def test_success_has_what_it_is_given() -> None:
-    asked = Command(code=14, opaque=9)
-    bare = success(asked)
-    assert (bare.code, bare.opaque, bare.is_response) == (0, 9, True)
-    assert (bare.remark, bare.ext, bare.body) == (None, None, None)
-    full = success(
-        asked,
-        header=OffsetResponseHeader(offset=5),
-        body=GroupList(group_list=["g"]),
-        remark=UNSET_REMARK,
-    )
-    assert (full.ext, full.body) == ({"offset": "5"}, b'{"groupList":["g"]}')
-    assert full.remark == "not set any response code"
 
 
 async def test_an_answer_waits_for_all_its_tables(world: World) -> None:

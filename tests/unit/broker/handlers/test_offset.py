@@ -39,6 +39,7 @@ async def test_a_new_group_starts_at_the_beginning_of_a_young_topic(tmp_path: Pa
         assert (nothing.remark or "").startswith("Not found, V3_0_6_SNAPSHOT maybe")
 
 
+@pytest.mark.spec("remoting.10.21")
 async def test_a_queue_that_has_lost_its_beginning_is_not_young(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         for _ in range(5):
@@ -49,6 +50,7 @@ async def test_a_queue_that_has_lost_its_beginning_is_not_young(tmp_path: Path) 
         assert entry is not None
         queue.correct_min(entry.log_offset)
         assert (await query(world)).code == 22
+        assert (await query(world, setZeroIfNotFound="false")).code == 22
 
 
 async def test_commits(tmp_path: Path) -> None:

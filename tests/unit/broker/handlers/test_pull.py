@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from skylark.broker.registration import MasterAddress
 from skylark.core.hashing import java_hash
 from skylark.store.flags import StoreFlag
 from skylark.wire.bodies.config import SubscriptionGroupConfig
@@ -61,6 +62,7 @@ async def test_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("broker.13.10")
+@pytest.mark.spec("remoting.10.20")
 async def test_outside_of_a_queue(tmp_path: Path) -> None:
     async with stored(tmp_path, mappedFileSizeConsumeQueue="100") as world:
         world.add_topic("Empty", 1)
@@ -68,7 +70,7 @@ async def test_outside_of_a_queue(tmp_path: Path) -> None:
         assert position(await world.pull(100)) == (21, "OFFSET_OVERFLOW_BADLY", 10)
         assert position(await world.pull(10)) == (19, "OFFSET_OVERFLOW_ONE", 10)
         empty = await world.pull(0, topic="Empty")
-        assert position(empty) == (19, "NO_MATCHED_LOGIC_QUEUE", 0)
+        assert position(empty) == (19, "NO_MESSAGE_IN_QUEUE", 0)
         assert position(await world.pull(7, topic="Empty"))[::2] == (21, 0)
         queue = world.graph.store.queues.get("T", 0)
         entry = None if queue is None else queue.read_entry(8)
@@ -91,14 +93,25 @@ async def test_limits(tmp_path: Path) -> None:
         assert bodies_of(await world.pull(0, topic="Large")) == [large]
 
 
-async def test_bulk_lifts_the_limits_up_to_one_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+async def test_bulk_lifts_the_limits_up_to_one_of_its_own(
+    tmp_path: Path, code: RequestCode
+) -> None:
     async with stored(tmp_path, pullMaxBytes="20000") as world:
         await fill(world, 200)
-        code, _, next_offset = position(await world.pull(0, maxMsgNums=64, bulk="true"))
-        assert (code, next_offset) == (0, 64)
-        answer = await world.pull(0, maxMsgNums=1000, bulk="true")
+        some = await world.pull(0, maxMsgNums=64, bulk="true", code=code)
+        assert position(some) == (0, "FOUND", 64)
+        answer = await world.pull(0, maxMsgNums=1000, bulk="true", code=code)
         assert 64 < position(answer)[2] < 200
         assert len(answer.body or b"") <= 20_000
+        fewer = await world.pull(0, maxMsgNums=1000, maxMsgBytes=2_000, bulk="true", code=code)
+        assert 0 < len(fewer.body or b"") <= 2_000
+        world.graph.store.reader._memory_size = 10  # nor does it matter what is on disk only
+        assert position(await world.pull(0, maxMsgNums=64, bulk="true", code=code))[2] == 64
+        assert position(await world.pull(0, maxMsgNums=64, bulk="false", code=code))[2] == 8
+        await world.send("Large", bytes(300 << 10))
+        large = await world.pull(0, topic="Large", bulk="true", code=code)
+        assert len(bodies_of(large)[0]) == 300 << 10, "the first message comes, however large"
 
 
 async def test_a_store_that_cannot_be_read(tmp_path: Path) -> None:
@@ -171,6 +184,7 @@ async def test_what_the_broker_forbids(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("broker.13.11")
+@pytest.mark.spec("remoting.10.20")
 async def test_subscriptions(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         for tag in "ABC":
@@ -211,8 +225,11 @@ async def test_sql_filters(tmp_path: Path) -> None:
         sql: dict[str, Any] = {"expressionType": "SQL92"}
         assert bodies_of(await world.pull(subscription="a > 5", **sql)) == [b"7"]
         assert bodies_of(await world.pull(subscription="a LIKE 'b'", **sql)) == []
-        # As in Java, and unlike request 46: what does not compile lets everything pass.
-        assert len(bodies_of(await world.pull(subscription="a >", **sql))) == 3
+        # Java lets everything pass here; whoever filters would get what it did not want.
+        for changes in ({"subscription": "a >"}, {"subscription": ""}, {"expressionType": "XPATH"}):
+            refused = await world.pull(**{"subscription": "a > 5", **sql, **changes})
+            assert (refused.code, refused.ext) == (23, {})
+            assert (refused.remark or "").startswith("parse the consumer's subscription failed: ")
         await world.heartbeat(subscription(text="a > 5", version=2, expression_type="SQL92"))
         assert bodies_of(await world.pull(sysFlag=0, subVersion=2)) == [b"7"]
         world.graph.filters.register("g", [], world.clock.now_ms())
@@ -326,7 +343,7 @@ async def test_a_broker_that_stops_answers_what_it_holds(tmp_path: Path) -> None
         world.add_topic("T", 1)
         held = await world.begin_pull()
         world.graph.pulls.stop()
-        assert position(await held) == (19, "NO_MATCHED_LOGIC_QUEUE", 0)
+        assert position(await held) == (19, "NO_MESSAGE_IN_QUEUE", 0)
         assert (await world.pull(sysFlag=OWN | SUSPEND)).code == 19
 
 
@@ -355,3 +372,107 @@ async def test_a_reset_is_told_once_and_not_undone_by_the_commit(tmp_path: Path)
         assert position(moved) == (21, "OFFSET_RESET", 1)
         assert world.graph.offsets.get("g", "T", 0) == 1
         assert position(await world.pull(1)) == (0, "FOUND", 5)
+
+
+# --- what is counted ---
+
+
+async def test_what_is_counted_of_a_read(tmp_path: Path) -> None:
+    async with stored(tmp_path) as world:
+        await fill(world, 3, properties="TAGS\x01A\x02")
+        stats, log = world.graph.stats, world.graph.store.log
+        first_end = world.records("T")[1].log_offset
+        await world.clock.advance(seconds=7)
+        await world.pull(0, maxMsgNums=1)
+        meter = stats.queue_gets[0, "T", "g"]
+        assert (meter.times, meter.behind_ms) == (1, 7_000)
+        assert meter.behind_size == log.max_offset
+        await world.pull(1)
+        assert (meter.times, meter.behind_size) == (2, log.max_offset - first_end * 2)
+        assert stats.user_get_count == 3
+        # A group that reads everything and wants none of it is behind as well.
+        await world.pull(0, consumerGroup="other", subscription="B", maxMsgNums=1)
+        other = stats.queue_gets[0, "T", "other"]
+        assert (other.times, other.behind_size) == (0, log.max_offset - first_end * 2)
+        await world.clock.advance(seconds=60)
+        for name, key in [
+            ("GROUP_GET_NUMS", "T@g"),
+            ("GROUP_GET_LATENCY", "0@T@g"),
+            ("BROKER_GET_NUMS", "DefaultCluster"),
+        ]:
+            ext = {"statsName": name, "statsKey": key}
+            assert (await world.call(RequestCode.VIEW_BROKER_STATS_DATA, ext)).code == 0
+
+
+async def test_groups_that_read_too_far_behind_are_stopped(tmp_path: Path) -> None:
+    async with stored(
+        tmp_path, disableConsumeIfConsumerReadSlowly="true", consumerFallbehindThreshold="1000"
+    ) as world:
+        await fill(world, 50)
+        await world.pull(0, maxMsgNums=1)
+        await world.pull(49, consumerGroup="near")
+        assert (await world.pull(1, maxMsgNums=1)).code == 0
+        await world.clock.advance(seconds=181)
+        stopped = await world.pull(2)
+        assert (stopped.code, stopped.ext) == (16, {"forbiddenType": "2"})
+        assert (await world.pull(49, consumerGroup="near")).code == 0
+
+
+# --- slaves ---
+
+
+def slave(root: Path, **given: str) -> Any:
+    settings = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true", **given}
+    return stored(root, **settings)
+
+
+async def test_a_slave_sends_clients_back_to_its_master(tmp_path: Path) -> None:
+    async with stored(tmp_path) as master:
+        await fill(master, 5)
+    async with slave(tmp_path) as world:
+        answer = await world.pull(0)
+        assert position(answer) == (0, "FOUND", 5)
+        assert (answer.ext or {})["suggestWhichBrokerId"] == "0"
+        assert (await world.send()).code == 2
+        # Without a master it does what a master does, and corrects no offset.
+        held = await world.begin_pull(5)
+        assert len(world.graph.pulls.held) == 1
+        assert position(await world.pull(100)) == (20, "OFFSET_OVERFLOW_BADLY", 100)
+        registration = world.graph.registration
+        registration.master = MasterAddress("127.0.0.1:1", "127.0.0.1:2")
+        assert registration._on_master is not None
+        registration._on_master(registration.master)
+        assert position(await held) == (20, "OFFSET_OVERFLOW_ONE", 5)
+        redirected = await world.pull(5, sysFlag=OWN | SUSPEND)
+        assert position(redirected) == (20, "OFFSET_OVERFLOW_ONE", 5)
+        assert (redirected.ext or {})["suggestWhichBrokerId"] == "0"
+        assert position(await world.pull(0)) == (0, "FOUND", 5)
+
+
+async def test_a_slave_that_corrects_offsets(tmp_path: Path) -> None:
+    async with stored(tmp_path) as master:
+        await fill(master, 5)
+    async with slave(tmp_path, offsetCheckInSlave="true") as world:
+        assert position(await world.pull(100)) == (21, "OFFSET_OVERFLOW_BADLY", 5)
+
+
+async def test_a_slave_that_serves_nobody(tmp_path: Path) -> None:
+    async with slave(tmp_path, slaveReadEnable="false") as world:
+        world.add_topic("T", 1)
+        refused = await world.pull()
+        assert refused.code == 2
+        assert (refused.remark or "").startswith("[REJECTREQUEST]system busy, ")
+
+
+@pytest.mark.parametrize(("slave_read", "suggested"), [("true", "7"), ("false", "0")])
+async def test_a_reader_far_behind_is_sent_to_a_slave(
+    tmp_path: Path, slave_read: str, suggested: str
+) -> None:
+    async with stored(tmp_path, slaveReadEnable=slave_read) as world:
+        world.graph.groups.update(
+            SubscriptionGroupConfig(group_name="g", which_broker_when_consume_slowly=7)
+        )
+        await fill(world, 5)
+        world.graph.store.reader._memory_size = 10
+        behind = await world.pull(0, maxMsgNums=1)
+        assert (behind.ext or {})["suggestWhichBrokerId"] == suggested

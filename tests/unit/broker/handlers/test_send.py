@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
-from skylark.core.hashing import java_hash
-from skylark.wire.batch import BatchMessage, encode_batch
+from skylark.core.hashing import encode_offset_id, java_hash
+from skylark.net.dispatch import LATER
+from skylark.testing.faults import FaultPlan
+from skylark.testing.files import FaultyFileSystem
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.codes import RequestCode
@@ -149,7 +152,6 @@ async def test_sizes(tmp_path: Path) -> None:
 async def test_what_cannot_be_read_is_answered_without_ext(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         for answer in (
-            await world.send(body=b""),
             await world.send(h="abc"),
             await world.send(body=b"not a batch", m="true"),
         ):
@@ -157,11 +159,83 @@ async def test_what_cannot_be_read_is_answered_without_ext(tmp_path: Path) -> No
         assert world.records("T") == []
 
 
+async def test_a_message_without_a_body_is_illegal(tmp_path: Path) -> None:
+    async with stored(tmp_path) as world:
+        for batch in ("false", "true"):
+            answer = await world.send("New", body=b"", m=batch)
+            assert (answer.code, answer.ext) == (13, EXT)
+            assert answer.remark is not None
+            assert answer.remark.startswith("the message is illegal, maybe msg body or properties")
+            assert answer.remark.endswith("32KB.: the message has no body")
+        assert "New" not in world.graph.topics
+
+
+async def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
+    disk = FaultyFileSystem(FaultPlan(1), capacity=32 << 20)
+    async with stored(Path("/"), disk) as world:
+        assert (await world.send()).code == 0
+        disk.capacity = 1
+        await world.clock.advance(20)  # the store looks every 10 s
+        answer = await world.send()
+        assert (answer.code, answer.ext) == (14, EXT)
+        assert answer.remark == (
+            "service not available now. It may be caused by one of the following reasons: the"
+            " broker's disk is full [CL:  1.00 CQ:  1.00 INDEX:  1.00], messages are put to the"
+            " slave, message store has been shut down, etc."
+        )
+        disk.capacity = 32 << 20
+        await world.clock.advance(20)
+        assert (await world.send()).code == 0
+
+
+async def test_traces_have_a_topic_of_their_own(tmp_path: Path) -> None:
+    async with stored(tmp_path, traceTopicEnable="true", traceOn="false") as world:
+        answer = await world.send("RMQ_SYS_TRACE_TOPIC")
+        assert (answer.code, (answer.ext or {})["TRACE_ON"]) == (0, "false")
+        assert (await world.send("RMQ_SYS_TRACE_TOPIC", queue_id=1)).code == 29
+        (record,) = world.records("RMQ_SYS_TRACE_TOPIC")
+        assert record.properties["TRACE_ON"] == "false"
+        assert world.graph.stats.system_put_count == 1
+
+
+@pytest.mark.spec("remoting.10.18")
+async def test_codes_of_sends_that_fail_and_of_one_that_is_late(tmp_path: Path) -> None:
+    settings = {"autoCreateTopicEnable": "false", "flushDiskType": "SYNC_FLUSH"}
+    plan = FaultPlan(1)
+    async with stored(Path("/"), FaultyFileSystem(plan), **settings) as world:
+        world.add_topic("T", 4)
+        assert (await world.send("Missing")).code == 17
+        assert (await world.send("T", queue_id=99)).code == 29
+        assert (await world.send("a b")).code == 29
+        assert (await world.send("T")).code == 0
+        log = world.graph.store.log
+        log_end = log.max_offset
+        plan.chance("files.sync", 1.0, error=errno.EIO)
+        sending = asyncio.create_task(world.send("T", properties="UNIQ_KEY\x01U\x02"))
+        await world.clock.advance(6)  # syncFlushTimeout is 5 s
+        late = await sending
+        plan.clear()
+        assert (late.code, late.remark) == (10, None)
+        assert late.ext == {
+            **EXT,
+            "msgId": encode_offset_id(log.store_host, log_end),
+            "queueId": "0",
+            "queueOffset": "1",
+            "transactionId": "U",
+        }
+
+
 async def test_before_its_time_the_broker_takes_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path, startAcceptSendRequestTimeStamp="9999999999999") as world:
         answer = await world.send()
         assert (answer.code, answer.ext) == (1, EXT)
         assert (answer.remark or "").startswith("broker unable to service, until 2286-11-2")
+        never = 2**63 - 1
+        changed = b"startAcceptSendRequestTimeStamp=%d" % never
+        assert (await world.call(RequestCode.UPDATE_BROKER_CONFIG, {}, changed)).code == 0
+        answer = await world.send()
+        assert (answer.code, answer.ext) == (1, EXT)
+        assert answer.remark == f"broker unable to service, until {never} ms"
 
 
 # --- delay ---
@@ -197,24 +271,21 @@ async def test_delay_0_is_none_and_nonsense_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-async def test_timer_messages_are_refused(tmp_path: Path, name: str) -> None:
-    async with stored(tmp_path) as world:
+async def test_timer_messages_without_a_timer(tmp_path: Path, name: str) -> None:
+    async with stored(tmp_path, timerWheelEnable="false") as world:
         answer = await world.send(properties=f"{name}\x015\x02")
         assert (answer.code, answer.ext) == (1, EXT)
         assert (answer.remark or "").startswith("accurate timer message is not enabled")
         assert world.records("T") == []
 
 
-async def test_transactional_messages_are_refused(tmp_path: Path) -> None:
-    for reject, code, remark in (
-        ("false", 1, "this broker does not support transactional messages"),
-        ("true", 16, "the broker[127.0.0.2] sending transaction message is forbidden"),
-    ):
-        async with stored(tmp_path / reject, rejectTransactionMessage=reject) as world:
-            answer = await world.send(properties="TRAN_MSG\x01true\x02PGROUP\x01pg\x02", f="4")
-            assert (answer.code, answer.remark) == (code, remark)
-            assert world.records("T") == []
-            assert (await world.send(properties="TRAN_MSG\x01false\x02")).code == 0
+async def test_transactional_messages_can_be_refused(tmp_path: Path) -> None:
+    async with stored(tmp_path, rejectTransactionMessage="true") as world:
+        answer = await world.send(properties="TRAN_MSG\x01true\x02PGROUP\x01pg\x02", f="4")
+        assert (answer.code, answer.ext) == (16, EXT)
+        assert answer.remark == "the broker[127.0.0.2] sending transaction message is forbidden"
+        assert (await world.send(properties="TRAN_MSG\x01false\x02")).code == 0
+        assert [r.properties["TRAN_MSG"] for r in world.records("T")] == ["false"]
 
 
 # --- retry topics ---
@@ -250,53 +321,7 @@ async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:
         assert (answer.remark or "").startswith("subscription group not exist, nobody")
 
 
-# --- batches ---
-
-
-async def test_a_batch_becomes_one_record_per_message(tmp_path: Path) -> None:
-    async with stored(tmp_path) as world:
-        await world.send()
-        parts = [BatchMessage(b"m%d" % i * (i + 1), b"TAGS\x01A%d\x02" % i, i) for i in range(3)]
-        answer = await world.send(
-            body=encode_batch(parts),
-            properties="UNIQ_KEY\x01B\x02",
-            code=RequestCode.SEND_BATCH_MESSAGE,
-            m="true",
-        )
-        assert answer.code == 0
-        found = world.records("T")[1:]
-        assert [record.body for record in found] == [part.body for part in parts]
-        assert [record.raw_properties for record in found] == [part.properties for part in parts]
-        assert [record.flag for record in found] == [0, 1, 2]
-        assert answer.ext == {
-            **EXT,
-            "msgId": ",".join(record.offset_id for record in found),
-            "queueId": "0",
-            "queueOffset": "1",
-            "transactionId": "B",
-        }
-
-
-async def test_ids_of_a_batch_with_checksums_of_properties(tmp_path: Path) -> None:
-    async with stored(tmp_path, enabledAppendPropCRC="true") as world:
-        parts = [BatchMessage(b"a", b"k\x01v"), BatchMessage(b"b", b"k\x01v\x02")]
-        answer = await world.send(body=encode_batch(parts), m="true")
-        ids = [record.offset_id for record in world.records("T")]
-        assert (answer.ext or {})["msgId"] == ",".join(ids)
-        assert len(ids) == 2
-
-
-async def test_batches_that_cannot_be(tmp_path: Path) -> None:
-    body = encode_batch([BatchMessage(b"m")])
-    async with stored(tmp_path) as world:
-        retry = await world.send("%RETRY%G", body=body, m="true")
-        assert (retry.code, retry.ext) == (13, EXT)
-        delayed = await world.send(body=body, m="true", properties="DELAY\x011\x02")
-        assert delayed.code == 13
-        world.add_topic("Inner", attributes={"+queue.type": "BatchCQ"})
-        inner = await world.send("Inner", body=body, m="true")
-        assert inner.code == 1
-        assert (inner.remark or "").startswith("topic Inner is of type BatchCQ")
+# --- topics with attributes ---
 
 
 async def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
@@ -341,8 +366,9 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
                 "h": "0", "i": f"WAIT\x01{wait}\x02",
             }  # fmt: skip
             request = Command(code=310, ext=ext, body=b"x", opaque=-7)
-            assert (world.graph.sends.send(connection, request) is not None) == at_once
-        await world.graph.sends.none_parked()
+            connection.hold(request)
+            assert (world.graph.sends.send(connection, request) is not LATER) == at_once
+        await world.graph.put_answers.none_parked()
         assert log.files.flushed_where > 0
 
 

@@ -21,6 +21,7 @@ from skylark.broker.offsets import OffsetTable
 from skylark.broker.order_locks import QueueLocks
 from skylark.broker.persist import SettingsFile, TableSaver, load_tables
 from skylark.broker.producers import ProducerTable
+from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.filter.bloom import BloomFilter
 from skylark.net.client import RemotingClient
@@ -81,6 +82,7 @@ class World:
         self.offsets = OffsetTable(self.live, self.clock)
         self.consumers = ConsumerTable(notice_batch_ms=notice_batch_ms)
         self.producers = ProducerTable()
+        self.stats = BrokerStats("DefaultCluster")
         self.locks = QueueLocks()
         self.filters = ConsumerFilterTable(BloomFilter(20, 32))
         self.saver = TableSaver(
@@ -140,6 +142,7 @@ class World:
                 self.locks,
                 self.saved,
                 now_ms,
+                group_deleted=self.stats.group_deleted,
             ),
             SettingsHandlers(
                 self.live,

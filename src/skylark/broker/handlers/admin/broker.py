@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from skylark.broker.handlers.answers import not_saved, success
+from skylark.broker.handlers.answers import not_saved
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.persist import SettingsFile
 from skylark.broker.topics import TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.config import InvalidConfigError, ReadOnlySettingError
 from skylark.core.errors import BrokerError, ConfigError, NoPermissionError, StoreError
+from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.codes import RequestCode

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from skylark.broker.consumers import ConsumerTable
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.answers import success, until_saved
+from skylark.broker.handlers.answers import until_saved
 from skylark.broker.offsets import OffsetTable
 from skylark.broker.order_locks import QueueLocks
 from skylark.broker.paging import PageRequest
@@ -23,6 +23,7 @@ from skylark.core.errors import (
     ConsumerNotOnlineError,
     SubscriptionGroupNotExistError,
 )
+from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.config import (
@@ -60,8 +61,13 @@ class GroupHandlers:
         locks: QueueLocks,
         saved: SavedTables,
         now_ms: Callable[[], int],
+        *,
+        group_deleted: Callable[[str], None],
     ) -> None:
-        """``now_ms`` is the time of :class:`~skylark.broker.client_liveness.ClientLiveness`."""
+        """``now_ms`` is the time of :class:`~skylark.broker.client_liveness.ClientLiveness`.
+
+        ``group_deleted`` forgets the statistics of a group.
+        """
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
@@ -69,6 +75,7 @@ class GroupHandlers:
         self._locks = locks
         self._saved = saved
         self._now_ms = now_ms
+        self._group_deleted = group_deleted
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
@@ -113,6 +120,7 @@ class GroupHandlers:
         header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
         if self._groups.delete(header.group_name):
             log.info("%r has deleted group %s", connection, header.group_name)
+            self._group_deleted(header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
             self._saved.offsets.mark()

@@ -13,13 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from skylark.broker.consumers import ConsumerTable
-from skylark.broker.handlers.answers import UNSET_REMARK, success, until_saved
+from skylark.broker.handlers.answers import until_saved
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.offsets import OffsetTable
 from skylark.broker.paging import PageRequest
 from skylark.broker.persist import SavedTables
 from skylark.broker.topics import TopicTable
 from skylark.core.errors import BrokerError, TopicNotExistError
+from skylark.net.answers import UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.admin import QuerySubscriptionResponseBody

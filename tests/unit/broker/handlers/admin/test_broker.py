@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.config import ALWAYS_BLACK_LISTED
 from skylark.wire.codes import RequestCode
 from tests.unit.broker.handlers.world import SETTINGS_PATH, Peer, World
 
@@ -43,8 +44,10 @@ async def test_what_we_can_do_is_shown(peer: Peer) -> None:
     assert settings["transactionEndIdempotent"] == "true"
 
 
-@pytest.mark.parametrize("path", ["storePathRootDir", "rocketmqHome", "brokerConfigPath"])
-async def test_no_path_can_be_changed(world: World, peer: Peer, path: str) -> None:
+@pytest.mark.parametrize("path", sorted(ALWAYS_BLACK_LISTED))
+async def test_no_path_and_no_code_to_be_run_can_be_changed(
+    world: World, peer: Peer, path: str
+) -> None:
     text = f"autoCreateTopicEnable=false\n{path}=/elsewhere\n".encode()
     answer = await peer.call(RequestCode.UPDATE_BROKER_CONFIG, {}, text)
     assert (answer.code, answer.remark) == (16, "Can not update config in black list.")

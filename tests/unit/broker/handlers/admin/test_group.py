@@ -49,6 +49,17 @@ async def test_bad_names_are_refused(world: World, peer: Peer, name: str, remark
     assert world.calls == []
 
 
+async def test_the_number_of_retry_queues_has_a_limit(world: World, peer: Peer) -> None:
+    for count, code in ((65_536, 0), (65_537, 29), (2**31 - 1, 29)):
+        config = SubscriptionGroupConfig(group_name=f"g{count}", retry_queue_nums=count)
+        answer = await peer.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, config)
+        assert answer.code == code
+        assert (config.group_name in world.groups) == (code == 0)
+    assert answer.remark == (
+        "2147483647 retry queues for group g2147483647: at most 65536 are possible"
+    )
+
+
 async def test_several_groups_are_set_together(world: World, peer: Peer) -> None:
     body = SubscriptionGroupList(
         group_config_list=[SubscriptionGroupConfig(group_name=name) for name in ("g", "h")]
@@ -74,6 +85,14 @@ async def test_a_deleted_group_may_take_its_offsets_along(
     _, groups, offsets = world.after_power_loss()
     assert "g" not in groups
     assert offsets.get("g", "T", 0) == left
+
+
+async def test_a_deleted_group_takes_its_statistics_along(world: World, peer: Peer) -> None:
+    world.groups.find("g")
+    world.stats.got("T", "g", 1, 100)
+    world.stats.got("T", "h", 1, 100)
+    await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})
+    assert list(world.stats.group_gets) == [("T", "h")]
 
 
 async def test_a_group_can_be_kept_from_a_topic(world: World, peer: Peer) -> None:

@@ -1,0 +1,50 @@
+"""Large JSON objects, encoded bit by bit, with a turn of the event loop for others in between.
+
+A broker with ten thousand topics has answers of many megabytes. They are looked up and encoded
+here a few hundred entries at a time, so that messages do not wait for them::
+
+    table = ObjectPieces(clock)
+    for queue in queues:
+        await table.put(queue, offsets_of(queue))       # gives way every PER_TURN entries
+    body = b'{"offsetTable":' + table.encode() + b"}"
+
+Whoever walks over a table of the broker meanwhile walks over a copy of its keys: the table may
+change at each turn, and what is gone then is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from skylark.core.clock import Clock
+from skylark.wire.fastjson import encode_body
+
+#: Entries that are looked up and encoded before others have their turn: about a millisecond.
+PER_TURN: Final = 256
+
+
+class ObjectPieces:
+    """One JSON object under way; the values must not change after they were put."""
+
+    def __init__(self, clock: Clock, *, per_turn: int = PER_TURN) -> None:
+        self._clock = clock
+        self._per_turn = per_turn
+        self._entries: dict[Any, Any] = {}  # put, not encoded yet
+        self._pieces: list[bytes] = []
+
+    async def put(self, key: Any, value: Any) -> None:
+        """Add an entry; keys may be text, numbers or queues, as in all bodies."""
+        self._entries[key] = value
+        if len(self._entries) >= self._per_turn:
+            self._encode_entries()
+            await self._clock.sleep(0)
+
+    def encode(self) -> bytes:
+        """The whole object."""
+        self._encode_entries()
+        return b"{" + b",".join(self._pieces) + b"}"
+
+    def _encode_entries(self) -> None:
+        if self._entries:
+            self._pieces.append(encode_body(self._entries)[1:-1])
+            self._entries = {}

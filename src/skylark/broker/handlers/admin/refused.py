@@ -1,0 +1,94 @@
+"""Requests that this broker refuses by name (code 3), each with its reason.
+
+A code that nobody knows is refused as well, by the dispatcher; these are known, and whoever sends
+one is told what it is and why it is not done. Together with the handlers this table covers every
+request of the catalogue that is meant for a broker: a test compares them. Whoever builds one of
+these takes it out of here. A reason with the word "yet" is one that will go: the list of what is
+compatible calls such requests "later", and the others "refused".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from skylark.core.errors import RequestNotSupportedError
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.wire.catalogue import name_of
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+
+_POP: Final = "this broker has no POP consumption yet: consume by pulling"
+_LITE: Final = "this broker has no lite topics"
+_ACL: Final = "this broker has no access control yet"
+_REPLICA: Final = "this broker has no replicas yet"
+_CONTROLLER: Final = "there is no controller yet that could run this broker"
+_CONTAINER: Final = "this broker is not in a container: start another process"
+_ROCKSDB: Final = "nothing is kept in RocksDB here: tables are JSON files, queues are files"
+_COLD: Final = "reads of old messages are not throttled here, by group or in all"
+_TIMER: Final = "there is one timer here, that of the files"
+
+#: Code -> why it is refused.
+REFUSED: Final[dict[RequestCode, str]] = {
+    RequestCode.POP_MESSAGE: _POP,
+    RequestCode.ACK_MESSAGE: _POP,
+    RequestCode.BATCH_ACK_MESSAGE: _POP,
+    RequestCode.PEEK_MESSAGE: _POP,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    RequestCode.NOTIFICATION: _POP,
+    RequestCode.POLLING_INFO: _POP,
+    RequestCode.POP_ROLLBACK: _POP,
+    RequestCode.POP_LITE_MESSAGE: _LITE,
+    RequestCode.LITE_SUBSCRIPTION_CTL: _LITE,
+    RequestCode.ACK_LITE_MESSAGE: _LITE,
+    RequestCode.GET_BROKER_LITE_INFO: _LITE,
+    RequestCode.GET_PARENT_TOPIC_INFO: _LITE,
+    RequestCode.GET_LITE_TOPIC_INFO: _LITE,
+    RequestCode.GET_LITE_CLIENT_INFO: _LITE,
+    RequestCode.GET_LITE_GROUP_INFO: _LITE,
+    RequestCode.TRIGGER_LITE_DISPATCH: _LITE,
+    RequestCode.AUTH_CREATE_USER: _ACL,
+    RequestCode.AUTH_UPDATE_USER: _ACL,
+    RequestCode.AUTH_DELETE_USER: _ACL,
+    RequestCode.AUTH_GET_USER: _ACL,
+    RequestCode.AUTH_LIST_USER: _ACL,
+    RequestCode.AUTH_CREATE_ACL: _ACL,
+    RequestCode.AUTH_UPDATE_ACL: _ACL,
+    RequestCode.AUTH_DELETE_ACL: _ACL,
+    RequestCode.AUTH_GET_ACL: _ACL,
+    RequestCode.AUTH_LIST_ACL: _ACL,
+    RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: _REPLICA,
+    RequestCode.EXCHANGE_BROKER_HA_INFO: _REPLICA,
+    RequestCode.RESET_MASTER_FLUSH_OFFSET: _REPLICA,
+    RequestCode.LOG_CHECK: _REPLICA,
+    RequestCode.GET_BROKER_EPOCH_CACHE: _CONTROLLER,
+    RequestCode.NOTIFY_BROKER_ROLE_CHANGED: _CONTROLLER,
+    RequestCode.ADD_BROKER: _CONTAINER,
+    RequestCode.REMOVE_BROKER: _CONTAINER,
+    RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: "this broker has no static topics",
+    RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _ROCKSDB,
+    RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _ROCKSDB,
+    RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
+    RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
+    RequestCode.GET_COLD_DATA_FLOW_CTR_INFO: _COLD,
+    RequestCode.SET_COMMITLOG_READ_MODE: (
+        "how log files are read ahead is the setting dataReadAheadEnable, from the next start on"
+    ),
+    RequestCode.SWITCH_TIMER_ENGINE: _TIMER,
+}
+
+
+class Refusals:
+    """Answers every request of the table."""
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        for code in REFUSED:
+            dispatcher.add_hot(code, self.refuse)
+
+    def refuse(self, _connection: Connection, request: Command) -> Command:
+        """Any request that is not done here."""
+        code = RequestCode(request.code)
+        raise RequestNotSupportedError(
+            f" request type {request.code} not supported", hint=f"{name_of(code)}: {REFUSED[code]}"
+        )

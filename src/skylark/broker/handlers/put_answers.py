@@ -1,0 +1,168 @@
+"""After a put: why a message was refused, and when an answer that says "stored" may leave.
+
+An answer leaves at once, except in two cases. With SYNC_FLUSH it waits until the disk has the
+message, unless the message says WAIT=false. And while a topic that a send has created is not on
+disk yet it waits for that: a crash would otherwise leave acknowledged messages in a topic that
+nobody knows. A broker that stops lets the answers that wait go first (:meth:`none_parked`).
+
+Refusals begin with Java's own text. Where the disk may be full, they say how full it is, as shares
+of 1: ``CL`` is the disk of the log, ``CQ`` that of the queues, ``INDEX`` that of the index.
+
+Answers to ``SendMessageProcessor.handlePutMessageResult`` and ``diskUtil``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from skylark.broker.persist import SavedTable
+from skylark.core.errors import BrokerError, StoreError, broker_error
+from skylark.net.connection import Connection
+from skylark.net.dispatch import LATER, Answer
+from skylark.store import config_tables
+from skylark.store.config import FlushDiskType
+from skylark.store.consume_queues import QUEUE_DIRECTORY
+from skylark.store.file_system import FileSystem
+from skylark.store.message_store import INDEX_DIRECTORY, MessageStore
+from skylark.store.results import PutResult, PutStatus
+from skylark.wire import properties as names
+from skylark.wire.command import Command
+
+
+class PutAnswers:
+    """Holds answers back for as long as they would promise too much."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        files: FileSystem,
+        topics_saved: SavedTable[config_tables.TopicTable],
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._topics_saved = topics_saved
+        self._waits_for_disk = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._parked_count = 0
+        self._none_parked: asyncio.Future[None] | None = None
+
+    # --- when -------------------------------------------------------------------------------------
+
+    def when_durable(
+        self,
+        connection: Connection,
+        request: Command,
+        result: PutResult,
+        properties: str,
+        answer: Callable[[PutStatus], Command],
+    ) -> Answer:
+        """The answer to a put that was stored, if it may leave now; otherwise it is sent later."""
+        if self._waits_for_disk and _wants_to_wait(properties):
+            self._parked_count += 1
+            self._store.when_durable(result, partial(self._reply, connection, request, answer))
+            return LATER
+        self._store.when_durable(result, _ignore, wait=False)
+        return self._when_saved(connection, request, answer(PutStatus.PUT_OK))
+
+    def _reply(
+        self,
+        connection: Connection,
+        request: Command,
+        answer: Callable[[PutStatus], Command],
+        status: PutStatus,
+    ) -> None:
+        """The outcome of a put that waited for the disk."""
+        self._parked_count -= 1
+        response = self._when_saved(connection, request, answer(status))
+        if response is not LATER:
+            connection.answer(request, response)
+        if not self._parked_count and self._none_parked is not None:
+            self._none_parked.set_result(None)
+            self._none_parked = None
+
+    async def none_parked(self) -> None:
+        """Wait until no message waits for the disk any more."""
+        while self._parked_count:
+            if self._none_parked is None:
+                self._none_parked = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._none_parked)
+
+    def _when_saved(self, connection: Connection, request: Command, response: Command) -> Answer:
+        if not self._topics_saved.is_dirty:
+            return response
+        connection.spawn(self._reply_when_saved(connection, request, response), request)
+        return LATER
+
+    async def _reply_when_saved(
+        self, connection: Connection, request: Command, response: Command
+    ) -> None:
+        try:
+            await self.topics_saved()
+        except asyncio.CancelledError:
+            connection.answer(request, None)  # the connection is gone as well
+            raise
+        connection.answer(request, response)
+
+    async def topics_saved(self) -> None:
+        """Wait until the disk has all topics, or cannot take them."""
+        # Whoever saves has logged a failure. The message is stored, so that is the answer.
+        with contextlib.suppress(StoreError):
+            await self._topics_saved.written()
+
+    # --- why not ----------------------------------------------------------------------------------
+
+    def refusal(self, status: PutStatus, hint: str | None = None) -> BrokerError:
+        """Why a message was not stored."""
+        match status:
+            case PutStatus.MESSAGE_ILLEGAL | PutStatus.PROPERTIES_SIZE_EXCEEDED:
+                size_max = self._store.config.max_message_size
+                remark = (
+                    "the message is illegal, maybe msg body or properties length not matched."
+                    f" msg body length limit {size_max}B, msg properties length limit 32KB."
+                )
+            case PutStatus.SERVICE_NOT_AVAILABLE:
+                remark = (
+                    "service not available now. It may be caused by one of the following reasons:"
+                    f" the broker's disk is full [{self._disk_use()}], messages are put to the"
+                    " slave, message store has been shut down, etc."
+                )
+            case PutStatus.CREATE_MAPPED_FILE_FAILED:
+                remark = "create mapped file failed, server is busy or broken."
+            case PutStatus.OS_PAGE_CACHE_BUSY:
+                remark = "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
+            case PutStatus.WHEEL_TIMER_NOT_ENABLE:
+                remark = "accurate timer message is not enabled, timerWheelEnable is false"
+                hint = hint or "this broker knows delay levels only"
+            case _:
+                remark = status.name
+        return broker_error(status.code, remark, hint=hint)
+
+    def _disk_use(self) -> str:
+        config = self._store.config
+        root = config.store_path_root_dir
+        log, queues, index = (
+            self._used_ratio(path)
+            for path in (config.commit_log_path, root / QUEUE_DIRECTORY, root / INDEX_DIRECTORY)
+        )
+        return f"CL: {log:5.2f} CQ: {queues:5.2f} INDEX: {index:5.2f}"
+
+    def _used_ratio(self, path: Path) -> float:
+        """How full the disk is that holds a directory; -1, as in Java, if that cannot be told."""
+        try:
+            while not self._files.exists(path) and path != path.parent:
+                path = path.parent
+            return self._files.disk_usage(path).used_ratio
+        except StoreError:
+            return -1.0
+
+
+def _wants_to_wait(properties: str) -> bool:
+    text = names.find_property(properties, names.PROPERTY_WAIT)
+    return text is None or text.lower() == "true"
+
+
+def _ignore(_status: PutStatus) -> None:
+    """For a put that nobody waits for."""

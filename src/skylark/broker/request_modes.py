@@ -1,0 +1,57 @@
+"""How groups get the messages of topics: by pulling or by popping (401, 402).
+
+Nothing is popped here yet. What a file of Java's broker says about it is kept, and given to whoever
+copies the table, but every group is told to pull.
+
+The table is written to ``messageRequestMode.json`` at each change. It is bounded by
+:data:`MODE_COUNT_MAX`; Java's is not. Answers to Java's ``MessageRequestModeManager``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from skylark.core.errors import BrokerError, RequestNotSupportedError
+from skylark.store import config_tables
+from skylark.wire.bodies.pop import MessageRequestMode, SetMessageRequestModeRequestBody
+from skylark.wire.bodies.sync import MessageRequestModeSerializeWrapper
+
+#: Pairs of topic and group with a mode of their own.
+MODE_COUNT_MAX: Final = 100_000
+
+NO_POP: Final = "this broker has no POP consumption yet: its groups consume by pulling"
+
+
+class RequestModes:
+    """The modes of one broker."""
+
+    def __init__(self) -> None:
+        self._modes: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._modes.values()))
+
+    def set(self, mode: SetMessageRequestModeRequestBody) -> None:
+        """SET_MESSAGE_REQUEST_MODE (401); topic and group exist."""
+        if mode.mode is not MessageRequestMode.PULL:
+            raise RequestNotSupportedError(" mode POP not supported", hint=NO_POP)
+        groups = self._modes.get(mode.topic, {})
+        if mode.consumer_group not in groups and len(self) >= MODE_COUNT_MAX:
+            raise BrokerError(f"{MODE_COUNT_MAX} groups have a mode of their own already")
+        self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
+
+    def dump(self) -> MessageRequestModeSerializeWrapper:
+        """GET_ALL_MESSAGE_REQUEST_MODE (402); to be encoded before anything else happens."""
+        return MessageRequestModeSerializeWrapper(message_request_mode_map=self._modes)
+
+    def snapshot(self) -> config_tables.MessageRequestModeTable:
+        """The content of ``messageRequestMode.json``, independent of later changes."""
+        return config_tables.MessageRequestModeTable(
+            message_request_mode_map={topic: dict(modes) for topic, modes in self._modes.items()}
+        )
+
+    def load(self, table: config_tables.MessageRequestModeTable) -> None:
+        """Take over ``messageRequestMode.json``."""
+        self._modes = {
+            topic: dict(modes) for topic, modes in table.message_request_mode_map.items()
+        }

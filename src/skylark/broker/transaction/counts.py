@@ -1,0 +1,75 @@
+"""Numbers about transactions: for metrics, and for the file ``transactionMetrics``.
+
+How many half messages of each topic wait is kept in a file, as in Java, because nobody can count
+them at start. A crash loses what was not written, so the number may be off after one; it decides
+nothing. Java counts a delayed message as taken from the topic of delayed messages.
+
+Answers to ``TransactionMetrics``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from skylark.core.clock import TimeSource
+from skylark.store.config_tables import TransactionMetricsTable
+from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.sync import TimerMetric
+
+
+class TransactionCounts:
+    """Half messages by topic, and what became of them."""
+
+    def __init__(self, clock: TimeSource) -> None:
+        self._clock = clock
+        #: Topic -> half messages that are not decided (``rocketmq_half_messages``).
+        self.waiting: Counter[str] = Counter()
+        #: Topic -> decisions since the start (``rocketmq_commit_messages_total`` and ``rollback``).
+        self.committed: Counter[str] = Counter()
+        self.rolled_back: Counter[str] = Counter()
+        #: Questions sent to producers, and half messages that were given up, since the start.
+        self.asked_count = 0
+        self.given_up_count = 0
+        #: Told topic and whole seconds since its birth of each message that is committed
+        #: (``rocketmq_finish_message_latency``).
+        self.on_committed: Callable[[str, int], None] | None = None
+        self.change_count = 0
+        self._changed_ms: dict[str, int] = {}
+        self._version = DataVersion(timestamp=clock.now_ms())
+
+    def add(self, topic: str, count: int) -> None:
+        """``count`` more half messages of a topic wait."""
+        now_ms = self._clock.now_ms()
+        self.waiting[topic] += count
+        self._changed_ms[topic] = now_ms
+        self._version = self._version.next(now_ms)
+        self.change_count += 1
+
+    def commit(self, topic: str, born_ms: int) -> None:
+        self.committed[topic] += 1
+        if self.on_committed is not None:
+            self.on_committed(topic, (self._clock.now_ms() - born_ms) // 1000)
+
+    def topic_deleted(self, topic: str) -> None:
+        for table in (self.waiting, self.committed, self.rolled_back, self._changed_ms):
+            table.pop(topic, None)
+        self.change_count += 1
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> TransactionMetricsTable:
+        return TransactionMetricsTable(
+            data_version=self._version,
+            transaction_count={
+                topic: TimerMetric(count=count, time_stamp=self._changed_ms.get(topic, 0))
+                for topic, count in self.waiting.items()
+            },
+        )
+
+    def load(self, table: TransactionMetricsTable) -> None:
+        for topic, metric in table.transaction_count.items():
+            self.waiting[topic] = metric.count
+            self._changed_ms[topic] = metric.time_stamp
+        if table.data_version != DataVersion():
+            self._version = table.data_version

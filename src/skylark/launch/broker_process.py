@@ -1,0 +1,100 @@
+"""One broker in a process of its own: ``skylark broker``, watched from outside.
+
+The child says ``ready NAME=HOST:PORT`` on its stdout; its log lines go to our stderr. It has a
+session of its own, so that the interrupt key reaches only the supervisor, which stops its children
+in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from skylark.core.clock import Clock
+from skylark.core.config import format_properties
+from skylark.core.errors import SkylarkError
+from skylark.core.names import Address, parse_address
+
+#: How long a child may take to stop before it is killed; it has grace times of its own within.
+STOP_TIMEOUT_S: Final = 20.0
+
+
+class BrokerDiedError(SkylarkError):
+    """A broker's process has ended although nobody wanted it to."""
+
+
+class BrokerProcess:
+    """A broker that runs elsewhere; starts and stops once."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, str],
+        folder: Path,
+        clock: Clock,
+        *,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """``folder`` gets the settings file; ``arguments`` are options of ``skylark`` itself."""
+        self.name = name
+        self.address: Address | None = None
+        self._settings = settings
+        self._file = folder / f"{name}.conf"
+        self._clock = clock
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Run it until it is ready; raises BrokerDiedError."""
+        self._file.write_text(format_properties(self._settings))
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "skylark", *self._arguments, "broker", "-c", str(self._file),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode().strip()
+        prefix = f"ready {self.name}="
+        if not line.startswith(prefix):
+            raise await self.died()
+        self.address = parse_address(line.removeprefix(prefix))
+
+    async def died(self) -> BrokerDiedError:
+        """Wait until the process ends; says how it did."""
+        assert self._process is not None, "start() comes first"
+        code = await self._process.wait()
+        how = (
+            f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+        )
+        when = "before it was ready" if self.address is None else "although nobody stopped it"
+        return BrokerDiedError(
+            f"{self.name} {how}, {when}", hint="its own messages stand above this one"
+        )
+
+    async def stop(self) -> None:
+        """Ask it to stop in order, and kill it if it does not."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with self._clock.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,314 @@
+"""The timer's state: which message is due when, in files that survive, without a thread or a clock.
+
+Its owner (:mod:`skylark.broker.timer`) reads the timer topic message by message, and either has it
+placed (:meth:`TimerStore.place`) or delivers it, when it is late. Slots become due in order of
+time::
+
+    place       timer topic -> unit in the timer log -> slot of the wheel -> heap of slots
+    next_slot   heap -> SlotWalk -> messages in the commit log -> their real topics
+    finish      the slot is off the heap: read_time_ms moves behind it
+
+A slot of time ``t`` holds what is due within the precision unit *before* ``t + precision``, and is
+due at ``t + precision`` (:meth:`TimerStore.due_ms`): late by less than a unit, never early.
+
+**Rolling.** A message more than ``timerRollWindowSlot`` slots ahead is placed earlier, and put on
+the timer topic once more when that slot is due. So the record stays younger than the commit log's
+oldest file, and the wheel need not be longer than two weeks.
+
+**To disk.** :meth:`TimerStore.snapshot` notes how far everything is; :meth:`Snapshot.write`, in any
+thread, brings timer log and wheel to disk, then the counts, then the checkpoint. The owner has it
+written only when the commit log is on disk up to ``Snapshot.log_end``: a checkpoint that calls a
+message delivered must not outlive the message. What a crash leaves stands in
+:mod:`skylark.store.timer.recovery`.
+
+Memory: one integer per slot that waits, at most ``roll_window_slots`` and a few.
+
+Answers to the parts of Java's ``TimerMessageStore`` that are not threads.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.store.config_files import TIMER_METRICS, ConfigFiles
+from skylark.store.config_tables import TimerMetricsTable
+from skylark.store.errors import StoreFileError
+from skylark.store.file_system import FileHandle, FileSystem
+from skylark.store.mapped_files import SyncRange
+from skylark.store.timer.checkpoint import TimerCheckpointFile
+from skylark.store.timer.layout import (
+    LOG_DIRECTORY,
+    MAGIC_DEFAULT,
+    MAGIC_DELETE,
+    MAGIC_ROLL,
+    NO_POSITION,
+    SLOT_COUNT,
+    WHEEL_NAME,
+)
+from skylark.store.timer.log import TimerLog
+from skylark.store.timer.metrics import TimerCounts
+from skylark.store.timer.slot_walk import SlotWalk
+from skylark.store.timer.wheel import Slot, TimerWheel
+from skylark.wire.bodies.sync import TimerCheckpoint
+
+BLANK_SLOTS: Final = 60  # between the longest roll and a lap of the wheel
+ROLL_WINDOW_SLOTS_MIN: Final = 2
+
+
+class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files are made with."""
+
+    precision_ms: int = 1_000
+    roll_window_slots: int = 2 * 86_400
+    log_file_size: int = 100 << 20
+    slot_count: int = SLOT_COUNT
+
+    @property
+    def window_slots(self) -> int:
+        """The roll window, by Java's rule what is out of range is the longest possible."""
+        longest = self.slot_count // 2 - BLANK_SLOTS
+        if ROLL_WINDOW_SLOTS_MIN <= self.roll_window_slots <= longest:
+            return self.roll_window_slots
+        return longest
+
+
+class Snapshot:
+    """How far the timer was at a moment, to be written by any thread."""
+
+    def __init__(
+        self,
+        checkpoint: TimerCheckpoint,
+        log_end: int,
+        counts: TimerMetricsTable | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.log_end = log_end  # of the commit log
+        self.counts = counts
+        self.ranges: Sequence[SyncRange] = ()  # of the timer log; for the owner
+        self.wheel: FileHandle | None = None
+        self.wheel_range: tuple[int, int] | None = None
+
+    def write(self, config_files: ConfigFiles, checkpoint_file: TimerCheckpointFile) -> None:
+        """Bring everything to disk. Crash, line by line: the old checkpoint until the last one."""
+        for synced in self.ranges:
+            synced.handle.sync()
+        if self.wheel is not None and self.wheel_range is not None:
+            self.wheel.sync()
+        if self.counts is not None:
+            config_files.save(TIMER_METRICS, self.counts)
+        checkpoint_file.write(self.checkpoint)
+
+
+class TimerStore:
+    """Wheel, timer log, checkpoint and counts of one broker."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        root: Path,
+        config_files: ConfigFiles,
+        config_directory: Path,
+        options: TimerOptions,
+    ) -> None:
+        self.options = options
+        self.precision_ms = options.precision_ms
+        self.wheel = TimerWheel(root / WHEEL_NAME, files, options.precision_ms, options.slot_count)
+        self.log = TimerLog(root / LOG_DIRECTORY, options.log_file_size, files)
+        self.checkpoint = TimerCheckpointFile(files, config_directory)
+        self.counts = TimerCounts()
+        self._config_files = config_files
+        #: Next message of the timer topic.
+        self.queue_offset = 0
+        #: Messages before this offset of the timer topic were placed once; see ``recovery``.
+        self.placed_until = 0
+        #: All slots before this time are done.
+        self.read_time_ms = 0
+        #: No message is placed before this time any more.
+        self.write_time_ms = 0
+        #: Messages in the slots that wait, as the slots count.
+        self.waiting_count = 0
+        self._slots: list[int] = []  # heap of the times of slots that wait
+        self._window_slots = options.window_slots
+        self._counts_saved = self.counts.version
+        self._changed = False
+
+    # ---- times -----------------------------------------------------------------------------------
+
+    def floor(self, time_ms: int) -> int:
+        """The slot that a time falls into."""
+        return time_ms // self.precision_ms * self.precision_ms
+
+    def advance(self, now_ms: int) -> int:
+        """Move the write time on, never back; what is due before it is late.
+
+        Nor before the read time, should the clock have been set back: nobody reads there again.
+        """
+        self.write_time_ms = max(self.write_time_ms, self.floor(now_ms), self.read_time_ms)
+        return self.write_time_ms
+
+    def due_ms(self) -> int | None:
+        """When the next slot is due; None if none waits."""
+        return self._slots[0] + self.precision_ms if self._slots else None
+
+    @property
+    def oldest_ms(self) -> int:
+        """The oldest time that is not done: of the first slot that waits, or now."""
+        return min(self._slots[0], self.write_time_ms) if self._slots else self.write_time_ms
+
+    # ---- placing ---------------------------------------------------------------------------------
+
+    def slot_count_at(self, time_ms: int) -> int:
+        """Messages in the slot of a time."""
+        slot = self.wheel.slot(time_ms)
+        return 0 if slot is None else slot.message_count
+
+    def place(
+        self, time_ms: int, log_offset: int, size: int, topic_hash: int, *, is_delete: bool
+    ) -> bool:
+        """Take a message in for the slot of ``time_ms``, which is not before the write time.
+
+        False: the slot still holds messages of the lap before, which must be delivered first.
+        Raises StoreError, and then nothing changed.
+        """
+        magic = MAGIC_DEFAULT
+        write_time_ms, window_slots = self.write_time_ms, self._window_slots
+        beyond_ms = time_ms - write_time_ms - window_slots * self.precision_ms
+        if beyond_ms >= 0:
+            magic |= MAGIC_ROLL
+            # A little beyond: roll half way, so that the last part is not too short either.
+            is_little = beyond_ms < window_slots // 3 * self.precision_ms
+            rolled_slots = window_slots // 2 if is_little else window_slots
+            time_ms = write_time_ms + rolled_slots * self.precision_ms
+        if is_delete:
+            magic |= MAGIC_DELETE
+        time_ms = self.floor(time_ms)
+        self.wheel.prepare()
+        slot = self.wheel.occupant(time_ms)
+        is_new = slot is None or slot.time_ms != time_ms
+        if slot is not None and is_new and self._slots and slot.time_ms >= self._slots[0]:
+            return False
+        if slot is None or is_new:
+            slot = Slot(time_ms, NO_POSITION, NO_POSITION, 0)
+        position = self.log.append(
+            slot.last_position,
+            magic,
+            write_time_ms,
+            time_ms - write_time_ms,
+            log_offset,
+            size,
+            topic_hash,
+        )
+        first = position if slot.first_position == NO_POSITION else slot.first_position
+        change = -1 if is_delete else 1
+        self.wheel.put(Slot(time_ms, first, position, slot.message_count + change, slot.magic))
+        if is_new:
+            heapq.heappush(self._slots, time_ms)
+        self.waiting_count += change
+        self._changed = True
+        return True
+
+    def placed(self, queue_offset: int) -> None:
+        """Messages of the timer topic before this offset are placed, delivered or dropped."""
+        self.queue_offset = queue_offset
+        self._changed = True
+
+    # ---- slots that are due ----------------------------------------------------------------------
+
+    def next_slot(self) -> SlotWalk | None:
+        """The first slot before the write time; None if none is due."""
+        while self._slots and self._slots[0] < self.write_time_ms:
+            slot = self.wheel.slot(self._slots[0])
+            if slot is not None:
+                return SlotWalk(self.log, slot)
+            self._leave()
+        return None
+
+    def finish(self, walk: SlotWalk) -> None:
+        """All messages of the slot are delivered, dropped or rolled."""
+        self.waiting_count -= walk.message_count
+        self._leave()
+
+    def _leave(self) -> None:
+        self.read_time_ms = heapq.heappop(self._slots) + self.precision_ms
+        self._changed = True
+
+    def due_count(self) -> int:
+        """Messages in slots that are due."""
+        return sum(self.slot_count_at(time) for time in self._slots if time < self.write_time_ms)
+
+    def restore(self, slots: list[int], waiting_count: int, queue_offset: int) -> None:
+        """Go on from what recovery found; ``slots`` are the times of those that wait, sorted."""
+        self._slots = slots
+        self.waiting_count = waiting_count
+        self.queue_offset = queue_offset
+
+    # ---- to disk ---------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything that the checkpoint does not know."""
+        return self._changed
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether messages are placed again that the checkpoint calls placed."""
+        return self.queue_offset < self.placed_until
+
+    def snapshot(self, now_ms: int, log_end: int) -> Snapshot:
+        """How far everything is; ``log_end`` is the end of the commit log."""
+        self.advance(now_ms)
+        self._changed = False
+        saved = self.checkpoint.saved
+        checkpoint = TimerCheckpoint(
+            last_read_time_ms=self.oldest_ms,
+            last_timer_log_flush_pos=self.log.end,
+            last_timer_queue_offset=self.queue_offset,
+            master_timer_queue_offset=self.queue_offset,
+            data_version=saved.data_version.next(now_ms),
+        )
+        counts = None if self.counts.version == self._counts_saved else self.counts.table()
+        return Snapshot(checkpoint, log_end, counts)
+
+    def begin_write(self, snapshot: Snapshot) -> None:
+        """The snapshot is about to be written: note what has to be synced for it."""
+        snapshot.ranges = self.log.files.unflushed()
+        snapshot.wheel = self.wheel.handle
+        snapshot.wheel_range = self.wheel.begin_sync()
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Bring a snapshot to disk, in any thread; between ``begin_write`` and ``end_write``."""
+        snapshot.write(self._config_files, self.checkpoint)
+
+    def end_write(self, snapshot: Snapshot, error: StoreFileError | None = None) -> None:
+        """Note that a snapshot is on disk, or has failed to get there."""
+        if error is None:
+            for synced in snapshot.ranges:
+                self.log.files.mark_flushed(synced)
+            self.checkpoint.saved = snapshot.checkpoint
+            if snapshot.counts is not None:
+                self._counts_saved = snapshot.counts.data_version
+            return
+        self._changed = True
+        for synced in snapshot.ranges:
+            self.log.files.mark_unsynced(synced)
+        if snapshot.wheel_range is not None:
+            self.wheel.sync_failed(snapshot.wheel_range)
+
+    def load_counts(self) -> None:
+        """Read how many messages wait, by topic."""
+        self.counts.load(self._config_files.load(TIMER_METRICS))
+        self._counts_saved = self.counts.version
+
+    def delete_expired(self, log_min_offset: int, now: float) -> int:
+        """Delete timer log files whose messages the commit log has lost."""
+        return self.log.delete_before(log_min_offset, now)
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        self.wheel.close()
+        self.log.close()

@@ -1,0 +1,201 @@
+"""A cluster as an object: one process or several, its addresses, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skylark.admin.topics import topic_create, topic_route
+from skylark.broker.app import Broker
+from skylark.client.calls import open_caller
+from skylark.core.clock import LoopClock, Timeout
+from skylark.core.errors import StoreError, TransportError
+from skylark.core.names import Address
+from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
+from skylark.launch.cluster import Cluster
+from skylark.launch.plan import LaunchOptions
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+
+TIMEOUT_S = 30
+
+
+def options(data: Path, **given: Any) -> LaunchOptions:
+    return LaunchOptions(
+        **{"data": data, "ephemeral": True, "namesrv_port": 0, "broker_port": 0, **given}
+    )
+
+
+@asynccontextmanager
+async def running(data: Path, **given: Any) -> AsyncIterator[Cluster]:
+    cluster = Cluster(options(data, **given), child_arguments=["--log-level", "warning"])
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def send(address: Address, topic: str) -> Command:
+    ext = {
+        "a": "pg", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
+        "i": "UNIQ_KEY\x01U\x02",
+    }  # fmt: skip
+    async with open_caller() as caller:
+        request = Command(code=RequestCode.SEND_MESSAGE_V2, ext=ext, body=b"hello")
+        return await caller.call(str(address), request)
+
+
+async def test_one_broker_is_known_and_serves(tmp_path: Path) -> None:
+    async with running(tmp_path) as cluster, open_caller() as caller:
+        assert list(cluster.brokers) == ["broker-a"]
+        created = await topic_create(caller, [cluster.namesrv], "T", queue_count=4)
+        assert [(c.broker, c.created, c.queue_count) for c in created] == [("broker-a", True, 4)]
+        answer = await send(cluster.brokers["broker-a"], "T")
+        assert (answer.code, (answer.ext or {})["queueOffset"]) == (0, "0")
+    assert (tmp_path / "broker-a" / "commitlog").is_dir()
+    assert not (tmp_path / "broker-a" / "abort").exists()
+
+
+async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
+    for number in range(2):
+        async with running(tmp_path) as cluster, open_caller() as caller:
+            (created,) = await topic_create(caller, [cluster.namesrv], "T", queue_count=4 - number)
+            assert (created.created, created.queue_count) == (number == 0, 4)
+            answer = await send(cluster.brokers["broker-a"], "T")
+            assert (answer.ext or {})["queueOffset"] == str(number)
+
+
+async def test_routes_lead_to_where_the_name_server_was_reached(tmp_path: Path) -> None:
+    settings = {"brokerIP1": "127.0.0.9"}  # what a broker in a container believes
+    async with running(tmp_path, settings=settings) as cluster, open_caller() as caller:
+        await topic_create(caller, [cluster.namesrv], "T")
+        route = await topic_route(caller, [cluster.namesrv], "T")
+        assert route is not None
+        broker = cluster.brokers["broker-a"]
+        assert [data.broker_addrs for data in route.broker_datas] == [{0: str(broker)}]
+        answer = await send(broker, "T")
+        assert (answer.ext or {})["msgId"].startswith("7F000009")  # the store host stays
+
+
+async def test_several_brokers_have_processes_of_their_own(tmp_path: Path) -> None:
+    async with running(tmp_path, broker_count=2) as cluster, open_caller() as caller:
+        assert list(cluster.brokers) == ["broker-a", "broker-b"]
+        created = await topic_create(caller, [cluster.namesrv], "T", queue_count=2)
+        assert [(c.broker, c.created) for c in created] == [("broker-a", True), ("broker-b", True)]
+        for address in cluster.brokers.values():
+            assert (await send(address, "T")).code == 0
+        assert len(child_pids()) == 2
+    assert child_pids() == []
+    for name in ("broker-a", "broker-b"):
+        assert not (tmp_path / name / "abort").exists()
+
+
+async def test_a_broker_that_dies_is_named(tmp_path: Path) -> None:
+    async with running(tmp_path, broker_count=2) as cluster:
+        watching = asyncio.create_task(cluster.watch())
+        os.kill(child_pids()[0], signal.SIGKILL)
+        async with asyncio.timeout(TIMEOUT_S):
+            with pytest.raises(BrokerDiedError) as caught:
+                await watching
+        assert str(caught.value) in {
+            f"broker-{letter} was killed by SIGKILL, although nobody stopped it: its own messages"
+            " stand above this one"
+            for letter in "ab"
+        }
+    assert child_pids() == []
+
+
+async def test_a_broker_that_cannot_start_ends_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "broker-b").write_text("not a folder")
+    cluster = Cluster(options(tmp_path, broker_count=2))
+    with pytest.raises(BrokerDiedError) as caught:
+        await cluster.start()
+    assert str(caught.value).startswith("broker-b ended with exit code 1, before it was ready")
+    assert child_pids() == []
+    with pytest.raises(TransportError):
+        await send(cluster.namesrv, "T")
+
+
+async def test_a_port_in_use_is_named_and_nothing_stays(tmp_path: Path) -> None:
+    async with running(tmp_path / "first") as first:
+        port = first.brokers["broker-a"].port
+        for given in ({"namesrv_port": first.namesrv.port}, {"broker_port": port}):
+            second = Cluster(options(tmp_path / "second", **given))
+            with pytest.raises(TransportError) as caught:
+                await second.start()
+            (used,) = given.values()
+            assert str(used) in str(caught.value)
+        third = Cluster(options(tmp_path / "second"))  # its folder is free again
+        await third.start()
+        await third.stop()
+
+
+async def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path):
+        with pytest.raises(StoreError) as caught:
+            await Cluster(options(tmp_path)).start()
+        assert str(tmp_path / "broker-a") in str(caught.value)
+
+
+class Impatient(LoopClock):
+    """A clock whose time-outs are over at once."""
+
+    def timeout(self, seconds: float | None) -> Timeout:
+        return super().timeout(None if seconds is None else 0.0)
+
+
+async def test_a_broker_that_stops_with_an_error_does_not_keep_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Broker.stop
+
+    async def stop_badly(broker: Broker) -> None:
+        await stop(broker)
+        raise StoreError("tables could not be saved")
+
+    monkeypatch.setattr(Broker, "stop", stop_badly)
+    cluster = Cluster(options(tmp_path))
+    await cluster.start()
+    namesrv = cluster.namesrv
+    with pytest.raises(StoreError, match="tables could not be saved"):
+        await cluster.stop()
+    async with open_caller() as caller:
+        with pytest.raises(TransportError):
+            await caller.call(str(namesrv), Command(code=RequestCode.GET_BROKER_CLUSTER_INFO))
+
+
+async def test_a_process_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    settings = options(tmp_path).broker_settings(0, Address("127.0.0.1", 1))
+    child = BrokerProcess(
+        "broker-a", settings, tmp_path, Impatient(), arguments=["--log-level", "error"]
+    )
+    await child.start()
+    (pid,) = child_pids()
+    os.kill(pid, signal.SIGSTOP)  # it does not hear SIGTERM any more
+    async with asyncio.timeout(TIMEOUT_S):
+        await child.stop()
+    assert child_pids() == []
+    await child.stop()
+
+
+def child_pids() -> list[int]:
+    """The processes that this one has started and that run."""
+    own = os.getpid()
+    text = Path(f"/proc/{own}/task/{own}/children").read_text()
+    return [pid for pid in map(int, text.split()) if is_broker(pid)]
+
+
+def is_broker(pid: int) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"skylark" in arguments and b"broker" in arguments

@@ -1,0 +1,95 @@
+"""What is worked out before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skylark.broker.config import load_broker_config
+from skylark.core.errors import ConfigError
+from skylark.core.names import Address
+from skylark.launch.plan import LaunchOptions, within_reach
+
+DATA = Path("/data")
+NAMESRV = Address("127.0.0.1", 9876)
+
+
+def options(**given: Any) -> LaunchOptions:
+    return LaunchOptions(**{"data": DATA, **given})
+
+
+def test_brokers_have_names_ports_and_folders_of_their_own() -> None:
+    three = options(broker_count=3)
+    assert three.broker_names == ("broker-a", "broker-b", "broker-c")
+    configs = [load_broker_config(three.broker_settings(index, NAMESRV)) for index in range(3)]
+    assert [config.broker_name for config in configs] == list(three.broker_names)
+    assert [(c.fast_port, c.listen_port, c.ha_port) for c in configs] == [
+        (10909, 10911, 10912), (10929, 10931, 10932), (10949, 10951, 10952),
+    ]  # fmt: skip
+    assert [config.store.store_path_root_dir for config in configs] == [
+        DATA / "broker-a", DATA / "broker-b", DATA / "broker-c",
+    ]  # fmt: skip
+    assert {config.namesrv_addr for config in configs} == {"127.0.0.1:9876"}
+
+
+def test_port_0_is_drawn_by_each() -> None:
+    two = options(broker_count=2, broker_port=0)
+    assert [two.broker_settings(index, NAMESRV)["listenPort"] for index in range(2)] == ["0", "0"]
+
+
+def test_friendly_settings_can_be_changed() -> None:
+    config = load_broker_config(options().broker_settings(0, NAMESRV))
+    assert (config.enable_property_filter, config.recall_message_enable) == (True, True)
+    assert config.trace_topic_enable
+    given = {"enablePropertyFilter": "false", "maxMessageSize": "1000"}
+    config = load_broker_config(options(settings=given).broker_settings(0, NAMESRV))
+    assert (config.enable_property_filter, config.store.max_message_size) == (False, 1000)
+
+
+def test_a_store_to_be_thrown_away_has_small_files() -> None:
+    store = load_broker_config(options(ephemeral=True).broker_settings(0, NAMESRV)).store
+    assert store.mapped_file_size_commit_log == 16 << 20
+    assert store.consume_queue_file_size == 60_000
+    kept = load_broker_config(options().broker_settings(0, NAMESRV)).store
+    assert kept.mapped_file_size_commit_log == 1 << 30
+
+
+def test_a_broker_on_all_addresses_has_one_in_its_message_ids() -> None:
+    for host, announced in (
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("127.0.0.3", "127.0.0.3"),
+    ):
+        config = load_broker_config(options(host=host).broker_settings(0, NAMESRV))
+        assert (config.bind_address, config.broker_ip1) == (host, announced)
+    given = {"brokerIP1": "10.0.0.1"}
+    assert options(host="::", settings=given).broker_settings(0, NAMESRV)["brokerIP1"] == "10.0.0.1"
+    assert within_reach(Address("::", 5)) == Address("127.0.0.1", 5)
+    assert within_reach(Address("127.0.0.3", 5)) == Address("127.0.0.3", 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"broker_count": 0}, "--brokers 0: 1 to 26 can be run"),
+        ({"broker_count": 27}, "--brokers 27: 1 to 26 can be run"),
+        ({"broker_port": 2}, "--broker-port 2: the brokers need ports up to 3"),
+        ({"broker_port": 65_535}, "--broker-port 65535: the brokers need ports up to 65536"),
+        ({"broker_port": 65_530, "broker_count": 2}, "the brokers need ports up to 65551"),
+        ({"settings": {"listenPort": "1"}}, "--set listenPort: this follows from --broker-port"),
+        (
+            {"settings": {"maxMesageSize": "1"}},
+            "--set maxMesageSize: there is no such setting: did you mean maxMessageSize?",
+        ),
+        (
+            {"settings": {"x": "1"}},
+            "--set x: there is no such setting: `skylark broker -p` prints all",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options(**given)
+    assert message in str(caught.value)

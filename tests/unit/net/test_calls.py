@@ -1,0 +1,56 @@
+"""Calls that wait for their answer: each ends once, whatever comes first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skylark.core.errors import ConnectionClosedError, RequestTimeoutError
+from skylark.net.calls import Calls
+from skylark.testing.clock import VirtualClock
+from skylark.wire.command import Command
+from skylark.wire.exchange import OpaqueCounter
+from skylark.wire.fields import INT32_MAX
+
+PEER = "10.0.0.1:10911"
+
+
+async def test_answers_timeouts_and_those_given_up() -> None:
+    clock = VirtualClock()
+    expired: list[float] = []
+    calls = Calls(clock, OpaqueCounter(5), lambda: expired.append(len(calls)))
+    futures = [calls.add(calls.new_opaque(), timeout_s, PEER) for timeout_s in (3.0, 1.0, 2.0)]
+    assert len(calls) == 3
+    assert calls.settle(Command(opaque=7, remark="answer"))
+    assert not calls.settle(Command(opaque=7)), "a second answer is nobody's"
+    assert (await futures[2]).remark == "answer"
+    assert calls.forget(5)
+    assert not calls.forget(5)
+    await clock.advance(seconds=1)
+    with pytest.raises(RequestTimeoutError, match=r"no answer from 10.0.0.1:10911 in time"):
+        await futures[1]
+    assert (expired, len(calls), clock.timer_count) == ([0], 0, 0)
+    assert not futures[0].done()
+
+
+async def test_all_fail_with_their_connection() -> None:
+    clock = VirtualClock()
+    calls = Calls(clock, OpaqueCounter(), lambda: None)
+    cancelled, waiting = (calls.add(calls.new_opaque(), 5.0, PEER) for _ in range(2))
+    cancelled.cancel()
+    calls.fail(ConnectionClosedError("gone"))
+    with pytest.raises(ConnectionClosedError, match="gone"):
+        await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (len(calls), clock.timer_count) == (0, 0)
+
+
+async def test_an_opaque_in_use_is_not_given_out_again() -> None:
+    calls = Calls(VirtualClock(), OpaqueCounter(INT32_MAX), lambda: None)
+    for opaque in (INT32_MAX, -INT32_MAX, -INT32_MAX + 1):
+        calls.add(opaque, 5.0, PEER)
+    # The numbers begin anew behind the largest one, and leave out those that are taken.
+    assert [calls.new_opaque() for _ in range(2)] == [-INT32_MAX - 1, -INT32_MAX + 2]
+    calls.fail(ConnectionClosedError("gone"))
