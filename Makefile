@@ -13,8 +13,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# Parts of the long suites; a file makes its part.
-interop_parts := $(sort $(patsubst tests/interop/test_%.py,%,$(wildcard tests/interop/test_*.py)))
+# Parts of the long suites; a file makes its part, and test_PART_MORE.py belongs to PART.
+interop_parts := $(sort $(foreach name,$(patsubst tests/interop/test_%.py,%, \
+	$(wildcard tests/interop/test_*.py)),$(firstword $(subst _, ,$(name)))))
 crash_parts := $(sort $(patsubst tests/crash/test_%.py,%,$(wildcard tests/crash/test_*.py)))
 bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildcard bench/*.py))))
 
@@ -22,7 +23,7 @@ bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildc
 check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
 	make $(1) needs PART=<part>, one of: $(or $($(1)_parts),none yet)))
 
-.PHONY: help setup fmt lint types test interop crash bench lock clean
+.PHONY: help setup up fmt lint types test interop crash bench lock clean
 
 help: ## print this list
 	@echo "make <target>"
@@ -45,6 +46,9 @@ $(READY): requirements.lock pyproject.toml tools/setup_java.py tools/java.lock
 	$(BIN)/python tools/setup_java.py
 	@touch $@
 
+up: $(READY) ## run a name server and a broker until interrupted (ARGS= for skylark up)
+	$(BIN)/skylark up $(ARGS)
+
 fmt: $(READY) ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -61,7 +65,7 @@ test: lint types ## everything that must pass: lint, types, tests (ARGS= for pyt
 
 interop: $(READY) ## run against Apache RocketMQ: PART=<part>; needs a JDK and Maven
 	$(call check_part,interop)
-	$(BIN)/pytest -s tests/interop/test_$(PART).py $(ARGS)
+	$(BIN)/pytest -s $(wildcard tests/interop/test_$(PART).py tests/interop/test_$(PART)_*.py) $(ARGS)
 
 crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>
 	$(call check_part,crash)

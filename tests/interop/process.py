@@ -200,6 +200,13 @@ class ManagedProcess(ABC):
                 raise self.failure(f"printed nothing more within {timeout_s:g} s")
             time.sleep(_POLL_INTERVAL_S)
 
+    def waiting_lines(self) -> list[str]:
+        """The complete lines of standard output that are there and not read yet."""
+        lines = []
+        while (line := self._read_line(ended=False)) is not None:
+            lines.append(line)
+        return lines
+
     def wait_for_line(self, text: str, timeout_s: float | None = None) -> str:
         """The next line of standard output that contains ``text``."""
         deadline = time.monotonic() + (timeout_s or self.START_TIMEOUT_S)

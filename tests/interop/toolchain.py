@@ -3,7 +3,8 @@
 Everything made here lives under ``build/interop`` (not tracked) and is made once:
 
 - ``lib-VERSION``: the jars of one RocketMQ release with all they depend on, copied by Maven;
-- ``classes-VERSION/NAME-HASH``: one program of ``tests/interop/java``, compiled against them.
+- ``classes-VERSION/NAME-HASH``: one program of ``tests/interop/java``, compiled against them;
+- ``wheel-VERSION``: the C++ client (see ``cpp.py``).
 
 A folder is filled under another name and renamed when complete, so that a run which was killed
 leaves nothing half done and two runs at once do not disturb each other: that a folder exists says
@@ -98,7 +99,7 @@ def classpath(version: str = CURRENT) -> str:
     folder = _jars_folder(version)
     if folder.exists() and not _has_jars(version):
         shutil.rmtree(folder)  # made for another list of artifacts
-    return f"{_filled(folder, lambda target: _copy_jars(version, target))}/*"
+    return f"{filled(folder.name, lambda target: _copy_jars(version, target))}/*"
 
 
 @cache
@@ -108,8 +109,27 @@ def compiled(program: str, version: str = CURRENT) -> Path:
     for source in sorted(_SOURCES.glob("*.java")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     digest.update(str(java_version()).encode())
-    folder = _CACHE / f"classes-{version}" / f"{program}-{digest.hexdigest()[:16]}"
-    return _filled(folder, lambda target: _compile(program, version, target))
+    folder = f"classes-{version}/{program}-{digest.hexdigest()[:16]}"
+    return filled(folder, lambda target: _compile(program, version, target))
+
+
+def filled(name: str, fill: Callable[[Path], None]) -> Path:
+    """The folder ``name`` of the cache; if it does not exist, filled aside and renamed."""
+    folder = _CACHE / name
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as aside:
+        made = Path(aside) / "made"
+        made.mkdir()
+        fill(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            # Another run was quicker and its folder, equally complete, is in the way.
+            if not folder.exists():
+                raise
+    return folder
 
 
 def _find_tool(name: str) -> str | None:
@@ -125,24 +145,6 @@ def _jars_folder(version: str) -> Path:
 def _has_jars(version: str) -> bool:
     folder = _jars_folder(version)
     return all((folder / f"{name}-{version}.jar").exists() for name in _ARTIFACTS[version])
-
-
-def _filled(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """``folder`` itself if it exists, otherwise filled aside and renamed into place."""
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as aside:
-        made = Path(aside) / "made"
-        made.mkdir()
-        fill(made)
-        try:
-            made.rename(folder)
-        except OSError:
-            # Another run was quicker and its folder, equally complete, is in the way.
-            if not folder.exists():
-                raise
-    return folder
 
 
 def _copy_jars(version: str, target: Path) -> None:

@@ -1,0 +1,99 @@
+"""``docs/compatibility.md`` is what its generator writes, and claims nothing that no test shows."""
+
+from __future__ import annotations
+
+import re
+
+from skylark.broker.handlers.admin.refused import REFUSED
+from skylark.wire.catalogue import CATALOGUE
+from skylark.wire.codes import RequestCode
+from tests.interop import mqadmin_commands
+from tools import compatibility
+from tools.compatibility import LATER, REFUSAL, WORKS, Evidence
+
+
+def test_the_document_is_up_to_date() -> None:
+    written = compatibility.DOCUMENT.read_text()
+    assert written == compatibility.document(), "run python -m tools.compatibility"
+
+
+def test_every_code_and_command_has_a_row() -> None:
+    text = compatibility.DOCUMENT.read_text()
+    codes = re.findall(r"^\| (\d+) \| (\w+) \| [A-Z to]* ?\| (\w+) \| ", text, re.MULTILINE)
+    assert [(int(code), name) for code, name, _ in codes] == [
+        (code, row.name) for code, row in CATALOGUE.items()
+    ]
+    commands = re.findall(r"^\| `(\w+)` \| (\w+) \| ", text, re.MULTILINE)
+    assert sorted(name for name, _ in commands) == sorted(mqadmin_commands.NAMES)
+    assert {state for *_, state in [*codes, *commands]} == {WORKS, REFUSAL, LATER}
+
+
+def test_what_the_servers_handle_is_shown() -> None:
+    evidence = compatibility.collect()
+    unshown = [
+        row.name
+        for row in CATALOGUE.values()
+        if compatibility.state_of_code(row, evidence.codes)[1] == compatibility.NOT_SHOWN
+    ]
+    assert unshown == []
+    states = {
+        name: compatibility.state_of_command(name, evidence.commands)[0]
+        for name in mqadmin_commands.NAMES
+    }
+    assert [name for name in mqadmin_commands.SERVED if states[name] != WORKS] == []
+
+
+def test_a_command_stands_in_one_list() -> None:
+    names = mqadmin_commands.NAMES
+    assert len(set(names)) == len(names) == 96
+    assert set(mqadmin_commands.REFUSED_BY_CODE.values()) <= REFUSED.keys()
+
+
+SOURCE = """
+from tests.interop.shown import shows
+
+@pytest.mark.spec("broker.13.4", "broker.13.5")
+async def test_spec(world):
+    await world.call(RequestCode.PULL_MESSAGE)
+
+@shows("topicList", "topicRoute", codes=[RequestCode.GET_MAX_OFFSET])
+def test_real_tool(admin):
+    admin.run("clusterList", RequestCode.GET_MIN_OFFSET)
+
+@pytest.mark.spec("client.8.1")
+def test_of_clients(client):
+    client.call(RequestCode.HEART_BEAT)
+
+def test_other(world):
+    world.call(RequestCode.SEND_MESSAGE)
+"""
+
+
+def test_declarations_and_marks_are_read() -> None:
+    evidence = Evidence()
+    compatibility.collect_source(SOURCE, evidence)
+    assert evidence.commands == {"topicList": {"test_real_tool"}, "topicRoute": {"test_real_tool"}}
+    assert evidence.codes == {
+        RequestCode.PULL_MESSAGE: {"spec broker.13.4", "spec broker.13.5"},
+        RequestCode.GET_MAX_OFFSET: {"interop real_tool"},
+    }
+
+
+def test_states() -> None:
+    def state(code: RequestCode, *tests: str) -> tuple[str, str]:
+        shown = {int(code): set(tests)} if tests else {}
+        return compatibility.state_of_code(CATALOGUE[code], shown)
+
+    shown = ("spec broker.13.7", "interop queries", "replay", "spec broker.13.4")
+    evidence = "replay; spec broker.13.4, broker.13.7; interop queries"
+    assert state(RequestCode.PULL_MESSAGE, *shown) == (WORKS, evidence)
+    assert state(RequestCode.PULL_MESSAGE) == (LATER, compatibility.NOT_SHOWN)
+    # What is refused does not work, whoever names it.
+    pop = REFUSED[RequestCode.POP_MESSAGE]
+    assert state(RequestCode.POP_MESSAGE, "replay") == (LATER, pop)
+    assert state(RequestCode.ADD_BROKER)[0] == REFUSAL
+    assert state(RequestCode.QUERY_BROKER_OFFSET)[0] == REFUSAL
+    assert state(RequestCode.CONTROLLER_ELECT_MASTER)[0] == LATER
+    assert compatibility.state_of_command("createUser", {})[0] == LATER
+    assert compatibility.state_of_command("switchTimerEngine", {})[0] == REFUSAL
+    assert compatibility.state_of_command("topicList", {})[0] == LATER

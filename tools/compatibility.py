@@ -1,0 +1,259 @@
+"""Writes ``docs/compatibility.md``: what of RocketMQ works here, is refused, or comes later.
+
+    python -m tools.compatibility           # from the root of the repository
+    python -m tools.compatibility --check   # fails if the file is not what would be written
+
+"Works" is said only of what a test names:
+
+=========  =======================================================================================
+replay     a recorded request of this code is sent again and answered as recorded: to the name
+           server (``tests/golden/test_namesrv_replay.py``) or to the broker
+           (``tests/golden/replay``)
+spec       a test marked with an item of the specification of the servers names the code
+interop    a test with a real client or tool declares the command or code with ``shows``
+           (``tests/interop/shown.py``), or a row of the table of scenarios stands for it
+=========  =======================================================================================
+
+Marks and declarations are read from the syntax trees of the tests, so nothing of them is run. That
+the servers handle exactly the codes of the catalogue that they should, or refuse them by name, is
+tested elsewhere; what is refused and why is taken from the broker's own table.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from skylark.broker.handlers.admin.refused import REFUSED
+from skylark.wire.catalogue import CATALOGUE
+from skylark.wire.codes import RequestCode
+from skylark.wire.rows.row import Priority, Row
+from tests.golden.replay.recording import RUNS, Scenario
+from tests.interop import mqadmin_commands
+from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
+
+ROOT: Final = Path(__file__).parent.parent
+DOCUMENT: Final = ROOT / "docs" / "compatibility.md"
+FRAMES: Final = ROOT / "tests" / "golden" / "data" / "frames"
+
+WORKS, REFUSAL, LATER = "works", "refused", "later"
+
+#: Of the specification: what is asked of servers.
+CHAPTERS: Final = ("remoting.", "broker.", "store.")
+
+#: Codes that a scenario of the table cannot do without.
+SCENARIO_CODES: Final = {
+    "timer_messages": (RequestCode.RECALL_MESSAGE,),
+    "consumer_joins_and_leaves": (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,),
+    "transaction_checks": (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.END_TRANSACTION),
+    "request_reply": (RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,),
+    "retry": (RequestCode.CONSUMER_SEND_MSG_BACK,),
+}
+#: Codes that nobody here is asked with, and why.
+NOT_ASKED: Final = {RequestCode.NOTIFY_UNSUBSCRIBE_LITE: "this broker has no lite topics"}
+_UNUSED: Final = "5.5.0 does not send it"
+_CONTROLLER: Final = "there is no controller yet"
+NOT_SHOWN: Final = "handled, but no test of these kinds shows it yet"
+
+_HEAD: Final = """\
+# Compatibility with Apache RocketMQ 5.5.0
+
+<!-- Written by `python -m tools.compatibility`; a test compares. -->
+
+What works, what is refused and what comes later. "Works" stands only where a test shows it:
+
+- *replay*: a request recorded with a real broker or name server, sent again and answered alike;
+- *spec*: a test of the numbered item of the specification;
+- *interop*: the real client or tool, run against Skylark by
+
+```console
+$ make interop PART=broker
+```
+
+A refused request is answered with code 3, and if 5.5.0 sends it also with its name and the reason.
+"""
+
+
+@dataclass
+class Evidence:
+    """Which tests name a command or a code; the texts are for readers."""
+
+    commands: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    codes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def collect() -> Evidence:
+    """Everything that tests show."""
+    evidence = Evidence()
+    for run in RUNS:
+        for name in run.scenarios:
+            for frame in Scenario(name).requests:
+                evidence.codes[frame.command.code].add("replay")
+    for code in _name_server_requests():
+        evidence.codes[code].add("replay")
+    for scenario in SCENARIOS:
+        for code in SCENARIO_CODES.get(scenario.key, ()):
+            evidence.codes[code].add(f"interop {scenario.key}")
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        collect_source(path.read_text(), evidence)
+    return evidence
+
+
+def _name_server_requests() -> Iterator[int]:
+    for path in FRAMES.glob("*.jsonl"):
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            if line["link"].endswith("-namesrv") and not line["response"]:
+                yield int(line["code"])
+
+
+def collect_source(source: str, evidence: Evidence) -> None:
+    """Add what the tests of one file show."""
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if not isinstance(decorator, ast.Call):
+                continue
+            name = ast.unparse(decorator.func)
+            if name == "pytest.mark.spec":
+                items = [item for item in _texts(decorator.args) if item.startswith(CHAPTERS)]
+                for code in _codes_in(node.body) if items else ():
+                    evidence.codes[code].update(f"spec {item}" for item in items)
+            elif name == "shows":
+                for command in _texts(decorator.args):
+                    evidence.commands[command].add(node.name)
+                for code in _codes_in([each.value for each in decorator.keywords]):
+                    evidence.codes[code].add(f"interop {node.name.removeprefix('test_')}")
+
+
+def _texts(nodes: Iterable[ast.expr]) -> list[str]:
+    return [str(ast.literal_eval(node)) for node in nodes]
+
+
+def _codes_in(nodes: Iterable[ast.AST]) -> set[RequestCode]:
+    """The codes that are written as ``RequestCode.NAME``."""
+    return {
+        RequestCode[each.attr]
+        for node in nodes
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "RequestCode"
+    }
+
+
+# ---- states --------------------------------------------------------------------------------------
+
+
+def state_of_code(row: Row, shown: Mapping[int, set[str]]) -> tuple[str, str]:
+    """State of a request code, and what shows it or why not."""
+    code = row.code
+    if row.priority is Priority.UNUSED:
+        return REFUSAL, _UNUSED
+    if (reason := REFUSED.get(code) or NOT_ASKED.get(code)) is not None:
+        return _refusal(reason), reason
+    if row.receivers == {"K"}:
+        return LATER, _CONTROLLER
+    if code in shown:
+        return WORKS, _evidence(shown[code])
+    return LATER, NOT_SHOWN
+
+
+def state_of_command(command: str, shown: Mapping[str, set[str]]) -> tuple[str, str]:
+    """State of an mqadmin command, and what shows it or why not."""
+    if command in shown:
+        return WORKS, ", ".join(sorted(f"`{test}`" for test in shown[command]))
+    if (code := mqadmin_commands.REFUSED_BY_CODE.get(command)) is not None:
+        return _refusal(REFUSED[code]), REFUSED[code]
+    reason = mqadmin_commands.WITHOUT_SERVER.get(command, NOT_SHOWN)
+    return _refusal(reason), reason
+
+
+def _refusal(reason: str) -> str:
+    """The table of refusals says "yet" where something is to come."""
+    return LATER if " yet" in reason else REFUSAL
+
+
+def _evidence(tests: set[str]) -> str:
+    """``replay; spec 13.4, 13.7; interop queries``: kinds in this order."""
+    kinds = ("replay", "spec", "interop")
+    by_kind = {
+        kind: sorted(test.removeprefix(kind).strip() for test in tests if test.startswith(kind))
+        for kind in kinds
+    }
+    shown = (f"{kind} {', '.join(names)}".strip() for kind, names in by_kind.items() if names)
+    return "; ".join(shown)
+
+
+# ---- the document --------------------------------------------------------------------------------
+
+
+def document() -> str:
+    """The whole file."""
+    evidence = collect()
+    parts = [_HEAD, _clients(), _commands(evidence), _codes(evidence)]
+    return "\n".join(parts)
+
+
+def _clients() -> str:
+    rows = [
+        [scenario.title, *(scenario.without.get(client, "yes") for client in CLIENTS)]
+        for scenario in SCENARIOS
+    ]
+    return "## Clients\n\nA cell is *yes*, or says why not.\n\n" + _table(
+        ["Scenario", *CLIENTS.values()], rows
+    )
+
+
+def _commands(evidence: Evidence) -> str:
+    rows = []
+    for command in sorted(mqadmin_commands.NAMES, key=str.lower):
+        state, why = state_of_command(command, evidence.commands)
+        rows.append([f"`{command}`", state, why])
+    counts = _counts(row[1] for row in rows)
+    return f"## mqadmin\n\n{counts}\n\n" + _table(
+        ["Command", "State", "Shown by, or why not"], rows
+    )
+
+
+def _codes(evidence: Evidence) -> str:
+    rows = []
+    for code, row in CATALOGUE.items():
+        state, why = state_of_code(row, evidence.codes)
+        rows.append([str(code), row.name, row.direction.replace("->", " to "), state, why])
+    counts = _counts(row[3] for row in rows)
+    legend = (
+        "Parties: C client, B broker, S slave broker, N name server, A admin tool, K controller."
+    )
+    return f"## Request codes\n\n{legend} {counts}\n\n" + _table(
+        ["Code", "Name", "Between", "State", "Shown by, or why not"], rows
+    )
+
+
+def _counts(states: Iterable[str]) -> str:
+    listed = list(states)
+    return ", ".join(f"{listed.count(state)} {state}" for state in (WORKS, REFUSAL, LATER)) + "."
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    made = document()
+    if "--check" not in sys.argv[1:]:
+        DOCUMENT.write_text(made)
+    elif DOCUMENT.read_text() != made:
+        sys.exit("docs/compatibility.md is out of date: run python -m tools.compatibility")
+
+
+if __name__ == "__main__":
+    main()
