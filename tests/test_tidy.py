@@ -22,9 +22,10 @@ CAPTURED = ("tests/golden/data/",)
 
 # Modules built before their first user, each with the issue that brings it.
 AWAITED = {
-    "skylark.auth.signature": "broker",
-    "skylark.broker.metrics": "broker",
-    "skylark.broker.runtime_info": "broker",
+    "skylark.client.arrow": "clients",
+    "skylark.client.consumer.classic_pull": "clients",
+    "skylark.client.consumer.push": "clients",
+    "skylark.client.trace": "clients",
     "skylark.wire.ha": "replication",
 }
 

@@ -7,16 +7,18 @@ with exit code 0: it unregisters, answers what it has in hand, and brings everyt
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from skylark.cli.context import CliContext
+from skylark.cli.serving import run_server
 
 if TYPE_CHECKING:
+    import asyncio
+
     from skylark.broker.config import BrokerConfig
 
 
@@ -53,7 +55,7 @@ def command(
         click.echo(to_properties(config), nl=False)
         return
     context.configure_logging("info")
-    _run(config, given)
+    run_server(partial(_serve, config, given))
 
 
 def _load(
@@ -81,34 +83,9 @@ def _load(
     return load_broker_config(given, variables=variables), given
 
 
-def _run(config: BrokerConfig, given: dict[str, str]) -> None:
-    import asyncio
-
-    from skylark.core.errors import TransportError
-
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
-        import uvloop
-
-        new_loop = uvloop.new_event_loop
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(_serve(config, given))
-    except TransportError as error:
-        # The address cannot be listened on: that is a failure here, not an unreachable server.
-        raise click.ClickException(str(error)) from error
-
-
-async def _serve(config: BrokerConfig, given: dict[str, str]) -> None:
-    import asyncio
-    import signal
-
+async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Event) -> None:
     from skylark.broker.app import Broker
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     broker = Broker(config, given=given)
     await broker.start()
     click.echo(f"ready {config.broker_name}={broker.address}")

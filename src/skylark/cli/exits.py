@@ -42,6 +42,9 @@ def exit_code(error: Exception) -> ExitCode:
         (errors.TopicNotExistError, ExitCode.NOT_FOUND),
         (errors.QueryNotFoundError, ExitCode.NOT_FOUND),
         (errors.SubscriptionGroupNotExistError, ExitCode.NOT_FOUND),
+        (errors.NoNameServerError, ExitCode.UNREACHABLE),
+        (errors.NoRouteError, ExitCode.NOT_FOUND),
+        (errors.RequestReplyTimeoutError, ExitCode.UNREACHABLE),
     )
     for kind, code in table:
         if isinstance(error, kind):

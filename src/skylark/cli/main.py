@@ -33,10 +33,14 @@ class LazyCommand(NamedTuple):
 
 COMMANDS: dict[str, LazyCommand] = {
     "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
+    "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
     "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
+    "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
         "skylark.cli.store:command", "Check or dump the files of a message store."
     ),
+    "topic": LazyCommand("skylark.cli.topic:command", "Create and list topics."),
+    "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers."),
 }
 
 

@@ -7,16 +7,18 @@ in order, with exit code 0.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from skylark.cli.context import CliContext
+from skylark.cli.serving import run_server
 
 if TYPE_CHECKING:
+    import asyncio
+
     from skylark.namesrv.config import NamesrvConfig
 
 
@@ -50,7 +52,7 @@ def command(
         click.echo(to_properties(config), nl=False)
         return
     context.configure_logging("info")
-    _run(config)
+    run_server(partial(_serve, config))
 
 
 def _load(config_file: Path | None) -> NamesrvConfig:
@@ -71,34 +73,9 @@ def _load(config_file: Path | None) -> NamesrvConfig:
     return load(NamesrvConfig, properties, variables=variables)
 
 
-def _run(config: NamesrvConfig) -> None:
-    import asyncio
-
-    from skylark.core.errors import TransportError
-
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
-        import uvloop
-
-        new_loop = uvloop.new_event_loop
-    try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(_serve(config))
-    except TransportError as error:
-        # The address cannot be listened on: that is a failure here, not an unreachable server.
-        raise click.ClickException(str(error)) from error
-
-
-async def _serve(config: NamesrvConfig) -> None:
-    import asyncio
-    import signal
-
+async def _serve(config: NamesrvConfig, stop: asyncio.Event) -> None:
     from skylark.namesrv.app import NameServer
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     server = NameServer(config)
     await server.start()
     click.echo(f"ready namesrv={server.address}")

@@ -3,6 +3,29 @@
 ``retriable`` says whether the same call may succeed later without any change by the caller.
 ``hint`` is one sentence for a person: what to do about it. ``str(error)`` holds both.
 
+What Java's client throws, and what is raised here instead:
+
+==============================  ======  =========================================
+``MQClientException``           -1      :class:`ClientError` and its subclasses
+- no name server                10004   :class:`NoNameServerError`
+- no route of a topic           10005   :class:`NoRouteError`
+- ``RequestTimeoutException``   10006   :class:`RequestReplyTimeoutError`
+- a reply cannot be built       10007   :class:`CannotReplyError`
+- illegal message               13      :class:`InvalidMessageError`
+- "Send [n] times, still failed"        :class:`SendFailedError`, with 10001 (connect), 10002
+                                        (timeout), 10003 (client error) or the broker's code
+- wrong state, group twice      -1      :class:`ClientStateError`
+``MQBrokerException``                   :class:`BrokerError`, with the code and the address
+``OffsetNotFoundException``     22      :class:`QueryNotFoundError`
+``RemotingConnectException``            :class:`ConnectError`
+``RemotingSendRequestException``        :class:`ConnectionClosedError`
+``RemotingTimeoutException``            :class:`RequestTimeoutError`
+``RemotingTooMuchRequestException``     :class:`TooManyRequestsError`
+``RemotingCommandException``            :class:`RemoteProtocolError`
+==============================  ======  =========================================
+
+Whatever means that time ran out is a ``TimeoutError`` as well.
+
 Peer and disk data never raise anything outside this tree; a ``KeyError`` or ``struct.error`` that
 escapes from a decoder is a defect.
 """
@@ -67,7 +90,7 @@ class ConnectionClosedError(TransportError):
     """The connection ended before the answer came."""
 
 
-class RequestTimeoutError(TransportError):
+class RequestTimeoutError(TransportError, TimeoutError):
     """No answer within the caller's timeout."""
 
 
@@ -79,16 +102,36 @@ class BrokerError(SkylarkError):
     """A request was answered with a code other than success.
 
     It travels both ways: a handler raises it to answer with ``code`` and ``remark``, a client
-    raises it when such an answer arrives. :func:`broker_error` picks the subclass by code.
+    raises it when such an answer arrives. :func:`broker_error` picks the subclass by code. At the
+    client ``broker_address`` says who answered, and the text is that of Java's client.
     """
 
     code: int = 1
 
-    def __init__(self, remark: str, *, code: int | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        remark: str,
+        *,
+        code: int | None = None,
+        hint: str | None = None,
+        broker_address: str | None = None,
+    ) -> None:
         super().__init__(remark, hint=hint)
         self.remark = remark
+        self.broker_address = broker_address
         if code is not None:
             self.code = code
+
+    def __str__(self) -> str:
+        if self.broker_address is None:
+            return super().__str__()
+        text = f"CODE: {self.code}  DESC: {self.remark} BROKER: {self.broker_address}"
+        return f"{text}: {self.hint}" if self.hint else text
+
+    @property
+    def response_code(self) -> int:
+        """The code, by the name that client errors have for it."""
+        return self.code
 
 
 class SystemBusyError(BrokerError):
@@ -172,9 +215,71 @@ def _by_code(base: type[BrokerError]) -> dict[int, type[BrokerError]]:
 _BROKER_ERRORS = _by_code(BrokerError)
 
 
-def broker_error(code: int, remark: str, *, hint: str | None = None) -> BrokerError:
+def broker_error(
+    code: int, remark: str, *, hint: str | None = None, broker_address: str | None = None
+) -> BrokerError:
     """The error for a response code; codes without a class of their own give the base class."""
-    return _BROKER_ERRORS.get(code, BrokerError)(remark, code=code, hint=hint)
+    error_class = _BROKER_ERRORS.get(code, BrokerError)
+    return error_class(remark, code=code, hint=hint, broker_address=broker_address)
+
+
+class ClientError(SkylarkError):
+    """The client cannot do what was asked: wrong use, no route, no name server."""
+
+    response_code: int = -1
+
+    def __init__(
+        self, message: str, *, response_code: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        if response_code is not None:
+            self.response_code = response_code
+
+
+class ClientStateError(ClientError):
+    """Used before its start, after its end, twice, or in a forked child process."""
+
+
+class InvalidMessageError(ClientError):
+    """A message that no broker would take; nothing was sent."""
+
+    response_code = 13
+
+
+class SendFailedError(ClientError):
+    """All attempts to send a message failed; ``__cause__`` is the error of the last one.
+
+    It may be stored nevertheless, if an answer got lost.
+    """
+
+    retriable: ClassVar[bool] = True
+
+
+class NoNameServerError(ClientError):
+    """No name server answers."""
+
+    response_code = 10004
+    retriable: ClassVar[bool] = True
+
+
+class NoRouteError(ClientError):
+    """The name servers know no broker that has this topic."""
+
+    response_code = 10005
+    retriable: ClassVar[bool] = True
+
+
+class RequestReplyTimeoutError(ClientError, TimeoutError):
+    """A request was sent, and no reply came in time."""
+
+    response_code = 10006
+    retriable: ClassVar[bool] = True
+
+
+class CannotReplyError(ClientError):
+    """The message is no request, so there is nobody to reply to."""
+
+    response_code = 10007
 
 
 class StoreError(SkylarkError):

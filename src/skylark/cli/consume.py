@@ -1,0 +1,512 @@
+"""``skylark consume``: print the messages of a topic, those that are there and those that come.
+
+Two ways to read, which leave different traces:
+
+================  ==============================================================================
+without a group   plain reading: nothing is registered or committed, every run sees everything
+``--group G``     a member of the group, which shares the queues with the others; what was
+                  printed is committed, and the next run goes on after it
+================  ==============================================================================
+
+Without a group the messages that are there come in the order in which they were stored, across
+queues (brokers' clocks permitting); later ones come as they arrive, in order within their queue.
+Following goes on through restarts of brokers and takes up queues that the topic gets.
+
+On stdout there is a line per message: columns, in which nothing can move the cursor, or with
+``--output json`` an object whose body is text in ``body`` or, if it is no UTF-8, ``body_base64``.
+The interrupt key and SIGTERM end it in order, with exit code 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.name_servers import namesrv_option
+from skylark.cli.output import Output, cell_text
+from skylark.cli.produce import client_options, explained
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from skylark.client.consumer.lite_settings import LitePullKeywords
+    from skylark.client.consumer.subscription import Subscription
+    from skylark.client.instance import ClientInstance
+    from skylark.client.link import Link
+    from skylark.client.message import MessageExt
+    from skylark.client.options import ClientOptions
+    from skylark.client.routes import Route
+
+log = logging.getLogger(__name__)
+
+OFFSET_DIGITS_MAX = 18
+PULL_COUNT = 32
+SUSPEND_S = 15.0
+PULL_TIMEOUT_S = 30.0
+RETRY_S = 1.0
+TRIES_MAX = 10
+#: How often following looks for queues that the topic has got.
+ROUTE_INTERVAL_S = 10.0
+#: Lists of messages that wait to be printed.
+WAITING_MAX = 16
+#: A group shares its end with others: with --no-follow it is where so long nothing comes.
+GROUP_IDLE_S = 2.0
+GROUP_SETTLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the options ask for."""
+
+    topic: str
+    start: str | int | datetime  # earliest, latest, an offset or a time
+    follow: bool
+    tags: str | None
+    queue: str | None
+
+
+@click.command(
+    "consume",
+    epilog="Example: skylark consume orders --from 2026-11-01T08:00 --tags 'new || paid'",
+)
+@click.argument("topic")
+@namesrv_option
+@click.option(
+    "--from",
+    "start",
+    metavar="WHERE",
+    help="earliest, latest, a time (2026-11-01T08:00, local unless it says otherwise) or an offset."
+    " With --group only where nothing is committed.  [default: earliest]",
+)
+@click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
+@click.option(
+    "--follow/--no-follow",
+    default=True,
+    show_default=True,
+    help="Wait for further messages, or end with the last one that is there.",
+)
+@click.option("--group", help="Consume as a member of this group, and commit what was printed.")
+@click.option("--tags", metavar="A||B", help="Only messages with one of these tags.")
+@click.option(
+    "--queue", metavar="[BROKER:]ID", help="Only this queue, of all brokers or of one; no --group."
+)
+@click.pass_obj
+def command(
+    context: CliContext,
+    topic: str,
+    namesrv: str | None,
+    start: str | None,
+    count: int | None,
+    follow: bool,
+    group: str | None,
+    tags: str | None,
+    queue: str | None,
+) -> None:
+    """Print the messages of a topic.
+
+    Prints what is there and then what comes, until the interrupt key ends it. Without --group
+    nothing is left behind: other consumers do not notice.
+    """
+    import asyncio
+
+    if group is not None and queue is not None:
+        raise click.UsageError("a group shares its queues by itself: leave out --queue or --group")
+    wanted = Wanted(topic, _start(start or "earliest"), follow, tags, queue)
+    if group is not None and isinstance(wanted.start, int):
+        raise click.UsageError("a group begins at earliest, latest or a time, not at an offset")
+    context.configure_logging("error")  # what matters of the client's warnings is an error here
+    printer = _Printer(context.output, topic, count)
+    with explained(topic):
+        options = client_options(namesrv)
+        if group is None:
+            asyncio.run(_until_signal(_consume_plain(printer, wanted, options)))
+        else:
+            asyncio.run(_until_signal(_consume_group(printer, wanted, options, group)))
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; SIGTERM and the interrupt key end it in order, and well."""
+    import asyncio
+    import signal
+    from contextlib import suppress
+
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _start(text: str) -> str | int | datetime:
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
+        return int(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is not earliest, latest, a time such as 2026-11-01T08:00, or an offset",
+            param_hint="--from",
+        ) from None
+
+
+# ---- printing ------------------------------------------------------------------------------------
+
+
+class _Printer:
+    """Prints messages until there are enough of them."""
+
+    def __init__(self, output: Output, topic: str, count: int | None) -> None:
+        self.output = output
+        self._topic = topic
+        self._left = count
+        self._has_heading = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there have been as many as were asked for."""
+        return self._left == 0
+
+    def show(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Print messages, as many as are still wanted; returns those that were printed."""
+        shown = messages if self._left is None else messages[: self._left]
+        for message in shown:
+            sys.stdout.write(self._json(message) if self.output.is_json else self._line(message))
+        if self._left is not None:
+            self._left -= len(shown)
+        return shown
+
+    def flush(self) -> None:
+        """Let the reader have what was printed."""
+        sys.stdout.flush()
+
+    def _json(self, message: MessageExt) -> str:
+        import base64
+        import json
+
+        record: dict[str, object] = {
+            "topic": self._topic,
+            "broker": message.broker_name,
+            "queue": message.queue_id,
+            "offset": message.queue_offset,
+            "msg_id": message.msg_id,
+            "tag": message.tag,
+            "keys": message.keys,
+        }
+        try:
+            record["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            record["body_base64"] = base64.b64encode(message.body).decode()
+        record["properties"] = dict(message.properties)
+        record["born_time"] = message.born_time.isoformat(timespec="milliseconds")
+        record["store_time"] = message.store_time.isoformat(timespec="milliseconds")
+        record["reconsume_times"] = message.reconsume_times
+        text = json.dumps(record, ensure_ascii=False)
+        return f"{text.encode('utf-8', 'backslashreplace').decode()}\n"
+
+    def _line(self, message: MessageExt) -> str:
+        import base64
+
+        heading = ""
+        if not self._has_heading:
+            self._has_heading = True
+            heading = f"{'STORED':<23}  {'QUEUE':<12}    OFFSET  {'TAG':<8}  {'KEYS':<8}  BODY\n"
+        try:
+            body = cell_text(message.body.decode())
+        except UnicodeDecodeError:
+            body = f"base64:{base64.b64encode(message.body).decode()}"
+        stored = message.store_time.astimezone().replace(tzinfo=None)
+        queue = f"{message.broker_name}:{message.queue_id}"
+        return (
+            f"{heading}{stored.isoformat(' ', 'milliseconds')}  {cell_text(queue):<12}"
+            f"  {message.queue_offset:>8}  {cell_text(message.tag):<8}"
+            f"  {cell_text(message.keys):<8}  {body}\n"
+        )
+
+
+# ---- as a member of a group ----------------------------------------------------------------------
+
+
+async def _consume_group(
+    printer: _Printer, wanted: Wanted, options: ClientOptions, group: str
+) -> None:
+    import asyncio
+
+    from skylark.client.consumer.lite_pull import LitePullConsumer
+    from skylark.core.clock import LoopClock
+
+    consumer = LitePullConsumer(group, options, **_group_start(wanted.start))
+    settled = asyncio.Event()
+    consumer.subscribe(wanted.topic, wanted.tags, listener=lambda *shared: settled.set())
+    async with consumer:
+        await consumer.fetch_queues(wanted.topic)  # a topic that does not exist is told at once
+        if not wanted.follow:
+            try:
+                await LoopClock().wait_for(settled.wait(), GROUP_SETTLE_S)
+            except TimeoutError:
+                printer.output.note(f"group {group} has given us no queue yet")
+        while not printer.is_done:
+            messages = await consumer.poll(GROUP_IDLE_S)
+            if messages:
+                shown = printer.show(messages)
+                printer.flush()
+                await consumer.commit(shown)
+            elif not wanted.follow:
+                break
+
+
+def _group_start(start: str | int | datetime) -> LitePullKeywords:
+    """Settings that say where a group begins that has committed nothing."""
+    from skylark.client.consumer.lite_settings import LitePullKeywords, LitePullSettings
+    from skylark.client.consumer.start_position import format_consume_timestamp
+
+    where = type(LitePullSettings().consume_from_where)
+    found = LitePullKeywords(auto_commit=False)
+    if isinstance(start, datetime):
+        found["consume_from_where"] = where.CONSUME_FROM_TIMESTAMP
+        found["consume_timestamp"] = format_consume_timestamp(int(start.timestamp() * 1000))
+    elif start == "earliest":
+        found["consume_from_where"] = where.CONSUME_FROM_FIRST_OFFSET
+    else:
+        found["consume_from_where"] = where.CONSUME_FROM_LAST_OFFSET
+    return found
+
+
+# ---- without a group -----------------------------------------------------------------------------
+
+
+async def _consume_plain(printer: _Printer, wanted: Wanted, options: ClientOptions) -> None:
+    import asyncio
+    from contextlib import aclosing
+
+    async with _open(options) as (instance, link):
+        topic = instance.namespace.wrap(wanted.topic)
+        route = await link.lookup.subscribe_route(topic)
+        readers = _readers(instance, link, wanted, route, printer.output)
+        if not readers:
+            raise click.BadParameter(f"{wanted.topic} has no such queue", param_hint="--queue")
+        await asyncio.gather(*(reader.place(wanted.start) for reader in readers))
+        async with aclosing(_in_order(readers)) as stored:
+            async for message in stored:
+                printer.show([message])
+                if printer.is_done:
+                    return
+        printer.flush()
+        if wanted.follow:
+            async with aclosing(
+                _following(instance, link, wanted, readers, printer.output)
+            ) as coming:
+                async for messages in coming:
+                    printer.show(messages)
+                    printer.flush()
+                    if printer.is_done:
+                        return
+
+
+@asynccontextmanager
+async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, Link]]:
+    """Connections and routes of a client that is in no group."""
+    from skylark.client.instances import acquire_instance
+
+    instance = acquire_instance(options, options.client_id(stream=True), stream=True)
+    try:
+        await instance.start()
+        link = instance.open_link()
+        try:
+            yield instance, link
+        finally:
+            await link.release()
+    finally:
+        await instance.release()
+
+
+def _readers(
+    instance: ClientInstance, link: Link, wanted: Wanted, route: Route, output: Output
+) -> list[_QueueReader]:
+    """A reader for each queue that is wanted."""
+    from skylark.client.consumer.subscription import make_subscription
+
+    subscription = make_subscription(route.topic, wanted.tags, now_ms=link.clock.now_ms())
+    return [
+        _QueueReader(instance, link, route, place, subscription, output)
+        for place, queue in enumerate(route.subscribe)
+        if wanted.queue in (None, str(queue.queue_id), f"{queue.broker_name}:{queue.queue_id}")
+    ]
+
+
+class _QueueReader:
+    """Reads one queue: first what is there, then what comes."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        link: Link,
+        route: Route,
+        place: int,
+        subscription: Subscription,
+        output: Output,
+    ) -> None:
+        """``place`` is that of the queue in the route."""
+        from skylark.client.consumer.pull_access import QueueAccess
+        from skylark.core.names import TOOLS_GROUP
+
+        self.queue = route.subscribe[place]
+        self._output = output
+        self._link = link
+        self._subscription = subscription
+        self._access = QueueAccess(instance, link, TOOLS_GROUP)
+        self._start = 0
+        self._end = 0  # what is there ends here, and what comes begins
+
+    async def place(self, start: str | int | datetime) -> None:
+        """Find out where to begin, and where what is there ends."""
+        low = await self._access.min_offset(self.queue)
+        self._end = await self._access.max_offset(self.queue)
+        offset = low if start == "earliest" else self._end
+        if isinstance(start, datetime):
+            time_ms = max(0, int(start.timestamp() * 1000))
+            offset = await self._access.search_offset(self.queue, time_ms)
+        elif isinstance(start, int):
+            offset = start
+        self._start = max(low, min(offset, self._end))
+
+    async def stored(self) -> AsyncGenerator[MessageExt, None]:
+        """The messages that are there."""
+        offset = self._start
+        while offset < self._end:
+            messages, next_offset = await self._pull(offset, wait=False)
+            for message in messages:
+                if message.queue_offset < self._end:
+                    yield message
+            if next_offset <= offset:  # nothing is there any more: deleted, or made anew
+                self._output.note(f"{self.queue} ends at {offset}, before {self._end}")
+                return
+            offset = next_offset
+
+    async def follow(self, arrived: asyncio.Queue[list[MessageExt] | Exception]) -> None:
+        """Put what comes into ``arrived``, and an error that will not pass."""
+        offset = self._end
+        while True:
+            try:
+                messages, offset = await self._pull(offset, wait=True)
+            except Exception as error:  # noqa: BLE001 - raised again by whoever takes it
+                await arrived.put(error)
+                return
+            if messages:
+                await arrived.put(messages)
+
+    async def _pull(self, offset: int, *, wait: bool) -> tuple[list[MessageExt], int]:
+        """Messages, and where to go on; errors that may pass are waited out, those of following
+        for ever.
+        """
+        from skylark.client.consumer.pull_access import PullTerms, UndecodableError
+        from skylark.core.errors import (
+            NoPermissionError,
+            SkylarkError,
+            SubscriptionGroupNotExistError,
+            TopicNotExistError,
+        )
+
+        suspend_s = SUSPEND_S if wait else 0.0
+        terms = PullTerms(count_max=PULL_COUNT, suspend_s=suspend_s, timeout_s=PULL_TIMEOUT_S)
+        tries_left = None if wait else TRIES_MAX
+        is_told = False
+        while True:
+            try:
+                result, _ = await self._access.pull(self.queue, self._subscription, offset, terms)
+            except UndecodableError as error:
+                self._output.note(f"{error}: passed over")
+                return [], offset + 1
+            except (TopicNotExistError, NoPermissionError, SubscriptionGroupNotExistError):
+                raise
+            except SkylarkError as error:
+                if tries_left is not None:
+                    tries_left -= 1
+                    if not tries_left:
+                        raise
+                if not is_told:
+                    is_told = True
+                    self._output.note(f"{self.queue} cannot be read for now: {error}")
+                await self._link.clock.sleep(RETRY_S)
+            else:
+                return result.messages, result.next_offset
+
+
+async def _in_order(
+    readers: list[_QueueReader],
+) -> AsyncGenerator[MessageExt, None]:
+    """What is in the queues, in the order in which it was stored."""
+    import asyncio
+    import heapq
+
+    streams = [reader.stored() for reader in readers]
+    heap: list[tuple[int, int, int, MessageExt]] = []
+
+    async def push(index: int) -> None:
+        message = await anext(streams[index], None)
+        if message is not None:
+            record = message.record
+            heapq.heappush(heap, (record.store_timestamp, record.log_offset, index, message))
+
+    try:
+        await asyncio.gather(*map(push, range(len(streams))))
+        while heap:
+            _, _, index, message = heapq.heappop(heap)
+            yield message
+            await push(index)
+    finally:
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _following(
+    instance: ClientInstance,
+    link: Link,
+    wanted: Wanted,
+    readers: list[_QueueReader],
+    output: Output,
+) -> AsyncGenerator[list[MessageExt], None]:
+    """What comes, also into queues that the topic gets; raises what will not pass."""
+    import asyncio
+
+    from skylark.client.ranges import end_tasks
+    from skylark.core.errors import SkylarkError
+
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[list[MessageExt] | Exception] = asyncio.Queue(WAITING_MAX)
+    topic = readers[0].queue.topic
+    known = {reader.queue for reader in readers}
+    tasks = [loop.create_task(reader.follow(arrived)) for reader in readers]
+
+    async def look_for_queues() -> None:
+        while True:
+            await link.clock.sleep(ROUTE_INTERVAL_S)
+            try:
+                route = await instance.refresh_route(topic)
+            except SkylarkError as error:
+                log.debug("no route of %s for now: %s", topic, error)
+                continue
+            for reader in _readers(instance, link, wanted, route, output) if route else ():
+                if reader.queue not in known:
+                    known.add(reader.queue)
+                    tasks.append(loop.create_task(reader.follow(arrived)))
+
+    tasks.append(loop.create_task(look_for_queues()))
+    try:
+        while True:
+            found = await arrived.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+    finally:
+        await end_tasks(tasks)

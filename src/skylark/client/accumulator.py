@@ -1,0 +1,160 @@
+"""Small messages that are sent at the same time travel together: what waits, and what goes when.
+
+Messages with the same key (topic, queue, mode and whatever else must be equal in a batch) collect
+until one of these lets them go:
+
+* **the turn of the loop ends.** Sends that were begun in one turn need no waiting to be batched;
+* **an answer comes**, where ``in_flight_max`` batches of the key were on their way already. Under
+  load messages collect while they would only queue up elsewhere, and batches grow by themselves
+  (Nagle's idea); without load nothing waits. They go at the end of that turn, so that those whom
+  the answer has woken can send along;
+* **the batch is full** (``size_max`` bytes or ``count_max`` messages): it goes at once;
+* **it is old**: ``delay_max_s`` bounds the wait for an answer. With a ``linger_s`` batches wait
+  that long for company instead of going at the end of the turn.
+
+All messages that wait or are on their way may hold ``total_size_max`` bytes; beyond that
+:meth:`Accumulator.add` refuses, and the message is sent by itself. Bytes are given back when the
+batch has ended, however it ended.
+
+No I/O and no clock here: the owner says what time it is, calls :meth:`Accumulator.turn_ended` when
+:attr:`Accumulator.wants_turn` and :meth:`Accumulator.look` at :meth:`Accumulator.next_look`, sends
+what they return, and tells the end of each batch. Answers to ``ProduceAccumulator``, whose two
+defects are absent: bytes that are never given back, and a failed batch that only one sender hears
+of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+SIZE_MAX: Final = 32 * 1024  # batchMaxBytes
+COUNT_MAX: Final = 1_024
+TOTAL_SIZE_MAX: Final = 32 * 1024 * 1024  # totalBatchMaxBytes
+DELAY_MAX_S: Final = 0.010  # batchMaxDelayMs
+IN_FLIGHT_MAX: Final = 2
+
+
+class AccumulatorLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When batches go."""
+
+    size_max: int = SIZE_MAX
+    count_max: int = COUNT_MAX
+    total_size_max: int = TOTAL_SIZE_MAX
+    linger_s: float = 0.0
+    delay_max_s: float = DELAY_MAX_S
+    in_flight_max: int = IN_FLIGHT_MAX
+
+
+class Batch(Generic[K, T]):
+    """Messages of one key."""
+
+    __slots__ = ("entries", "key", "since", "size")
+
+    def __init__(self, key: K, since: float) -> None:
+        self.key = key
+        self.since = since  #: when the first one came
+        self.entries: list[T] = []
+        self.size = 0
+
+
+class Accumulator(Generic[K, T]):
+    """What waits, and how much is on its way.
+
+    ``K`` is what messages must have in common, ``T`` a message with whoever waits for it.
+    """
+
+    def __init__(self, limits: AccumulatorLimits | None = None) -> None:
+        self._limits = limits or AccumulatorLimits()
+        self._waiting: dict[K, Batch[K, T]] = {}
+        self._in_flight: dict[K, int] = {}
+        #: Bytes that wait or are on their way.
+        self.size = 0
+        #: Whether something goes, or may go, when the turn of the loop ends.
+        self.wants_turn = False
+
+    def __len__(self) -> int:
+        """Batches that wait."""
+        return len(self._waiting)
+
+    def takes(self, size: int) -> bool:
+        """Whether there is room for a message of this size, and sense in batching it."""
+        limits = self._limits
+        return size <= limits.size_max and self.size + size <= limits.total_size_max
+
+    def add(self, key: K, entry: T, size: int, now: float) -> Batch[K, T] | None:
+        """Put a message to its like; the batch that has to go at once, if there is one.
+
+        Ask :meth:`takes` before.
+        """
+        full = None
+        batch = self._waiting.get(key)
+        if batch is not None and batch.size + size > self._limits.size_max:
+            full = self._release(batch)
+            batch = None
+        if batch is None:
+            batch = self._waiting[key] = Batch(key, now)
+            if not self.wants_turn:
+                self.wants_turn = (
+                    not self._limits.linger_s
+                    and self._in_flight.get(key, 0) < self._limits.in_flight_max
+                )
+        batch.entries.append(entry)
+        batch.size += size
+        self.size += size
+        if full is None and len(batch.entries) >= self._limits.count_max:
+            return self._release(batch)
+        return full
+
+    def turn_ended(self) -> list[Batch[K, T]]:
+        """The turn of the loop is over: what goes now."""
+        self.wants_turn = False
+        if self._limits.linger_s:
+            return []
+        in_flight, in_flight_max = self._in_flight, self._limits.in_flight_max
+        ready = [b for b in self._waiting.values() if in_flight.get(b.key, 0) < in_flight_max]
+        return [self._release(batch) for batch in ready]
+
+    def look(self, now: float) -> list[Batch[K, T]]:
+        """Time has passed: what is old enough to go."""
+        age_s = self._age_max_s
+        old = [batch for batch in self._waiting.values() if now - batch.since >= age_s]
+        return [self._release(batch) for batch in old]
+
+    def next_look(self) -> float | None:
+        """When :meth:`look` has something to do; None if nothing waits."""
+        if not self._waiting:
+            return None
+        # A dict keeps the order in which batches began, so the first one is the oldest.
+        return next(iter(self._waiting.values())).since + self._age_max_s
+
+    def ended(self, batch: Batch[K, T]) -> None:
+        """A batch has its outcome: its bytes are free, and the next of its key may go."""
+        self.size -= batch.size
+        count = self._in_flight[batch.key] - 1
+        if count:
+            self._in_flight[batch.key] = count
+        else:
+            del self._in_flight[batch.key]
+        if batch.key in self._waiting and not self._limits.linger_s:
+            self.wants_turn = True
+
+    def drain(self) -> list[Batch[K, T]]:
+        """All that waits goes now."""
+        self.wants_turn = False
+        return [self._release(batch) for batch in tuple(self._waiting.values())]
+
+    @property
+    def _age_max_s(self) -> float:
+        return self._limits.linger_s or self._limits.delay_max_s
+
+    def _release(self, batch: Batch[K, T]) -> Batch[K, T]:
+        key = batch.key
+        del self._waiting[key]
+        self._in_flight[key] = self._in_flight.get(key, 0) + 1
+        return batch

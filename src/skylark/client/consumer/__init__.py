@@ -1,0 +1,21 @@
+"""Consumers: what each kind of them does, and the decisions that they share.
+
+Decisions stand apart from whoever carries them out. These modules see neither sockets nor the
+event loop; times are arguments, and what is to be done comes back as instructions:
+
+==================  ================================================================================
+subscription        what a group wants of a topic
+allocate            the queues of a topic shared among the members of a group
+rebalance           which queues to give up, lock and take up, step by step
+start_position      where a queue without a committed offset begins
+process_queue       messages pulled and not yet consumed; when to pull more; what to commit
+offset_store        committed offsets in memory, and in the file of broadcasting consumers
+concurrent          what becomes of a batch that a handler has seen, in any order
+orderly             the same where the order of a queue is kept
+==================  ================================================================================
+
+The push consumer (:mod:`~skylark.client.consumer.push`) carries them out in two halves, see
+:mod:`~skylark.client.consumer.push_parts`: ``member``, ``rebalancer``, ``offsets`` and ``reset`` on
+the control loop; ``pull_desk``, ``pull_loop``, ``concurrent_runner``, ``orderly_runner``,
+``handlers`` and ``send_back`` on the loop of the application.
+"""

@@ -1,0 +1,297 @@
+"""Calling the handlers of an application: coroutines on its loop, plain functions in threads.
+
+A :class:`Binding` ties a handler to a topic. Two pools run jobs, which are taken in the order in
+which they came, ``concurrency`` of them at most at a time:
+
+* :class:`LoopWorkers` are tasks of the application's loop. A task takes job after job, so that a
+  handler which never waits costs no task of its own; only when one waits the next task goes on
+  with the jobs behind. After some jobs in a row a task gives way to the rest of the loop. Context
+  variables that a handler sets stay set for later messages of the same task.
+* :class:`ThreadWorkers` are daemon threads. Their results go back to the loop, many at a time.
+
+What to do before and after a call is the caller's: a job is an object with ``begin``, ``call`` and
+``finish`` (:class:`Job`). A handler that raises, or is cancelled by whatever it waited for, has
+failed; a pool never ends because of it. Closing a pool lets running handlers go on and starts no
+others. A coroutine that is still there after the time given is cancelled; a thread cannot be, its
+result is ignored and it ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from skylark.client.control import Handover
+from skylark.core.clock import Clock, yield_once
+from skylark.core.lifecycle import Tasks
+
+log = logging.getLogger(__name__)
+
+#: A message, or a list of them if the subscription has ``batch``, to anything or a coroutine.
+Handler: TypeAlias = Callable[[Any], Any]
+
+#: Jobs that a task runs before others of the loop get their turn.
+BURST_MAX: Final = 64
+#: What a cancelled handler gets to end.
+CANCEL_GRACE_S: Final = 1.0
+
+
+class Binding(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A handler and how it wants its messages."""
+
+    topic: str  #: as the application knows it
+    handler: Handler
+    is_async: bool
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        return getattr(self.handler, "__qualname__", None) or repr(self.handler)
+
+
+def bind(topic: str, handler: Handler, batch: int) -> Binding:
+    """See :class:`Binding`."""
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )
+    return Binding(topic, handler, is_async, batch)
+
+
+class Job(Protocol):
+    """One call of a handler."""
+
+    def begin(self) -> bool:
+        """About to call; False if it must not be called any more. In the thread of the handler."""
+
+    def call(self) -> Any:
+        """Call the handler; a coroutine if it is one."""
+
+    def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
+        """It has returned or raised; more work, if there is any. On the loop."""
+
+    def discard(self) -> None:
+        """It will never be called: the pool was closed before its turn. On the loop."""
+
+
+class LoopWorkers:
+    """Jobs of coroutines, on the running loop."""
+
+    def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
+        """``tasks`` own what follows a call whose task was cancelled."""
+        self._name = name
+        self._count = count
+        self._clock = clock
+        self._follow_ups = tasks
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[Job] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._waking = False  # a task was woken that has not run yet
+        self._closed = False
+        self.running = 0  #: handlers that have been called and have not ended
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Run these after those that wait already."""
+        if self._closed:
+            for job in jobs:
+                job.discard()
+            return
+        self._ready.extend(jobs)
+        if not self._waking:
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():  # else somebody cancelled its task
+                self._waking = True
+                idle.set_result(None)
+                return
+        if len(self._tasks) < self._count:
+            self._waking = True
+            task = self._loop.create_task(self._work(), name=f"{self._name}:handler")
+            self._tasks.add(task)
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._closed:
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+        self._waking = False  # it may have been the one that was woken
+        if self._ready:
+            self._wake()
+
+    async def _work(self) -> None:
+        ready = self._ready
+        burst = 0
+        while not self._closed:
+            self._waking = False
+            while ready:
+                job = ready.popleft()
+                if ready and not self._waking:
+                    self._wake()  # runs when this one waits, if it does
+                if job.begin():
+                    await self._run(job)
+                burst += 1
+                if burst >= BURST_MAX:
+                    burst = 0
+                    await yield_once()
+            if not self._closed:
+                idle = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
+
+    async def _run(self, job: Job) -> None:
+        self.running += 1
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = await job.call()
+        except asyncio.CancelledError as cancelled:
+            if self._closed:
+                raise  # the wait is over: nobody wants the result
+            error = cancelled
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Not what it waited for was cancelled, but the task: by the handler itself, or
+                # because the loop ends. Another task takes over.
+                self._follow_up(job.finish(None, error))
+                raise
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
+            error = raised
+        finally:
+            self.running -= 1
+        work = job.finish(result, error)
+        if work is not None:
+            await work
+
+    def _follow_up(self, work: Coroutine[Any, Any, None] | None) -> None:
+        if work is not None:
+            self._follow_ups.spawn(work, name="finish")
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a handler of this pool asks."""
+        return asyncio.current_task() in self._tasks
+
+    async def close(self, wait_s: float) -> bool:
+        """Start nothing more and wait for what runs; whether all of it ended in time."""
+        self._closed = True
+        while self._ready:
+            self._ready.popleft().discard()
+        for idle in self._idle:
+            if not idle.done():
+                idle.set_result(None)
+        self._idle.clear()
+        if await self._wait(wait_s):
+            return True
+        for task in self._tasks:
+            task.cancel(f"{self._name} stops")
+        if not await self._wait(CANCEL_GRACE_S):
+            log.warning("%s: %d handlers do not end though cancelled", self._name, len(self._tasks))
+        return False
+
+    async def _wait(self, wait_s: float) -> bool:
+        try:
+            async with self._clock.timeout(wait_s):
+                while self._tasks:
+                    await asyncio.wait(tuple(self._tasks))
+        except TimeoutError:
+            return False
+        return True
+
+
+class ThreadWorkers:
+    """Jobs of plain functions, in threads of their own."""
+
+    def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
+        """``tasks`` own what follows a call that failed."""
+        self._name = name
+        self._count = count
+        self._clock = clock
+        self._follow_ups = tasks
+        self._handover = Handover(asyncio.get_running_loop())
+        self._ready: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._closed = False
+        self._drained: asyncio.Future[None] | None = None
+        self.running = 0  #: jobs that have been submitted and have not ended
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Run these after those that wait already."""
+        if self._closed:
+            for job in jobs:
+                job.discard()
+            return
+        self.running += len(jobs)
+        for _ in range(min(self._count, self.running) - self._threads):
+            self._start_thread()
+        for job in jobs:
+            self._ready.put(job)
+
+    def _start_thread(self) -> None:
+        self._threads += 1
+        name = f"{self._name}-handler-{self._threads}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._ready.get()) is not None:
+            result: Any = None
+            error: BaseException | None = None
+            called = False
+            try:
+                if not self._closed and job.begin():
+                    called = True
+                    result = _plain(job.call())
+            except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
+                error = raised
+            if not self._handover.post(self._ended, job, called, result, error):
+                return
+
+    def _ended(self, job: Job, called: bool, result: Any, error: BaseException | None) -> None:
+        if not called:
+            job.discard()
+        elif not self._follow_ups.closed:
+            work = job.finish(result, error)
+            if work is not None:
+                task = self._follow_ups.spawn(work, name="finish")
+                task.add_done_callback(self._count_down)
+                return
+        self._count_down()
+
+    def _count_down(self, _: object = None) -> None:
+        self.running -= 1
+        if self._drained is not None and not self.running and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def close(self, wait_s: float) -> bool:
+        """Start nothing more and wait for what runs; whether all of it ended in time."""
+        self._closed = True
+        for _ in range(self._threads):
+            self._ready.put(None)
+        if not self.running:
+            return True
+        self._drained = asyncio.get_running_loop().create_future()
+        try:
+            await self._clock.wait_for(self._drained, wait_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _plain(result: Any) -> Any:
+    """The result of a function in a thread; a coroutine would never run there."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("the handler returned a coroutine: declare it with async def")
+    return result

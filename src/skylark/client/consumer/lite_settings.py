@@ -1,0 +1,101 @@
+"""The settings of a lite pull consumer, each with Java's name where it has one.
+
+Sizes are bytes, durations seconds. :class:`LitePullKeywords` has the same names and lets the
+constructors of both flavours take them as typed keywords. Answers to the fields of
+``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls need no threads here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, TypedDict
+
+import msgspec
+
+from skylark.client.consumer.allocate import Allocation, Averagely
+from skylark.client.consumer.start_position import parse_consume_timestamp
+from skylark.core.errors import ConfigError
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
+
+AUTO_COMMIT_INTERVAL_MIN_S: Final = 1.0
+
+
+class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a lite pull consumer pulls and commits."""
+
+    auto_commit: bool = True  #: autoCommit: a poll commits what earlier polls returned
+    auto_commit_interval: float = 5.0  #: autoCommitIntervalMillis: at most so often; at least 1
+    poll_timeout: float = 5.0  #: pollTimeoutMillis: of a poll that is given none
+    pull_batch_size: int = 10  #: pullBatchSize: messages of one pull
+    pull_threshold_for_all: int = 10_000  #: pullThresholdForAll: messages of all queues that wait
+    pull_threshold_for_queue: int = 1_000  #: pullThresholdForQueue: messages of a queue
+    pull_threshold_size_for_queue: int = 100 * 1024 * 1024  #: pullThresholdSizeForQueue
+    consume_max_span: int = 2_000  #: consumeMaxSpan: offsets from the first to the last that wait
+    suspend_max: float = 20.0  #: brokerSuspendMaxTimeMillis: brokers hold an empty pull so long
+    suspend_timeout: float = 30.0  #: consumerTimeoutMillisWhenSuspend: of such a pull
+    metadata_interval: float = 30.0  #: topicMetadataCheckIntervalMillis: of topic listeners
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    consume_timestamp: str | None = None  #: yyyyMMddHHmmss, local; with CONSUME_FROM_TIMESTAMP
+    message_model: MessageModel = MessageModel.CLUSTERING
+    allocation: Allocation = Averagely()  #: allocateMessageQueueStrategy
+    offset_folder: Path | None = None  #: where broadcasting consumers keep their offsets
+
+    def __post_init__(self) -> None:
+        for name in (
+            "poll_timeout",
+            "pull_batch_size",
+            "pull_threshold_for_all",
+            "pull_threshold_for_queue",
+            "pull_threshold_size_for_queue",
+            "consume_max_span",
+            "suspend_max",
+            "metadata_interval",
+        ):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if self.suspend_timeout < self.suspend_max:
+            raise ConfigError(
+                "Long polling mode, the consumer consumerTimeoutMillisWhenSuspend must greater"
+                " than brokerSuspendMaxTimeMillis",
+                hint="suspend_timeout must not be less than suspend_max",
+            )
+        if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            parse_consume_timestamp(self.consume_timestamp or "")
+
+    @property
+    def clustering(self) -> bool:
+        """Whether the members of the group share the messages."""
+        return self.message_model is MessageModel.CLUSTERING
+
+    @property
+    def commit_interval_s(self) -> float:
+        """Time between two automatic commits."""
+        return max(AUTO_COMMIT_INTERVAL_MIN_S, self.auto_commit_interval)
+
+    @property
+    def start_time_ms(self) -> int:
+        """The time to begin at with CONSUME_FROM_TIMESTAMP, else 0."""
+        if self.consume_from_where is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            return 0
+        return parse_consume_timestamp(self.consume_timestamp or "")
+
+
+class LitePullKeywords(TypedDict, total=False):
+    """The names and types of :class:`LitePullSettings`."""
+
+    auto_commit: bool
+    auto_commit_interval: float
+    poll_timeout: float
+    pull_batch_size: int
+    pull_threshold_for_all: int
+    pull_threshold_for_queue: int
+    pull_threshold_size_for_queue: int
+    consume_max_span: int
+    suspend_max: float
+    suspend_timeout: float
+    metadata_interval: float
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp: str | None
+    message_model: MessageModel
+    allocation: Allocation
+    offset_folder: Path | None

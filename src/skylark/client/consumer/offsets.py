@@ -1,0 +1,111 @@
+"""Saving offsets where they outlive the consumer: at brokers, or in a file.
+
+Both stores have the same interface and an :class:`OffsetTable` as memory. They run on the control
+loop, so that offsets are saved while an application blocks its own. A save to a broker gets no
+answer (as in Java): what gets lost on the way is sent again with the next round, and pulls carry
+the offset as well. :meth:`OffsetStore.read` asks the store itself and sets the memory accordingly.
+
+The file of a broadcasting consumer is small, and written only if an offset has moved; so this
+happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
+
+from skylark.client.consumer.offset_store import LocalOffsetFile, OffsetTable
+from skylark.client.link import Link
+from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
+from skylark.wire.bodies.common import MessageQueue
+
+log = logging.getLogger(__name__)
+
+OFFSET_TIMEOUT_S: Final = 5.0
+
+
+class OffsetStore(Protocol):
+    """Where the offsets of a group are kept; on the control loop."""
+
+    table: OffsetTable
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """What is stored, None if nothing is; raises SkylarkError or OSError."""
+
+    async def persist(self, queue: MessageQueue) -> None:
+        """Save the offset of one queue, if there is one in memory."""
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        """Save the offsets of these queues; all others are forgotten."""
+
+
+class RemoteOffsets:
+    """Offsets at the brokers, shared by the members of a group."""
+
+    def __init__(self, group: str, link: Callable[[], Link]) -> None:
+        """``link`` gives that of the control loop."""
+        self.table = OffsetTable()
+        self._group = group
+        self._link = link
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        link = self._link()
+        address = await link.lookup.master_of(queue)
+        try:
+            offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
+        except QueryNotFoundError:
+            return None
+        self.table.update(queue, offset, increase_only=False)
+        return offset
+
+    async def persist(self, queue: MessageQueue) -> None:
+        offset = self.table.read(queue)
+        if offset is not None:
+            await self._save(queue, offset)
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        self.table.retain(queues)
+        to_save = self.table.to_save(queues)
+        await asyncio.gather(*(self._save(queue, offset) for queue, offset in to_save.items()))
+
+    async def _save(self, queue: MessageQueue, offset: int) -> None:
+        link = self._link()
+        try:
+            target = await link.lookup.reader_of(queue)
+            await link.calls.update_offset(
+                target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=True
+            )
+        except SkylarkError as error:
+            log.warning("offset %d of %s is not saved now: %s", offset, queue, error)
+
+
+class LocalOffsets:
+    """Offsets in the file of one broadcasting consumer."""
+
+    def __init__(self, file: LocalOffsetFile) -> None:
+        """Reads the file; raises ClientError if it and its copy are broken."""
+        self.table = OffsetTable()
+        self._file = file
+        for queue, offset in file.load().items():
+            self.table.update(queue, offset)
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        offset = self._file.load().get(queue)
+        if offset is not None:
+            self.table.update(queue, offset, increase_only=False)
+        return offset
+
+    async def persist(self, queue: MessageQueue) -> None:
+        self._save([queue])
+
+    async def persist_all(self, queues: Collection[MessageQueue]) -> None:
+        self.table.retain(queues)
+        self._save(queues)
+
+    def _save(self, queues: Collection[MessageQueue]) -> None:
+        try:
+            self._file.save(self.table.to_save(queues))
+        except (OSError, ClientError) as error:
+            log.warning("offsets are not saved now: %s", error)

@@ -1,0 +1,390 @@
+"""Messages of one queue that were pulled and not yet consumed, and when to pull more of them.
+
+The *committable offset* is that of the first message which is still here: everything before it was
+consumed. So a slow message holds the commit back, and after a crash whatever was consumed behind it
+is delivered again; at least once is the promise.
+
+**Two ways out.** Concurrent consumers hand messages out as they come and remove them in any order
+(:meth:`ProcessQueue.remove`). Orderly ones take the lowest (:meth:`ProcessQueue.take`); these are
+*in flight* until they are committed or put back.
+
+**Order.** ``_messages`` maps offsets to messages; ``_order`` has the offsets, ascending, and may
+still hold some that are gone. Pulls bring rising offsets, so both only grow at the end, and the
+lowest offset is found by dropping those at the front that are gone: putting and removing cost the
+same however many messages wait. An offset that comes out of order (put back, or pulled again) has
+the order made anew.
+
+**Sizes** are those of records as they arrived. Bodies are inflated only when a handler looks at
+them, so this is what really is in memory; Java counts inflated bodies.
+
+**Threads.** One loop owns the messages. ``dropped`` and ``locked`` may be set by another thread.
+Once dropped a queue stays so: whoever is about to hand out or commit something looks first.
+
+Answers to ``ProcessQueue`` and the checks at the head of ``DefaultMQPushConsumerImpl.pullMessage``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from skylark.client.message import MessageExt
+from skylark.wire.bodies.admin import ProcessQueueInfo
+
+NOTHING_TO_COMMIT: Final = -1
+
+LOCK_VALID_MS: Final = 30_000  # brokers keep a lock for 60 s
+PULL_EXPIRED_MS: Final = 120_000
+
+#: A hung message goes back with this delay level, and at most so many at one check.
+EXPIRED_DELAY_LEVEL: Final = 3
+EXPIRED_COUNT_MAX: Final = 16
+
+_MIB: Final = 1024 * 1024
+
+
+class ProcessQueue:
+    """The messages of one queue inside a consumer."""
+
+    __slots__ = (
+        "_in_flight",
+        "_messages",
+        "_order",
+        "_started",
+        "broker_lag",
+        "consuming",
+        "dropped",
+        "last_consume_ms",
+        "last_lock_ms",
+        "last_pull_ms",
+        "locked",
+        "offset_checked",
+        "queue_offset_max",
+        "size",
+        "try_unlock_times",
+    )
+
+    def __init__(self, now_ms: int, *, locked: bool = False) -> None:
+        self._messages: dict[int, MessageExt] = {}
+        self._order: deque[int] = deque()
+        self._in_flight: dict[int, MessageExt] = {}
+        self._started: dict[int, int] = {}  # offset -> when a handler got it
+        self.queue_offset_max = 0  #: offset of the last message that was put
+        self.broker_lag = 0  #: messages of the broker behind the last one that was put
+        self.size = 0  #: bytes of all messages that are here, in flight ones included
+        self.dropped = False  #: given up: nothing of it may be handed out or committed any more
+        self.locked = locked  #: the broker granted it to us alone
+        self.consuming = False  #: an orderly task is under way
+        self.offset_checked = False  #: the pull offset was looked up after the lock was granted
+        self.last_pull_ms = self.last_consume_ms = self.last_lock_ms = now_ms
+        self.try_unlock_times = 0
+
+    def __repr__(self) -> str:
+        state = "dropped" if self.dropped else "locked" if self.locked else "open"
+        return f"<ProcessQueue {state} {self.count} messages, {self.size} bytes>"
+
+    # ---- what is here ----------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Messages that are here, in flight ones included."""
+        return len(self._messages) + len(self._in_flight)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether :meth:`take` would give something."""
+        return bool(self._messages)
+
+    @property
+    def span(self) -> int:
+        """How far pulling is ahead of the first message that is still here, in offsets.
+
+        So many are delivered again if the consumer dies now. Java measures up to the last message
+        that is still here, and thereby never stops while all but one are consumed quickly.
+        """
+        if not self._messages:
+            return 0
+        return max(self._order[-1], self.queue_offset_max) - self._first_offset()
+
+    def __contains__(self, message: MessageExt) -> bool:
+        return message.record.queue_offset in self._messages
+
+    # ---- putting and removing --------------------------------------------------------------------
+
+    def put(self, messages: Sequence[MessageExt], max_offset: int | None = None) -> bool:
+        """Add what was pulled; whether an orderly task must be started.
+
+        A message that is here already is replaced and not counted again. ``max_offset`` is the end
+        of the queue as the broker gave it with the pull.
+        """
+        if messages:
+            offsets = [message.record.queue_offset for message in messages]
+            order, here = self._order, self._messages
+            if (not order or order[-1] < offsets[0]) and offsets == sorted(set(offsets)):
+                order.extend(offsets)
+                here.update(zip(offsets, messages, strict=True))
+                self.size += sum([message.record.total_size for message in messages])
+                self.queue_offset_max = offsets[-1]
+            else:
+                self._put_out_of_order(messages)
+            if max_offset is not None and max_offset > offsets[-1]:
+                self.broker_lag = max_offset - offsets[-1]
+        if self._messages and not self.consuming:
+            self.consuming = True
+            return True
+        return False
+
+    def _put_out_of_order(self, messages: Iterable[MessageExt]) -> None:
+        here = self._messages
+        for message in messages:
+            offset = message.record.queue_offset
+            known = here.get(offset)
+            if known is None:
+                self.queue_offset_max = offset
+            else:
+                self.size -= known.record.total_size
+            here[offset] = message
+            self.size += message.record.total_size
+        self._order = deque(sorted(here))
+
+    def remove(self, messages: Iterable[MessageExt], now_ms: int) -> int:
+        """Messages are done with; the offset to commit, or -1 if nothing was here."""
+        self.last_consume_ms = now_ms
+        here = self._messages
+        if not here:
+            return NOTHING_TO_COMMIT
+        size = 0
+        started = self._started
+        for message in messages:
+            offset = message.record.queue_offset
+            known = here.pop(offset, None)
+            if known is not None:
+                size += known.record.total_size
+                if started:
+                    started.pop(offset, None)
+        self.size -= size
+        return self._first_offset()
+
+    def _first_offset(self) -> int:
+        """The lowest offset that is here, else the one after the last."""
+        messages, order = self._messages, self._order
+        if not messages:
+            order.clear()
+            self._started.clear()
+            return self.queue_offset_max + 1
+        while order[0] not in messages:
+            order.popleft()
+        return order[0]
+
+    def clear(self) -> None:
+        """Forget all messages: the queue jumps elsewhere."""
+        self._messages.clear()
+        self._in_flight.clear()
+        self._started.clear()
+        self._order.clear()
+        self.size = self.broker_lag = self.queue_offset_max = 0
+
+    # ---- in order --------------------------------------------------------------------------------
+
+    def take(self, count: int, now_ms: int) -> list[MessageExt]:
+        """The lowest messages, which are in flight from now on; none ends the orderly task."""
+        self.last_consume_ms = now_ms
+        messages, order, in_flight = self._messages, self._order, self._in_flight
+        taken: list[MessageExt] = []
+        while order and len(taken) < count:
+            offset = order.popleft()
+            message = messages.pop(offset, None)
+            if message is not None:
+                if (pulled_before := in_flight.get(offset)) is not None:
+                    self.size -= pulled_before.record.total_size
+                in_flight[offset] = message
+                taken.append(message)
+        if not taken:
+            self.consuming = False
+        return taken
+
+    def commit(self) -> int:
+        """What is in flight was consumed; the offset to commit, or -1 if nothing is."""
+        in_flight = self._in_flight
+        if not in_flight:
+            return NOTHING_TO_COMMIT
+        offset = max(in_flight) + 1
+        self.size -= sum([message.record.total_size for message in in_flight.values()])
+        in_flight.clear()
+        return offset
+
+    def rollback(self) -> None:
+        """Everything in flight will be taken again."""
+        self.make_again(list(self._in_flight.values()))
+
+    def make_again(self, messages: Iterable[MessageExt]) -> None:
+        """These will be taken again; the rest stays in flight."""
+        here = self._messages
+        for message in messages:
+            offset = message.record.queue_offset
+            if self._in_flight.pop(offset, None) is not None:
+                if (pulled_again := here.get(offset)) is not None:
+                    self.size -= pulled_again.record.total_size
+                here[offset] = message
+        self._order = deque(sorted(here))
+
+    # ---- handlers that hang ----------------------------------------------------------------------
+
+    def start(self, messages: Iterable[MessageExt], now_ms: int) -> None:
+        """A handler gets these messages."""
+        started = self._started
+        for message in messages:
+            started[message.record.queue_offset] = now_ms
+
+    def expired(self, now_ms: int, timeout_ms: int) -> MessageExt | None:
+        """The first message, if a handler has had it for longer than ``timeout_ms``.
+
+        It goes back to the broker, then :meth:`remove_first`; at most EXPIRED_COUNT_MAX at a check.
+        """
+        if not self._messages:
+            return None
+        offset = self._first_offset()
+        started = self._started.get(offset)
+        if started is None or now_ms - started <= timeout_ms:
+            return None
+        return self._messages[offset]
+
+    def remove_first(self, message: MessageExt, now_ms: int) -> None:
+        """Remove a message that was sent back, unless its handler did so meanwhile."""
+        if self._messages and self._first_offset() == message.record.queue_offset:
+            self.remove([message], now_ms)
+
+    # ---- locks and pulls -------------------------------------------------------------------------
+
+    def lock(self, now_ms: int) -> None:
+        """The broker granted the queue to us alone."""
+        self.locked = True
+        self.last_lock_ms = now_ms
+
+    def is_lock_valid(self, now_ms: int) -> bool:
+        """Whether no other consumer can have the queue."""
+        return self.locked and now_ms - self.last_lock_ms <= LOCK_VALID_MS
+
+    def is_pull_expired(self, now_ms: int) -> bool:
+        """Whether its pull loop must be dead."""
+        return now_ms - self.last_pull_ms > PULL_EXPIRED_MS
+
+    def info(self, commit_offset: int) -> ProcessQueueInfo:
+        """What tools are shown (307)."""
+        info = ProcessQueueInfo(
+            commit_offset=commit_offset,
+            locked=self.locked,
+            try_unlock_times=self.try_unlock_times,
+            last_lock_timestamp=self.last_lock_ms,
+            dropped=self.dropped,
+            last_pull_timestamp=self.last_pull_ms,
+            last_consume_timestamp=self.last_consume_ms,
+        )
+        # From another thread than that of the messages: take copies before looking twice.
+        if here := list(self._messages):
+            info.cached_msg_min_offset, info.cached_msg_max_offset = min(here), max(here)
+        info.cached_msg_count = len(here)
+        info.cached_msg_size_in_mib = self.size // _MIB
+        if in_flight := list(self._in_flight):
+            info.transaction_msg_min_offset = min(in_flight)
+            info.transaction_msg_max_offset = max(in_flight)
+        info.transaction_msg_count = len(in_flight)
+        return info
+
+
+# ---- when to pull --------------------------------------------------------------------------------
+
+
+class HoldReason(enum.Enum):
+    """Why a queue is not pulled now."""
+
+    DROPPED = "the queue was given up"
+    NOT_RUNNING = "the consumer is not running"
+    PAUSED = "the consumer is paused"
+    COUNT = "too many messages wait"
+    SIZE = "too many bytes wait"
+    SPAN = "the first message is too far behind the last"
+    NOT_LOCKED = "the broker has not granted the queue"
+    OFFSET_UNCHECKED = "another consumer may have committed before the queue was granted"
+    NO_SUBSCRIPTION = "nobody subscribes the topic any more"
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Do not pull now: look again after ``delay_ms``, or never if it is None."""
+
+    reason: HoldReason
+    delay_ms: int | None
+    should_log: bool = False
+
+
+PAUSED_DELAY_MS: Final = 1_000
+FLOW_CONTROL_DELAY_MS: Final = 50
+#: After the answer FLOW_CONTROL (215) of a broker.
+BROKER_FLOW_CONTROL_DELAY_MS: Final = 20
+ERROR_DELAY_MS: Final = 1_000  # pullTimeDelayMillsWhenException
+LOGGED_EVERY: Final = 1_000
+
+
+class FlowControl:
+    """When the queues of one consumer may be pulled. The limits may be changed at any time."""
+
+    def __init__(
+        self,
+        *,
+        count_max: int = 1_000,
+        size_max: int = 100 * _MIB,
+        span_max: int = 2_000,
+        orderly: bool = False,
+        error_delay_ms: int = ERROR_DELAY_MS,
+    ) -> None:
+        self.count_max = count_max  #: messages of one queue
+        self.size_max = size_max  #: bytes of one queue
+        self.span_max = span_max  #: offsets from the first to the last; not for orderly consumers
+        self._orderly = orderly
+        self._error_delay_ms = error_delay_ms
+        self._held_times = 0
+
+    def may_pull(
+        self,
+        queue: ProcessQueue,
+        now_ms: int,
+        *,
+        running: bool = True,
+        paused: bool = False,
+        subscribed: bool = True,
+    ) -> Hold | None:
+        """None if the queue may be pulled; counts as a pull, because its loop is alive.
+
+        With OFFSET_UNCHECKED the loop looks up where to begin once more, now that the queue is
+        locked, sets ``offset_checked`` and asks again.
+        """
+        if queue.dropped:
+            return Hold(HoldReason.DROPPED, None)
+        queue.last_pull_ms = now_ms
+        if not running:
+            return Hold(HoldReason.NOT_RUNNING, self._error_delay_ms)
+        if paused:
+            return Hold(HoldReason.PAUSED, PAUSED_DELAY_MS)
+        if queue.count > self.count_max:
+            return self._held(HoldReason.COUNT)
+        if queue.size > self.size_max:
+            return self._held(HoldReason.SIZE)
+        if not self._orderly and queue.span > self.span_max:
+            return self._held(HoldReason.SPAN)
+        if self._orderly:
+            if not queue.locked:
+                return Hold(HoldReason.NOT_LOCKED, self._error_delay_ms)
+            if not queue.offset_checked:
+                return Hold(HoldReason.OFFSET_UNCHECKED, 0)
+        if not subscribed:
+            return Hold(HoldReason.NO_SUBSCRIPTION, self._error_delay_ms)
+        return None
+
+    def _held(self, reason: HoldReason) -> Hold:
+        should_log = self._held_times % LOGGED_EVERY == 0
+        self._held_times += 1
+        return Hold(reason, FLOW_CONTROL_DELAY_MS, should_log)

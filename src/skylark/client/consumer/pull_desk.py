@@ -1,0 +1,105 @@
+"""The pull loops of a consumer, and the way to them from the control side.
+
+The control side decides which queues are ours and says so by :meth:`PullDesk.start_pull` and
+:meth:`PullDesk.stop_pull`, which hand over to the application's loop and return. A loop that is
+blocked hears of it late; then it finds the queue dropped already, and does nothing with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.pull_loop import PullContext, PullLoop
+from skylark.client.consumer.rebalance import Settled
+from skylark.client.consumer.runners import Assigned
+from skylark.client.control import Handover
+from skylark.wire.bodies.common import MessageQueue
+
+log = logging.getLogger(__name__)
+
+
+class PullDesk:
+    """Belongs to the loop that consumes; answers to the control side's ``DataSide``."""
+
+    def __init__(self, context: PullContext) -> None:
+        self._context = context
+        self._handover = Handover(asyncio.get_running_loop())
+        self._loops: dict[MessageQueue, tuple[Assigned, PullLoop, asyncio.Task[None]]] = {}
+        self._closed = False
+
+    # ---- from the control side -------------------------------------------------------------------
+
+    def start_pull(
+        self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
+    ) -> bool:
+        """False if the loop is closed."""
+        assigned = Assigned(queue, process_queue, self._context.shop.stats.of(queue.topic))
+        return self._handover.post(self._start, assigned, offset, delay_ms)
+
+    def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        self._handover.post(self._stop, queue, process_queue)
+
+    def forget_messages(self, process_queue: ProcessQueue) -> None:
+        self._handover.post(process_queue.clear)
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        return self._context.runner.is_busy(process_queue)
+
+    def queues_changed(self, settled: Settled) -> None:
+        listener = self._context.shop.settings.queue_listener
+        if listener is not None:
+            shown = self._context.shop.shown_queue
+            self._handover.post(
+                listener,
+                self._context.shown_topic(settled.topic),
+                frozenset(map(shown, settled.all_queues)),
+                frozenset(map(shown, settled.my_queues)),
+            )
+
+    # ---- on the loop that consumes ---------------------------------------------------------------
+
+    def _start(self, assigned: Assigned, offset: int, delay_ms: int) -> None:
+        if self._closed or assigned.process_queue.dropped:
+            return
+        known = self._loops.get(assigned.queue)
+        if known is not None:
+            known[2].cancel()
+        loop = PullLoop(self._context, assigned, offset)
+        task = self._context.shop.tasks.spawn(loop.run(delay_ms), name=f"pull {assigned.queue}")
+        self._loops[assigned.queue] = (assigned, loop, task)
+
+    def _stop(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        known = self._loops.get(queue)
+        if known is not None and known[0].process_queue is process_queue:
+            del self._loops[queue]
+            known[2].cancel()
+
+    @property
+    def assigned(self) -> list[Assigned]:
+        return [assigned for assigned, _, _ in self._loops.values()]
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that were pulled and are not done with."""
+        return sum(assigned.process_queue.count for assigned in self.assigned)
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not done with, here and at the brokers as of the last pulls."""
+        return self.in_flight + sum(loop.behind for _, loop, _ in self._loops.values())
+
+    async def expire_forever(self) -> None:
+        """Look for handlers that hang, every so often."""
+        shop = self._context.shop
+        while True:
+            await shop.clock.sleep(shop.settings.consume_timeout_ms / 1000)
+            for assigned in self.assigned:
+                await self._context.runner.expire(assigned)
+
+    def close(self) -> None:
+        """Pull nothing any more."""
+        self._closed = True
+        for _, _, task in self._loops.values():
+            task.cancel()

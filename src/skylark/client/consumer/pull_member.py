@@ -1,0 +1,244 @@
+"""A pull consumer as a member of its group: what it says in heartbeats, and which queues are its.
+
+Lives on the control loop, as all members do (:mod:`skylark.client.members`), and carries out there
+what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself, on the loop
+of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken away is
+marked as dropped and its committed offset saved at once, even while the application blocks its
+loop.
+
+``subscriptions`` and ``assigned`` are replaced as a whole by the consumer and read here.
+
+Answers to ``RebalancePullImpl``, ``RebalanceLitePullImpl`` and the ``MQConsumerInner`` of both pull
+consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from skylark.client.consumer.allocate import Allocation
+from skylark.client.consumer.offsets import OffsetStore
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.rebalance import (
+    Instruction,
+    Open,
+    Rebalance,
+    Release,
+    Settled,
+    StartPull,
+)
+from skylark.client.consumer.subscription import Subscription
+from skylark.client.control import Handover
+from skylark.client.instance import ClientInstance
+from skylark.client.routes import Route
+from skylark.core.errors import SkylarkError
+from skylark.wire.bodies.admin import ConsumerRunningInfo
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.heartbeat import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+)
+
+log = logging.getLogger(__name__)
+
+NO_COMMIT = -1
+
+
+class QueueEvents(Protocol):
+    """Who wants to know; called on the loop of the application."""
+
+    def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """A queue is ours now."""
+
+    def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """A queue was taken away; it is marked as dropped, and its offset is saved."""
+
+    def queues_settled(self, settled: Settled) -> None:
+        """The queues of a topic have changed, and all of that was told."""
+
+
+class PullMember:
+    """See the module; a ``ConsumerMember``."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        strategy: Allocation,
+        store: OffsetStore,
+        handover: Handover,
+        events: QueueEvents,
+        *,
+        clustering: bool = True,
+    ) -> None:
+        """``group`` as brokers know it."""
+        self.group = group
+        self.subscriptions: Mapping[str, Subscription] = {}
+        #: Queues that the application chose by itself; without them, rebalancing decides.
+        self.assigned: Mapping[MessageQueue, ProcessQueue] = {}
+        self._instance = instance
+        self._clock = instance.runtime.clock
+        self._store = store
+        self._clustering = clustering
+        self._handover = handover
+        self._events = events
+        self._rebalance = Rebalance(
+            group, instance.client_id, strategy, clustering=clustering, push=False
+        )
+        self._saved: dict[MessageQueue, int] = {}  # of queues that nobody shares out
+        self._started_ms = self._clock.now_ms()
+
+    def __repr__(self) -> str:
+        return f"<PullMember {self.group} {len(self.process_queues)} queues>"
+
+    # ---- what the instance asks ------------------------------------------------------------------
+
+    def topics(self) -> Collection[str]:
+        chosen = {queue.topic for queue in tuple(self.assigned)}
+        return frozenset(self.subscriptions) | chosen
+
+    def route_changed(self, route: Route) -> None:
+        """Other queues need another distribution."""
+        if route.topic in self.subscriptions:
+            self._instance.rebalance_soon()
+
+    def consumer_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            message_model=MessageModel.CLUSTERING
+            if self._clustering
+            else MessageModel.BROADCASTING,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            subscription_data_set=[each.data for each in self.subscriptions.values()],
+            unit_mode=self._instance.options.unit_mode,
+        )
+
+    @property
+    def process_queues(self) -> Mapping[MessageQueue, ProcessQueue]:
+        """The queues that are ours, however they came; from any thread."""
+        return {**self._rebalance.table, **self.assigned}
+
+    async def persist_offsets(self) -> None:
+        """Save what was committed of our queues, and of queues that nobody shares out.
+
+        The latter belong to whoever commits them, so they are saved once for each commit and never
+        again. (Java's classic consumer forgets them if its application registered no listener.)
+        """
+        table, ours = self._store.table, self.process_queues
+        changed = {
+            queue: offset
+            for queue, offset in table.snapshot().items()
+            if queue not in ours
+            and queue.topic not in self.subscriptions
+            and self._saved.get(queue) != offset
+        }
+        await asyncio.gather(*(self._store.persist(queue) for queue in {*ours, *changed}))
+        self._saved.update(changed)
+
+    def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """The committed offsets in memory (221)."""
+        return self._store.table.snapshot(topic)
+
+    def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
+        """What tools are shown (307); there are no threads of ours whose stacks would tell."""
+        del with_stacks
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": ";".join(map(str, self._instance.endpoint.namesrv)),
+                "PROP_CONSUME_TYPE": ConsumeType.CONSUME_ACTIVELY.value,
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            },
+            subscription_set=[each.data for each in self.subscriptions.values()],
+            mq_table={
+                queue: process_queue.info(_or(self._store.table.read(queue), NO_COMMIT))
+                for queue, process_queue in self.process_queues.items()
+            },
+        )
+
+    # ---- rebalancing -----------------------------------------------------------------------------
+
+    async def rebalance(self) -> bool:
+        """Take up and give up queues; whether we have exactly those that we should have."""
+        balanced = True
+        for topic in tuple(self.subscriptions):
+            balanced &= await self._rebalance_topic(topic)
+        left = self._rebalance.retain_topics(self.subscriptions, self._clock.now_ms())
+        await self._carry_out(left)
+        return balanced
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        route = self._instance.routes.get(topic)
+        if route is None:
+            log.info("group %s waits for a route of topic %s", self.group, topic)
+            return False
+        queues = route.subscribe
+        members = await self._members(topic) if self._clustering else None
+        try:
+            share = self._rebalance.share(topic, queues, members)
+        except Exception:
+            log.exception("the queues of topic %s stay with whom they are", topic)
+            return False
+        if share is None:
+            return False
+        now_ms = self._clock.now_ms()
+        await self._carry_out(self._rebalance.apply(topic, share, now_ms))
+        settled = self._rebalance.settled(topic, queues, share, self._clock.now_ms())
+        if settled is not None:
+            await self._settle(settled)
+        return self._rebalance.is_balanced(topic, share)
+
+    async def _members(self, topic: str) -> list[str] | None:
+        link = self._instance.control_link
+        try:
+            address = await link.lookup.broker_of_topic(topic)
+            return await link.calls.consumer_ids(address, self.group)
+        except SkylarkError as error:
+            log.info("no broker tells the members of group %s: %s", self.group, error)
+            return None
+
+    async def _settle(self, settled: Settled) -> None:
+        subscription = self.subscriptions.get(settled.topic)
+        if subscription is not None:
+            subscription.renew(settled.sub_version)
+        self._handover.post(self._events.queues_settled, settled)
+        await self._instance.heartbeat_all(whole=True)
+
+    async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Release):
+                await self._release(instruction.queue, instruction.process_queue)
+            elif isinstance(instruction, Open):
+                # Where to begin is looked up by whoever pulls.
+                self._store.table.forget(instruction.queue)
+                now_ms = self._clock.now_ms()
+                await self._carry_out(self._rebalance.opened(instruction.queue, NO_COMMIT, now_ms))
+            else:
+                assert isinstance(instruction, StartPull), instruction
+                self._handover.post(
+                    self._events.queue_opened, instruction.queue, instruction.process_queue
+                )
+
+    async def _release(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        self._handover.post(self._events.queue_released, queue, process_queue)
+        await self._store.persist(queue)
+        self._store.table.forget(queue)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Save everything, then leave the group; from any loop."""
+        try:
+            await self._instance.runtime.control.run(self.persist_offsets())
+        finally:
+            await self._instance.unregister_consumer(self)
+            self._rebalance.drop_all()
+
+
+def _or(offset: int | None, otherwise: int) -> int:
+    return otherwise if offset is None else offset

@@ -1,0 +1,346 @@
+"""Which queues a consumer gives up and takes up: the steps, without carrying them out.
+
+A :class:`Rebalance` holds the process queues of one consumer. Each round, for each topic::
+
+    share = rebalance.share(topic, queues, members)              # what should be ours; None: skip
+    for each instruction of rebalance.apply(topic, share, now_ms): carry it out
+
+    rebalance.settled(topic, queues, share, now_ms)              # what has changed, to be told
+    rebalance.is_balanced(topic, share)                          # else the next round comes soon
+
+Carrying out an instruction may lead to more: whoever does it reports back by the method that the
+instruction names, and does what comes of that too.
+
+**Giving up.** A queue is *dropped* at once: from then on nothing of it is handed out or committed.
+Then its offset is saved for the next owner, and forgotten here. An orderly queue is locked at the
+broker and must not be unlocked while a handler runs, or another consumer would run at the same
+time: one waits for it, 500 ms in this round and again in the next ones, and gives up waiting 20 s
+after the last renewal of the lock. Queues whose loop has not pulled for 120 s are given up as well,
+and taken up anew in the same round.
+
+**Taking up.** An orderly queue is locked first; whatever could not be locked is tried again 500 ms
+later. Then the first offset is looked up (:mod:`skylark.client.consumer.start_position`); if that
+fails the next round tries again. Broadcasting consumers have all queues and lock none.
+
+``dropped`` is set here and read by the loop that consumes: all of this may run in another thread,
+but only in one.
+
+Answers to ``RebalanceImpl``, ``RebalancePushImpl`` and their siblings of pull consumers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.client.consumer.allocate import Allocation
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.wire.bodies.common import MessageQueue
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_MS: Final = 500
+FORCED_UNLOCK_MS: Final = 20_000
+LOCK_RETRY_MS: Final = 500
+FIRST_PULL_DELAY_MS: Final = 500
+RELOCK_FIRST_MS: Final = 1_000
+RELOCK_INTERVAL_MS: Final = 20_000
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Save the offset of the queue, if there is one in memory."""
+
+    queue: MessageQueue
+
+
+class AwaitIdle(msgspec.Struct, frozen=True):
+    """Wait until no handler runs on the queue, then :meth:`Rebalance.awaited`."""
+
+    queue: MessageQueue
+    process_queue: ProcessQueue
+    wait_ms: int = IDLE_WAIT_MS
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Save the offset, forget it, stop the loop of the queue, and unlock it if ``unlock``."""
+
+    queue: MessageQueue
+    process_queue: ProcessQueue
+    unlock: bool = False
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """Ask the master of the broker for these queues, then :meth:`Rebalance.locked`."""
+
+    broker_name: str
+    queues: tuple[MessageQueue, ...]
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Forget any offset of the queue, look up the first one, then :meth:`Rebalance.opened`.
+
+    If that fails there is nothing to report: the queue is not ours, and the next round tries again.
+    """
+
+    queue: MessageQueue
+
+
+class StartPull(msgspec.Struct, frozen=True):
+    """Start the loop of the queue."""
+
+    queue: MessageQueue
+    process_queue: ProcessQueue
+    offset: int
+    delay_ms: int = FIRST_PULL_DELAY_MS
+
+
+class Freeze(msgspec.Struct, frozen=True):
+    """Set the offset of the queue, and let nothing change it until it is forgotten."""
+
+    queue: MessageQueue
+    offset: int
+
+
+class WakeRebalance(msgspec.Struct, frozen=True):
+    """Rebalance after this time instead of waiting for the interval."""
+
+    delay_ms: int = 0
+
+
+Instruction: TypeAlias = (
+    Persist | AwaitIdle | Release | Lock | Open | StartPull | Freeze | WakeRebalance
+)
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The queues of a topic have changed.
+
+    The version of the subscription becomes ``sub_version``, the limits of a queue those given here
+    if any, all brokers get a heartbeat, and the user's listener (topic, all_queues, my_queues).
+    """
+
+    topic: str
+    sub_version: int
+    all_queues: frozenset[MessageQueue]
+    my_queues: frozenset[MessageQueue]
+    count_max: int | None
+    size_max: int | None
+
+
+class Rebalance:
+    """The queues of one consumer. ``table`` is read by others and changed only here."""
+
+    def __init__(
+        self,
+        group: str,
+        client_id: str,
+        strategy: Allocation,
+        *,
+        clustering: bool = True,
+        orderly: bool = False,
+        push: bool = True,
+        topic_count_max: int | None = None,
+        topic_size_max: int | None = None,
+    ) -> None:
+        """``topic_count_max`` and ``topic_size_max`` bound all queues together, evenly."""
+        self.table: dict[MessageQueue, ProcessQueue] = {}
+        self._group = group
+        self._client_id = client_id
+        self._strategy = strategy
+        self._clustering = clustering
+        self._locks = orderly and clustering
+        self._push = push
+        self._topic_count_max = topic_count_max
+        self._topic_size_max = topic_size_max
+        self._changed: set[str] = set()  # topics whose queues are others than was told
+
+    # ---- a round ---------------------------------------------------------------------------------
+
+    def share(
+        self,
+        topic: str,
+        queues: Collection[MessageQueue] | None,
+        members: Collection[str] | None,
+    ) -> frozenset[MessageQueue] | None:
+        """The queues that should be ours; None to leave the topic as it is in this round.
+
+        ``queues`` is None without a route, ``members`` None if no broker told them. Raises what the
+        strategy raises: the old assignment stays, and the consumer is not balanced.
+        """
+        if queues is None:
+            return None
+        if not self._clustering:
+            return frozenset(queues)
+        if members is None:
+            log.warning("nobody tells the members of group %s on topic %s", self._group, topic)
+            return None
+        found = self._strategy.allocate(
+            self._group, self._client_id, sorted(queues), sorted(members)
+        )
+        # A configured share names queues of any topic; each topic is a round of its own.
+        return frozenset(queue for queue in found if queue.topic == topic)
+
+    def apply(self, topic: str, share: Collection[MessageQueue], now_ms: int) -> list[Instruction]:
+        """Give up what is not in ``share``, and take up what is missing."""
+        instructions: list[Instruction] = []
+        for queue, process_queue in self._of_topic(topic):
+            if queue in share and not process_queue.dropped:
+                if not (self._push and process_queue.is_pull_expired(now_ms)):
+                    continue
+                log.error("%s was not pulled for two minutes, and is taken up anew", queue)
+            instructions += self._give_up(queue, process_queue, now_ms)
+        missing = sorted(queue for queue in share if queue not in self.table)
+        if self._locks:
+            instructions += _locks(missing)
+        else:
+            instructions += map(Open, missing)
+        return instructions
+
+    def retain_topics(self, topics: Collection[str], now_ms: int) -> list[Instruction]:
+        """Give up the queues of all other topics, which are no longer subscribed."""
+        return [
+            instruction
+            for queue, process_queue in tuple(self.table.items())
+            if queue.topic not in topics
+            for instruction in self._give_up(queue, process_queue, now_ms)
+        ]
+
+    def settled(
+        self,
+        topic: str,
+        queues: Collection[MessageQueue],
+        share: Collection[MessageQueue],
+        now_ms: int,
+    ) -> Settled | None:
+        """What is to be told after the instructions for a topic, if its queues have changed."""
+        if topic not in self._changed:
+            return None
+        self._changed.discard(topic)
+        count = len(self.table)
+        return Settled(
+            topic=topic,
+            sub_version=now_ms,
+            all_queues=frozenset(queues),
+            my_queues=frozenset(share),
+            count_max=_each(self._topic_count_max, count),
+            size_max=_each(self._topic_size_max, count),
+        )
+
+    def is_balanced(self, topic: str, share: Collection[MessageQueue]) -> bool:
+        """Whether exactly the queues of ``share`` are being consumed."""
+        return {
+            queue for queue, process_queue in self._of_topic(topic) if not process_queue.dropped
+        } == set(share)
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def awaited(
+        self, queue: MessageQueue, process_queue: ProcessQueue, *, idle: bool
+    ) -> list[Instruction]:
+        """After :class:`AwaitIdle`; if a handler still runs, the next round comes back to it."""
+        if self.table.get(queue) is not process_queue:
+            return []
+        if not idle:
+            process_queue.try_unlock_times += 1
+            return []
+        return [self._release(queue, process_queue)]
+
+    def locked(
+        self, asked: Collection[MessageQueue], held: Collection[MessageQueue]
+    ) -> list[Instruction]:
+        """After :class:`Lock`; ``held`` are those that the broker granted."""
+        instructions: list[Instruction] = [Open(queue) for queue in asked if queue in held]
+        if len(instructions) < len(asked):
+            instructions.append(WakeRebalance(LOCK_RETRY_MS))
+        return instructions
+
+    def opened(self, queue: MessageQueue, offset: int, now_ms: int) -> list[Instruction]:
+        """After :class:`Open`, with the first offset."""
+        if queue in self.table:
+            return []
+        process_queue = self.table[queue] = ProcessQueue(now_ms, locked=True)
+        self._changed.add(queue.topic)
+        return [StartPull(queue, process_queue, offset)]
+
+    # ---- giving up -------------------------------------------------------------------------------
+
+    def drop(self, queue: MessageQueue, now_ms: int) -> list[Instruction]:
+        """Give up one queue, whatever the reason."""
+        process_queue = self.table.get(queue)
+        return [] if process_queue is None else [*self._give_up(queue, process_queue, now_ms)]
+
+    def drop_all(self) -> None:
+        """The consumer ends: nothing is handed out any more. Offsets were saved before."""
+        for process_queue in self.table.values():
+            process_queue.dropped = True
+        self.table.clear()
+
+    def offset_illegal(
+        self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int, now_ms: int
+    ) -> list[Instruction]:
+        """The broker has no such offset: go on at ``next_offset``, whatever late results say."""
+        process_queue.dropped = True
+        if self.table.get(queue) is not process_queue:
+            return []
+        return [
+            Freeze(queue, next_offset),
+            Persist(queue),
+            *self._give_up(queue, process_queue, now_ms),
+            WakeRebalance(),
+        ]
+
+    def _give_up(
+        self, queue: MessageQueue, process_queue: ProcessQueue, now_ms: int
+    ) -> Iterator[Instruction]:
+        process_queue.dropped = True
+        if not self._locks or now_ms - process_queue.last_lock_ms > FORCED_UNLOCK_MS:
+            yield self._release(queue, process_queue)
+        else:
+            yield Persist(queue)
+            yield AwaitIdle(queue, process_queue)
+
+    def _release(self, queue: MessageQueue, process_queue: ProcessQueue) -> Release:
+        del self.table[queue]
+        process_queue.locked = False
+        self._changed.add(queue.topic)
+        return Release(queue, process_queue, unlock=self._locks)
+
+    # ---- renewing locks --------------------------------------------------------------------------
+
+    def lock_requests(self) -> list[Lock]:
+        """All queues that are to stay locked; the answers go to :meth:`relocked`."""
+        if not self._locks:
+            return []
+        return _locks(queue for queue, each in tuple(self.table.items()) if not each.dropped)
+
+    def relocked(
+        self, asked: Collection[MessageQueue], held: Collection[MessageQueue], now_ms: int
+    ) -> None:
+        """The broker keeps ``held`` for us, and has given the rest to somebody else."""
+        for queue in asked:
+            process_queue = self.table.get(queue)
+            if process_queue is None:
+                continue
+            if queue in held:
+                process_queue.lock(now_ms)
+            else:
+                log.warning("the broker no longer keeps %s for group %s", queue, self._group)
+                process_queue.locked = False
+
+    def _of_topic(self, topic: str) -> list[tuple[MessageQueue, ProcessQueue]]:
+        return [item for item in tuple(self.table.items()) if item[0].topic == topic]
+
+
+def _locks(queues: Iterable[MessageQueue]) -> list[Lock]:
+    by_broker: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        by_broker.setdefault(queue.broker_name, []).append(queue)
+    return [Lock(broker, tuple(of_broker)) for broker, of_broker in by_broker.items()]
+
+
+def _each(limit: int | None, count: int) -> int | None:
+    """The part of a limit for all queues that each of ``count`` queues gets."""
+    return None if limit is None or not count else max(1, limit // count)

@@ -1,0 +1,84 @@
+"""Where a queue begins for a consumer that takes it up.
+
+A committed offset wins, whatever the consumer was told. Without one it depends on where the group
+was told to begin, and retries are never skipped::
+
+    begin at     normal topic                             retries of the group
+    last         the end of the queue                     0
+    first        0 (moved by the broker if gone)          0
+    a time       first message stored at or after it      the end of the queue
+
+The question for the committed offset must be answered by the store: the broker, or the file of a
+broadcasting consumer. If it fails the queue is not taken up; the next round asks again. To begin
+somewhere by guess would skip or repeat messages.
+
+A broker that has no offset of the group answers 0 instead of "none", while the queue still has its
+first message in memory: a new group on a young topic reads from the beginning, also with *last*.
+
+Answers to ``RebalancePushImpl.computePullFromWhereWithException``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+from skylark.core.names import is_retry_topic
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
+
+_TIMESTAMP_FORMAT: Final = "%Y%m%d%H%M%S"
+
+
+class UseOffset(msgspec.Struct, frozen=True):
+    """Begin here."""
+
+    offset: int
+
+
+class AskMaxOffset(msgspec.Struct, frozen=True):
+    """Begin at the end of the queue: ask the master for it."""
+
+
+class AskOffsetByTime(msgspec.Struct, frozen=True):
+    """Begin with the first message stored at or after this time: ask the master for it."""
+
+    time_ms: int
+
+
+Start: TypeAlias = UseOffset | AskMaxOffset | AskOffsetByTime
+
+
+def start_position(
+    topic: str, stored_offset: int | None, where: ConsumeFromWhere, time_ms: int
+) -> Start:
+    """How to find the first offset; ``stored_offset`` is None if the store has none.
+
+    ``time_ms`` counts with CONSUME_FROM_TIMESTAMP only.
+    """
+    if stored_offset is not None and stored_offset >= 0:
+        return UseOffset(stored_offset)
+    is_retry = is_retry_topic(topic)
+    if where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+        return UseOffset(0)
+    if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+        return AskMaxOffset() if is_retry else AskOffsetByTime(time_ms)
+    return UseOffset(0) if is_retry else AskMaxOffset()
+
+
+def parse_consume_timestamp(text: str) -> int:
+    """``yyyyMMddHHmmss`` in local time as milliseconds; raises ConfigError."""
+    try:
+        local = datetime.strptime(text if len(text) == 14 else "", _TIMESTAMP_FORMAT).astimezone()
+        return int(local.timestamp()) * 1000
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"consumeTimestamp is invalid, the valid format is yyyyMMddHHmmss, not {text[:40]!r}"
+        ) from None
+
+
+def format_consume_timestamp(time_ms: int) -> str:
+    """The inverse of :func:`parse_consume_timestamp`."""
+    return datetime.fromtimestamp(time_ms // 1000).astimezone().strftime(_TIMESTAMP_FORMAT)

@@ -1,0 +1,212 @@
+"""What goes in and what comes out: messages to send, messages received, results, outcomes.
+
+A :class:`Message` never changes: the client makes its own copy of the properties, so the same
+object can be sent again. A :class:`MessageExt` is a view of the record that the broker stored; body
+and properties are decoded when they are asked for. Topic and properties are as the application sent
+them: a message that comes back for another try has its own topic again, not that of its retries.
+
+Answers to ``Message``, ``MessageExt``, ``SendResult`` and ``MessageQueue``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from skylark.core.errors import SkylarkError
+from skylark.core.names import is_retry_topic
+from skylark.wire import properties as names
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.message import MessageRecord, format_host, inflate_record
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+KEY_SEPARATOR: Final = " "
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message to be sent."""
+
+    topic: str
+    body: bytes
+    tag: str | None = None
+    keys: Sequence[str] = ()  #: found again by these: ``skylark message query``
+    properties: Mapping[str, str] = _NOTHING
+    flag: int = 0
+    wait_store_ok: bool = True  #: wait until disk and replicas have it, where the broker does so
+
+    def encoded_properties(self) -> dict[str, str]:
+        """All properties as the broker gets them; a new dict."""
+        found = dict(self.properties)
+        if self.tag is not None:
+            found[names.PROPERTY_TAGS] = self.tag
+        if self.keys:
+            keys = (self.keys,) if isinstance(self.keys, str) else self.keys
+            found[names.PROPERTY_KEYS] = KEY_SEPARATOR.join(keys)
+        found[names.PROPERTY_WAIT] = "true" if self.wait_store_ok else "false"
+        return found
+
+
+class SendStatus(enum.Enum):
+    """What became of a message; all four are stored, so sending again would duplicate."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where a message was stored."""
+
+    status: SendStatus
+    msg_id: str  #: the unique id, drawn by the client
+    offset_msg_id: str | None  #: place in the broker's log; ``skylark message get`` takes both
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+    region_id: str = "DefaultRegion"
+    trace_on: bool = True
+
+
+class TxState(enum.Enum):
+    """How a local transaction ended."""
+
+    COMMIT = "COMMIT_MESSAGE"
+    ROLLBACK = "ROLLBACK_MESSAGE"
+    UNKNOWN = "UNKNOW"  # as Java spells it
+
+
+class RetryLater(SkylarkError):
+    """Raised by a handler: deliver the message again, after the delay of ``level`` if given."""
+
+    def __init__(self, reason: str = "to be delivered again", *, level: int = 0) -> None:
+        super().__init__(reason)
+        self.level = level
+
+
+class DeadLetter(SkylarkError):
+    """Raised by a handler: put the message to the dead letters of the group at once."""
+
+    def __init__(self, reason: str = "for the dead letters") -> None:
+        super().__init__(reason)
+
+
+class MessageExt:
+    """A message received. Attributes are read-only; ``record`` is what the broker sent."""
+
+    __slots__ = ("_inflated", "_topic", "broker_name", "record")
+
+    def __init__(self, record: MessageRecord, broker_name: str, topic: str | None = None) -> None:
+        """``topic`` is the name to show, where it differs from the stored one (namespaces)."""
+        self.record = record
+        self.broker_name = broker_name
+        self._topic = topic
+        self._inflated = False
+
+    def __repr__(self) -> str:
+        return (
+            f"MessageExt({self.topic!r}, {self.broker_name}:{self.queue_id}"
+            f"@{self.queue_offset}, msg_id={self.msg_id!r}, body={len(self.record.body)} bytes)"
+        )
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to, also when it was stored among retries."""
+        if self._topic is None:
+            stored = self.record.topic
+            if is_retry_topic(stored):
+                stored = self.record.properties.get(names.PROPERTY_RETRY_TOPIC, stored)
+            self._topic = stored
+        return self._topic
+
+    @property
+    def body(self) -> bytes:
+        """The body as it was sent; raises RemoteProtocolError if it cannot be decompressed."""
+        if not self._inflated:
+            inflate_record(self.record)
+            self._inflated = True
+        return self.record.body
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.record.properties
+
+    @property
+    def tag(self) -> str | None:
+        return self.record.properties.get(names.PROPERTY_TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.record.properties.get(names.PROPERTY_KEYS, "").split())
+
+    @property
+    def msg_id(self) -> str:
+        """The unique id drawn by the producer, or the place in the log where there is none."""
+        return self.record.properties.get(names.PROPERTY_UNIQ_KEY) or self.record.offset_id
+
+    @property
+    def offset_msg_id(self) -> str:
+        return self.record.offset_id
+
+    @property
+    def queue_id(self) -> int:
+        return self.record.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue it was read from."""
+        record = self.record
+        return MessageQueue(
+            topic=record.topic, broker_name=self.broker_name, queue_id=record.queue_id
+        )
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was delivered before."""
+        return self.record.reconsume_times
+
+    @property
+    def born_time(self) -> datetime:
+        """When the producer sent it, by its own clock."""
+        return _time(self.record.born_timestamp)
+
+    @property
+    def store_time(self) -> datetime:
+        """When the broker stored it."""
+        return _time(self.record.store_timestamp)
+
+    @property
+    def born_host(self) -> str:
+        """Address of the producer."""
+        return format_host(self.record.born_host)
+
+    @property
+    def store_host(self) -> str:
+        """Address of the broker that stored it."""
+        return format_host(self.record.store_host)
+
+    @property
+    def flag(self) -> int:
+        return self.record.flag
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The unique id, for a message that was sent in a transaction."""
+        properties = self.record.properties
+        if properties.get(names.PROPERTY_TRAN_MSG, "").lower() != "true":
+            return None
+        return properties.get(names.PROPERTY_UNIQ_KEY)
+
+
+def _time(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, tz=UTC)

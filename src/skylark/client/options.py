@@ -1,0 +1,183 @@
+"""How a client connects and who it is.
+
+:class:`ClientOptions` never changes; producers and consumers with the same client id share
+connections and routes. Name servers come from ``namesrv`` (addresses, or one connection URL), else
+from the environment, see :func:`skylark.core.names.resolve_namesrv`. Credentials and a namespace
+given here win over those in the URL. What Java's client can and we refuse by name: fetching the
+list of name servers by HTTP, and (so far) TLS.
+
+**Client id.** Brokers tell the members of a group apart by it: ``<address>@<instance>``, then
+``@<unit>`` and ``@STREAM`` where they apply. Unless a name was given, the instance of producers and
+of clustering consumers is ``<pid>#<random>``: two in one process are two members, and two processes
+with the same number behind one address as well (Java draws the time in nanoseconds). Broadcasting
+consumers keep ``DEFAULT``, because their offsets are saved in a file under this id, and it must be
+the same after a restart. Answers to ``ClientConfig`` and ``MQClientManager``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.auth.signature import Credentials
+from skylark.core.errors import ConfigError
+from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
+
+#: Seconds, or a timedelta.
+Duration: TypeAlias = float | timedelta
+
+DEFAULT_INSTANCE: Final = "DEFAULT"
+# An endpoint has nothing behind its address; what has is the service that lists name servers.
+_HTTP_LOOKUP: Final = re.compile(r"https?://[^/]+/+[^/]", re.IGNORECASE)
+_URL_SECRET: Final = re.compile(r"(://[^:/@]*:)[^@]*@")
+
+
+def seconds(duration: Duration) -> float:
+    """A duration in seconds."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that all clients share. Durations are seconds."""
+
+    namesrv: str | Sequence[str] | None = None
+    acl: tuple[str, str] | tuple[str, str, str] | None = None  #: access key, secret key[, token]
+    namespace: str | None = None  #: put before every topic and group on the wire
+    namespace_v2: str | None = None  #: sent as a field of every request instead
+    client_ip: str | None = None
+    instance_name: str = DEFAULT_INSTANCE
+    unit_name: str | None = None
+    unit_mode: bool = False
+    vip_channel: bool = False  #: use the brokers' second port, two below the first
+    request_timeout: float = 3.0  #: heartbeats, routes and other small requests
+    route_interval: float = 30.0
+    heartbeat_interval: float = 30.0
+    offset_interval: float = 5.0
+    pull_error_delay: float = 1.0
+    heartbeat_v2: bool = False
+    trace: bool = False
+    trace_topic: str | None = None
+    trace_batch: int = 10
+    access_channel: str = "LOCAL"  #: CLOUD: traces go where the cloud product looks for them
+    send_latency: bool = False  #: avoid brokers that were slow or failed, for a while
+    start_detector: bool = False  #: ask avoided brokers whether they are back
+    detect_timeout: float = 0.2
+    detect_interval: float = 2.0
+    in_flight_max: int = 65_535  #: requests of one event loop that may wait for their answer
+    in_flight_bytes_max: int = 100 * 1024 * 1024  #: bytes of their bodies
+    zone: str | None = None  #: name of the zone whose brokers are preferred; ROCKETMQ_ZONE
+    rpc_hooks: Sequence[object] = ()  #: see :class:`skylark.client.hooks.RpcHook`
+
+    def __post_init__(self) -> None:
+        for name in (
+            "request_timeout",
+            "route_interval",
+            "heartbeat_interval",
+            "offset_interval",
+            "pull_error_delay",
+            "detect_timeout",
+            "detect_interval",
+            "in_flight_max",
+            "in_flight_bytes_max",
+        ):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if self.namespace and self.namespace_v2:
+            raise ConfigError("namespace and namespace_v2 exclude each other")
+        if self.access_channel not in ("LOCAL", "CLOUD"):
+            raise ConfigError(f"access_channel is LOCAL or CLOUD, not {self.access_channel!r}")
+
+    def __repr__(self) -> str:
+        """What differs from the defaults, without secrets."""
+        shown = []
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                if field.name == "acl":
+                    value = (value[0], "***")
+                elif isinstance(value, str):
+                    value = _URL_SECRET.sub(r"\1***@", value)
+                shown.append(f"{field.name}={value!r}")
+        return f"ClientOptions({', '.join(shown)})"
+
+    def endpoint(self, environ: Mapping[str, str] | None = None) -> Endpoint:
+        """The name servers, with what these options say about credentials and namespace."""
+        environ = os.environ if environ is None else environ
+        given = self.namesrv
+        if given is not None and not isinstance(given, str):
+            given = ";".join(given)
+        for text in (given, *(environ.get(name) for name in NAMESRV_VARIABLES)):
+            if text is not None and text.strip():
+                _refuse_http_lookup(text.strip())
+                break
+        found = resolve_namesrv(given, environ)
+        changes: dict[str, str] = {}
+        if self.acl is not None:
+            changes.update(access_key=self.acl[0], secret_key=self.acl[1])
+        if self.namespace is not None or self.namespace_v2 is not None:
+            changes["namespace"] = self.namespace or ""
+        found = msgspec.structs.replace(found, **changes) if changes else found
+        if found.tls:
+            raise ConfigError("connections with TLS are not supported yet", hint="leave ?tls=1 out")
+        return found
+
+    def zone_entries(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What name servers are told about the zone: from these options or the environment."""
+        environ = os.environ if environ is None else environ
+        zone = self.zone or environ.get("ROCKETMQ_ZONE", "").strip()
+        mode = "true" if self.zone else environ.get("ROCKETMQ_ZONE_MODE", "").strip()
+        found = {"__ZONE_NAME": zone, "__ZONE_MODE": mode}
+        return {name: value for name, value in found.items() if value}
+
+    def credentials(self, endpoint: Endpoint) -> Credentials | None:
+        """What requests are signed with, if they are."""
+        if endpoint.access_key is None or endpoint.secret_key is None:
+            return None
+        token = self.acl[2] if self.acl is not None and len(self.acl) > 2 else None
+        return Credentials(
+            access_key=endpoint.access_key, secret_key=endpoint.secret_key, security_token=token
+        )
+
+    def client_id(self, *, keep_default: bool = False, stream: bool = False) -> str:
+        """The id of a new client; ``keep_default`` for broadcasting consumers."""
+        instance = self.instance_name
+        if instance == DEFAULT_INSTANCE and not keep_default:
+            instance = f"{os.getpid()}#{int.from_bytes(os.urandom(7))}"
+        parts = [self.client_ip or local_address(), instance]
+        if self.unit_name:
+            parts.append(self.unit_name)
+        if stream:
+            parts.append("STREAM")
+        return "@".join(parts)
+
+
+def _refuse_http_lookup(text: str) -> None:
+    if _HTTP_LOOKUP.match(text):
+        raise ConfigError(
+            f"the list of name servers cannot be fetched by HTTP from {text[:200]}",
+            hint="write the addresses themselves: host:port;host:port",
+        )
+
+
+def local_address() -> str:
+    """An address of this machine that others can reach, else that of loopback.
+
+    Asks the routing table with a datagram socket; nothing is sent.
+    """
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, 9))
+                address = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+        except OSError:
+            continue
+        if not address.is_unspecified and not address.is_loopback:
+            return f"[{address}]" if address.version == 6 else str(address)
+    return "127.0.0.1"

@@ -1,0 +1,210 @@
+"""Where topics are: what a client makes of the routes that name servers give it.
+
+A route (105) lists the queues of a topic per broker group, and the addresses of each group. From
+it come two lists of queues: those one may send to (:attr:`Route.publish`) and those one may read
+(:attr:`Route.subscribe`). Sending needs write permission and a master; reading needs only read
+permission, for a slave can be read. An order configuration (``broker-a:4;broker-b:4``) pins the
+publish list, so that a key stays in its queue while a broker is away.
+
+:class:`RouteTable` holds the routes of one client and is read from several threads without locks:
+a :class:`Route` never changes, and a newer one replaces it as a whole. The thread that asks the
+name servers is the only one that writes.
+
+Answers to ``MQClientInstance`` (topicRouteTable, brokerAddrTable) and ``TopicPublishInfo``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.codes import Perm
+
+MASTER_ID: Final = 0
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One topic, as of one answer of a name server."""
+
+    topic: str
+    publish: tuple[MessageQueue, ...]
+    subscribe: tuple[MessageQueue, ...]
+    order_topic: bool  # the publish list is pinned
+    brokers: Mapping[str, Mapping[int, str]]  # name -> id -> address
+    data: TopicRouteData  # as it came, sorted: what the next one is compared with
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """An address of a broker group, and whether a slave listens there."""
+
+    address: str
+    is_slave: bool
+
+
+def make_route(topic: str, data: TopicRouteData) -> Route:
+    """Take an answer apart; raises ConfigError if its order configuration cannot be read."""
+    data = _sorted(data)
+    brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+    ordered = bool(data.order_topic_conf)
+    return Route(
+        topic=topic,
+        publish=tuple(
+            _pinned(topic, data.order_topic_conf)
+            if data.order_topic_conf
+            else _writable(topic, data.queue_datas, brokers)
+        ),
+        subscribe=tuple(_readable(topic, data.queue_datas)),
+        order_topic=ordered,
+        brokers=brokers,
+        data=data,
+    )
+
+
+def default_route(topic: str, data: TopicRouteData, queue_count_max: int) -> Route:
+    """The route of a topic that will be created by the first send, from that of its model.
+
+    ``data`` is the route of the topic that new ones inherit from (TBW102); a broker makes at most
+    ``queue_count_max`` queues.
+    """
+    queues = [
+        msgspec.structs.replace(queue, read_queue_nums=count, write_queue_nums=count)
+        for queue in data.queue_datas
+        for count in [min(queue_count_max, queue.read_queue_nums)]
+    ]
+    return make_route(topic, msgspec.structs.replace(data, queue_datas=queues))
+
+
+def _sorted(data: TopicRouteData) -> TopicRouteData:
+    return msgspec.structs.replace(
+        data,
+        queue_datas=sorted(data.queue_datas, key=_name_of),
+        broker_datas=sorted(data.broker_datas, key=_name_of),
+    )
+
+
+def _name_of(data: QueueData | BrokerData) -> str:
+    return data.broker_name
+
+
+def _pinned(topic: str, text: str) -> Iterable[MessageQueue]:
+    for item in filter(None, text.split(";")):
+        name, colon, count = item.partition(":")
+        if not (name and colon and count.isdecimal() and len(count) <= 6):
+            raise ConfigError(
+                f"the order configuration of topic {topic} is not readable: {text[:200]!r}",
+                hint="it must read broker-a:4;broker-b:4 (mqadmin updateOrderConf)",
+            )
+        yield from _queues(topic, name, int(count))
+
+
+def _writable(
+    topic: str, queues: Iterable[QueueData], brokers: Mapping[str, Mapping[int, str]]
+) -> Iterable[MessageQueue]:
+    for queue in queues:
+        if queue.perm & Perm.WRITE and MASTER_ID in brokers.get(queue.broker_name, ()):
+            yield from _queues(topic, queue.broker_name, queue.write_queue_nums)
+
+
+def _readable(topic: str, queues: Iterable[QueueData]) -> Iterable[MessageQueue]:
+    for queue in queues:
+        if queue.perm & Perm.READ:
+            yield from _queues(topic, queue.broker_name, queue.read_queue_nums)
+
+
+def _queues(topic: str, broker_name: str, count: int) -> Iterable[MessageQueue]:
+    return (
+        MessageQueue(topic=topic, broker_name=broker_name, queue_id=queue_id)
+        for queue_id in range(count)
+    )
+
+
+class RouteTable:
+    """The routes of one client, and the addresses of every broker in them."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, Route] = {}
+        self._brokers: dict[str, Mapping[int, str]] = {}
+
+    # ---- one thread writes -----------------------------------------------------------------------
+
+    def update(self, route: Route) -> bool:
+        """Take over a route; whether it differs from the one before."""
+        known = self._routes.get(route.topic)
+        if known is not None and known.data == route.data:
+            return False
+        for name, addresses in route.brokers.items():
+            self._brokers[name] = {**self._brokers.get(name, {}), **addresses}
+        self._routes[route.topic] = route
+        return True
+
+    def forget(self, topic: str) -> None:
+        """The topic is of no interest any more."""
+        self._routes.pop(topic, None)
+
+    def drop_unrouted(self) -> list[str]:
+        """Forget what stands in no route any more; the addresses at which nobody is left."""
+        routed = {
+            (name, id_, address)
+            for route in self._routes.values()
+            for name, addresses in route.brokers.items()
+            for id_, address in addresses.items()
+        }
+        in_use = {address for _, _, address in routed}
+        dropped: list[str] = []
+        brokers: dict[str, Mapping[int, str]] = {}
+        for name, addresses in self._brokers.items():
+            kept = {id_: each for id_, each in addresses.items() if (name, id_, each) in routed}
+            dropped += [address for address in addresses.values() if address not in in_use]
+            if kept:
+                brokers[name] = kept
+        self._brokers = brokers
+        return dropped
+
+    # ---- any thread reads ------------------------------------------------------------------------
+
+    def get(self, topic: str) -> Route | None:
+        return self._routes.get(topic)
+
+    @property
+    def topics(self) -> Collection[str]:
+        return tuple(self._routes)
+
+    @property
+    def brokers(self) -> Mapping[str, Mapping[int, str]]:
+        """All known broker groups: name -> id -> address."""
+        return self._brokers
+
+    def master(self, broker_name: str) -> str | None:
+        """Where to send, and to ask for what only a master decides."""
+        return self._brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def reader(
+        self, broker_name: str, broker_id: int = MASTER_ID, *, only_this: bool = False
+    ) -> Target | None:
+        """Where to read: the broker with this id, the next id, or else any of the group."""
+        addresses = self._brokers.get(broker_name)
+        if not addresses:
+            return None
+        for wanted in (broker_id, broker_id + 1) if broker_id != MASTER_ID else (broker_id,):
+            if wanted in addresses:
+                return Target(addresses[wanted], wanted != MASTER_ID)
+        if only_this:
+            return None
+        found = next(iter(addresses))
+        return Target(addresses[found], found != MASTER_ID)
+
+    def any_of_topic(self, topic: str, rng: random.Random) -> str | None:
+        """A broker of the topic for questions that each of them can answer."""
+        route = self._routes.get(topic)
+        if route is None or not route.brokers:
+            return None
+        addresses = route.brokers[rng.choice(list(route.brokers))]
+        if MASTER_ID in addresses:
+            return addresses[MASTER_ID]
+        return rng.choice(list(addresses.values())) if addresses else None

@@ -1,0 +1,33 @@
+"""What a client runs on: the control loop, the network and the clock, given together.
+
+Applications never see it: the default is the control thread of the process, TCP and the machine's
+clock. Tests give another one, with everything on one loop.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from skylark.client.control import Control, InlineControl, shared_control
+from skylark.core.clock import Clock, LoopClock
+from skylark.net.transport import Network, TcpNetwork
+
+
+class ClientRuntime(msgspec.Struct, frozen=True, kw_only=True):
+    """One for all parts of a client."""
+
+    control: Control
+    network: Network
+    clock: Clock
+
+
+def default_runtime() -> ClientRuntime:
+    """The control thread of this process, and TCP."""
+    return ClientRuntime(control=shared_control(), network=TcpNetwork(), clock=LoopClock())
+
+
+def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:
+    """Both planes on the running loop, which nobody may block."""
+    return ClientRuntime(
+        control=InlineControl(), network=network or TcpNetwork(), clock=clock or LoopClock()
+    )

@@ -1,0 +1,227 @@
+"""What brokers ask a client: one handler per request code, found by group.
+
+Each request goes to the producer or consumer of its group, if that knows how to serve it. What a
+member can do is a small protocol below; a member has those that fit and no others (a pull consumer
+cannot consume on demand). Handlers run on the control loop.
+
+====  ====================================  ==================================================
+39    transaction check                     :class:`ChecksTransactions`; no answer
+40    members of a group changed            rebalance; no answer
+220   reset offsets                         :class:`ResetsOffsets`, as a task; no answer
+221   offsets as the client sees them       :class:`ShowsStatus`
+307   all about a consumer                  :class:`ShowsRunningInfo`
+309   consume one message on demand         :class:`ConsumesDirectly`
+326   a reply to a request of ours          :class:`TakesReplies`
+====  ====================================  ==================================================
+
+Answers to ``ClientRemotingProcessor``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from skylark.core.errors import BrokerError
+from skylark.core.lifecycle import Tasks
+from skylark.core.names import Address
+from skylark.net.answers import success
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.wire.bodies.admin import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+)
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command, response_to
+from skylark.wire.fastjson import decode_body
+from skylark.wire.fields import decode_ext
+from skylark.wire.headers.client import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+)
+from skylark.wire.headers.common import ConsumerGroupRequestHeader
+from skylark.wire.headers.offset import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
+from skylark.wire.headers.send import ReplyMessageRequestHeader
+from skylark.wire.headers.txn import CheckTransactionStateRequestHeader
+from skylark.wire.message import MessageRecord, decode_record
+from skylark.wire.properties import PROPERTY_PGROUP
+
+log = logging.getLogger(__name__)
+
+
+class TransactionCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker asks how a transaction ended."""
+
+    address: str  #: of the broker that asks; the answer goes there
+    broker_name: str | None
+    header: CheckTransactionStateRequestHeader
+    record: MessageRecord
+
+
+@runtime_checkable
+class ChecksTransactions(Protocol):
+    """A producer of transactions."""
+
+    def check_transaction(self, check: TransactionCheck) -> None:
+        """Queue the check; must not wait."""
+
+
+@runtime_checkable
+class ResetsOffsets(Protocol):
+    """A consumer whose offsets can be set from outside."""
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at these offsets, which may lie before or behind the present ones."""
+
+
+@runtime_checkable
+class ShowsStatus(Protocol):
+    """A consumer that shows its offsets."""
+
+    def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """The offsets in memory."""
+
+
+@runtime_checkable
+class ShowsRunningInfo(Protocol):
+    """A consumer that tells about itself."""
+
+    def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
+        """All there is to know; with the stacks of all threads if wanted."""
+
+
+@runtime_checkable
+class ConsumesDirectly(Protocol):
+    """A consumer with a handler."""
+
+    async def consume_directly(
+        self, record: MessageRecord, broker_name: str | None
+    ) -> ConsumeMessageDirectlyResult:
+        """Give one message to the handler; no offset moves."""
+
+
+class TakesReplies(Protocol):
+    """Who waits for replies to requests."""
+
+    def reply_arrived(self, address: str, header: ReplyMessageRequestHeader, body: bytes) -> None:
+        """A reply, perhaps to somebody else, or one that nobody waits for any more.
+
+        What this raises makes the answer a failure.
+        """
+
+
+class Served:
+    """The handlers; ``producer`` and ``consumer`` find a member by its group."""
+
+    def __init__(
+        self,
+        producer: Callable[[str], object | None],
+        consumer: Callable[[str], object | None],
+        rebalance: Callable[[], None],
+        tasks: Tasks,
+    ) -> None:
+        self._producer = producer
+        self._consumer = consumer
+        self._rebalance = rebalance
+        self._tasks = tasks
+        #: All of them are told of every reply; replaced as a whole, from any thread.
+        self.replies: tuple[TakesReplies, ...] = ()
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        dispatcher.add_hot(RequestCode.CHECK_TRANSACTION_STATE, self.check_transaction)
+        dispatcher.add_hot(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.group_changed)
+        dispatcher.add_hot(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset_offsets)
+        dispatcher.add_hot(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self.consumer_status)
+        dispatcher.add_hot(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        dispatcher.add_cold(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
+        dispatcher.add_hot(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.reply)
+
+    def check_transaction(self, connection: Connection, request: Command) -> None:
+        """CHECK_TRANSACTION_STATE (39)."""
+        header = decode_ext(CheckTransactionStateRequestHeader, request.ext)
+        record = decode_record(request.body or b"")
+        group = record.properties.get(PROPERTY_PGROUP, "")
+        member = self._producer(group)
+        if not isinstance(member, ChecksTransactions):
+            log.warning("a transaction of group %s is to be checked, which is not here", group)
+            return
+        member.check_transaction(
+            TransactionCheck(
+                address=_peer(connection),
+                broker_name=(request.ext or {}).get("bname"),
+                header=header,
+                record=record,
+            )
+        )
+
+    def group_changed(self, connection: Connection, request: Command) -> None:
+        """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
+        log.info("broker %s says that the members of %s changed", _peer(connection), group)
+        self._rebalance()
+
+    def reset_offsets(self, connection: Connection, request: Command) -> None:
+        """RESET_CONSUMER_CLIENT_OFFSET (220)."""
+        header = decode_ext(ResetOffsetRequestHeader, request.ext)
+        offsets = decode_body(ResetOffsetBody, request.body or b"{}").offset_table
+        log.info("broker %s resets %s on %s", _peer(connection), header.group, header.topic)
+        member = self._consumer(header.group)
+        if isinstance(member, ResetsOffsets) and not self._tasks.closed:
+            name = f"reset {header.group}"
+            self._tasks.spawn(member.reset_offsets(header.topic, offsets), name=name)
+
+    def consumer_status(self, connection: Connection, request: Command) -> Command:
+        """GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
+        del connection
+        header = decode_ext(GetConsumerStatusRequestHeader, request.ext)
+        member = self._consumer(header.group)
+        offsets = member.consumer_status(header.topic) if isinstance(member, ShowsStatus) else {}
+        body = GetConsumerStatusBody(message_queue_table=dict(offsets))
+        return success(request, body=body)
+
+    def running_info(self, connection: Connection, request: Command) -> Command:
+        """GET_CONSUMER_RUNNING_INFO (307)."""
+        del connection
+        header = decode_ext(GetConsumerRunningInfoRequestHeader, request.ext)
+        member = self._consumer(header.consumer_group)
+        if not isinstance(member, ShowsRunningInfo):
+            raise _not_here(header.consumer_group)
+        return success(request, body=member.running_info(with_stacks=header.jstack_enable))
+
+    async def consume_directly(self, connection: Connection, request: Command) -> Command:
+        """CONSUME_MESSAGE_DIRECTLY (309)."""
+        del connection
+        header = decode_ext(ConsumeMessageDirectlyResultRequestHeader, request.ext)
+        member = self._consumer(header.consumer_group)
+        if not isinstance(member, ConsumesDirectly):
+            raise _not_here(header.consumer_group)
+        record = decode_record(request.body or b"")
+        return success(request, body=await member.consume_directly(record, header.broker_name))
+
+    def reply(self, connection: Connection, request: Command) -> Command:
+        """PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
+        header = decode_ext(ReplyMessageRequestHeader, request.ext)
+        try:
+            for listener in self.replies:
+                listener.reply_arrived(_peer(connection), header, request.body or b"")
+        except Exception:
+            log.exception("a reply from %s cannot be taken", _peer(connection))
+            remark = "process reply message fail"
+            return response_to(request, ResponseCode.SYSTEM_ERROR, remark)
+        return success(request)
+
+
+def _peer(connection: Connection) -> str:
+    return str(Address(*connection.remote_address))
+
+
+def _not_here(group: str) -> BrokerError:
+    return BrokerError(f"The Consumer Group <{group}> not exist in this consumer")

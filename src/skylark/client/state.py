@@ -1,0 +1,47 @@
+"""The life of a client, and of what it stands on: made, started, stopped, never started again.
+
+::
+
+    CREATE_JUST --start--> START_FAILED --all is well--> RUNNING --stop--> SHUTDOWN_ALREADY
+
+While it starts it counts as failed, so that a start which raises leaves the truth behind. Answers
+to ``ServiceState``.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from skylark.core.errors import ClientStateError
+
+
+class ServiceState(enum.Enum):
+    """Where a client stands; the values are Java's."""
+
+    CREATE_JUST = "CREATE_JUST"
+    START_FAILED = "START_FAILED"
+    RUNNING = "RUNNING"
+    SHUTDOWN_ALREADY = "SHUTDOWN_ALREADY"
+
+
+_PROBLEMS = {
+    ServiceState.CREATE_JUST: ("has not been started", "call start(), or use `async with`"),
+    ServiceState.START_FAILED: ("did not start, or is starting", "look at the error of start()"),
+    ServiceState.SHUTDOWN_ALREADY: ("has been stopped", "make a new one: it cannot start again"),
+}
+
+
+def require_running(state: ServiceState, what: str) -> None:
+    """Raise ClientStateError unless ``state`` is RUNNING; ``what`` names the client."""
+    if state is not ServiceState.RUNNING:
+        problem, hint = _PROBLEMS[state]
+        raise ClientStateError(f"{what} {problem}", hint=hint)
+
+
+def require_new(state: ServiceState, what: str) -> None:
+    """Raise ClientStateError unless it was never started."""
+    if state is ServiceState.RUNNING:
+        raise ClientStateError(f"{what} runs already")
+    if state is not ServiceState.CREATE_JUST:
+        problem, hint = _PROBLEMS[state]
+        raise ClientStateError(f"{what} {problem}", hint=hint)

@@ -1,0 +1,72 @@
+"""Routes that are kept fresh: who asks, who shares, what stays."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from skylark.core.errors import NoNameServerError
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command, response_to
+from tests.unit.client.scripted import ScriptedServer
+from tests.unit.client.worlds import FakeProducer, world
+
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+
+
+async def test_a_topic_younger_than_the_question_under_way_is_found(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        async with w.client(namesrv=address) as instance:
+            gate = asyncio.Event()
+
+            def not_yet(request: Command) -> Command:
+                gate.set()
+                return response_to(request, 17, "no")
+
+            server.answer(ROUTE, not_yet)
+            early = asyncio.ensure_future(instance.refresh_route("T"))
+            await gate.wait()  # the server has answered, the client has not heard of it
+            server.serve_route("T", a=address)
+            late = [asyncio.ensure_future(instance.refresh_route("T")) for _ in range(2)]
+            await w.clock.drain()
+            assert await early is None
+            routes = [await each for each in late]
+            assert routes[0] is not None
+            assert routes[0] is routes[1]
+            assert len(server.of(ROUTE)) == 2
+        await w.finish(server.stop())
+
+
+async def test_an_error_reaches_all_who_ask(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.client(namesrv="127.0.0.1:1") as instance:
+        asked = [asyncio.ensure_future(instance.refresh_route("T")) for _ in range(3)]
+        for each in asked:
+            with pytest.raises(NoNameServerError):
+                await w.finish(each)
+
+
+async def test_the_round_goes_on_after_a_topic_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        served = server.serve_route("Z", a=await server.start())
+
+        def answer(request: Command) -> Command:
+            topic = (request.ext or {})["topic"]
+            return response_to(request, 16, "not yours") if topic == "A" else served(request)
+
+        server.answer(ROUTE, answer)
+        async with w.client(namesrv=server.address) as instance:
+            for topic in ("A", "Unknown", "%RETRY%g", "Z"):
+                await instance.register_producer(FakeProducer(topic, topic))
+            await w.clock.advance(seconds=61)
+            assert instance.routes.get("Z") is not None
+        assert caplog.text.count("the route of A is not refreshed: not yours") == 3
+        assert caplog.text.count("no name server knows topic Unknown") == 1  # told once
+        assert "%RETRY%g" not in caplog.text
+        await w.finish(server.stop())
