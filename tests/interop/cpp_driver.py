@@ -222,7 +222,6 @@ class Sender(threading.Thread):
                 assert sent.status == SendStatus.OK
             except Exception:  # noqa: BLE001 - whatever it is, the message is sent again
                 self.failures += 1
-                time.sleep(0.1)
             else:
                 emit(
                     event="sent",

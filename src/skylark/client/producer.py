@@ -31,8 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from skylark.client.collector import STOPPED
 from skylark.client.instances import acquire_instance
@@ -53,7 +52,7 @@ from skylark.client.send_keywords import (
 )
 from skylark.client.send_plan import SendMode
 from skylark.client.sender import TopicState
-from skylark.client.state import ServiceState, require_new, require_running
+from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.txn_producer import (
     Checker,
     Transaction,
@@ -70,7 +69,7 @@ from skylark.wire.headers.send import RecallMessageRequestHeader
 CheckerT = TypeVar("CheckerT", bound=Checker)
 
 
-class Producer:
+class Producer(Startable):
     """See the module."""
 
     def __init__(
@@ -143,18 +142,6 @@ class Producer:
             await parts.stop(self.settings.send_timeout)
         finally:
             await parts.instance.release()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     def _use(self) -> ProducerParts:
         parts = self._parts

@@ -10,7 +10,10 @@ to ``ServiceState``.
 
 from __future__ import annotations
 
+import abc
 import enum
+from types import TracebackType
+from typing import Self
 
 from skylark.core.errors import ClientStateError
 
@@ -22,6 +25,32 @@ class ServiceState(enum.Enum):
     START_FAILED = "START_FAILED"
     RUNNING = "RUNNING"
     SHUTDOWN_ALREADY = "SHUTDOWN_ALREADY"
+
+
+class Startable(abc.ABC):
+    """A client: ``start()`` and ``stop()``, or ``async with`` for both."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Connect and begin; once."""
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """End in order; again does nothing."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
 
 
 _PROBLEMS = {

@@ -29,7 +29,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from skylark.client.consumer.allocate import Allocation, Averagely
@@ -44,7 +43,7 @@ from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration, seconds
 from skylark.client.routes import MASTER_ID
 from skylark.client.runtime import ClientRuntime, default_runtime
-from skylark.client.state import ServiceState, require_new, require_running
+from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.validation import check_group, check_topic
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -59,7 +58,7 @@ SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
 RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
 
 
-class PullConsumer:
+class PullConsumer(Startable):
     """See the module."""
 
     def __init__(
@@ -124,18 +123,6 @@ class PullConsumer:
         self.state = ServiceState.SHUTDOWN_ALREADY
         if was_running:
             await self._group_access.leave()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     def _running(self) -> PullGroup:
         require_running(self.state, f"consumer {self.group}")
@@ -314,7 +301,7 @@ class PullTask:
 PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], Awaitable[None] | None]
 
 
-class PullSchedule:
+class PullSchedule(Startable):
     """Calls the application for each queue that is ours, as often as it wants; see the module."""
 
     def __init__(self, consumer: PullConsumer, *, calls_max: int = CALLS_MAX) -> None:
@@ -343,18 +330,6 @@ class PullSchedule:
             await self._tasks.cancel_and_wait()
         finally:
             await self.consumer.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     def _shared(
         self, topic: str, everything: Collection[MessageQueue], ours: Collection[MessageQueue]

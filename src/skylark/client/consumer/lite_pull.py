@@ -31,7 +31,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import Self, TypeAlias, Unpack
 
 from skylark.client.consumer.lite_queues import LiteQueues, require_queue
@@ -44,7 +43,7 @@ from skylark.client.consumer.subscription import Subscription, make_subscription
 from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration, seconds
 from skylark.client.runtime import ClientRuntime, default_runtime
-from skylark.client.state import ServiceState, require_new, require_running
+from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.validation import check_group, check_topic
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common import MessageQueue
@@ -55,7 +54,7 @@ log = logging.getLogger(__name__)
 Commit: TypeAlias = Mapping[MessageQueue, int] | Collection[MessageQueue] | Collection[MessageExt]
 
 
-class LitePullConsumer:
+class LitePullConsumer(Startable):
     """See the module. Settings are those of :class:`LitePullSettings`, as keywords."""
 
     def __init__(
@@ -191,18 +190,6 @@ class LitePullConsumer:
             return
         self.state = ServiceState.SHUTDOWN_ALREADY
         await self._group_access.leave()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     def _require_running(self) -> PullGroup:
         require_running(self.state, f"consumer {self.group}")

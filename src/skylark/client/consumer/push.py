@@ -38,8 +38,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -59,7 +58,7 @@ from skylark.client.namespace import Namespace
 from skylark.client.options import ClientOptions
 from skylark.client.runtime import ClientRuntime
 from skylark.client.signals import call_on_signal
-from skylark.client.state import ServiceState, require_new, require_running
+from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.validation import check_group, check_topic
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
@@ -70,7 +69,7 @@ log = logging.getLogger(__name__)
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
-class PushConsumer:
+class PushConsumer(Startable):
     """A member of a consumer group; see the module."""
 
     def __init__(
@@ -313,18 +312,6 @@ class PushConsumer:
             work = self._exit.aclose()
             self._stopping = asyncio.get_running_loop().create_task(work, name=f"stop {self.group}")
         await join(self._stopping)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def run(self) -> None:
         """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
