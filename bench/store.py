@@ -32,6 +32,7 @@ from skylark.store.file_system import FileHandle
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.results import PutStatus
+from skylark.store.scheduling import share_interpreter
 from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import MAGIC_V1, PROPERTIES_LENGTH, RECORD_HEADS
 from skylark.wire.message import pack_host
@@ -279,6 +280,7 @@ def met(reached: bool) -> str:
 
 
 def run_sync(folder: Path, rounds_count: int) -> None:
+    share_interpreter()  # as every broker does
     rounds = []
     for number in range(rounds_count):
         root = folder / f"sync-{number}"

@@ -17,7 +17,9 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     import asyncio
 
     from skylark.core.errors import TransportError
+    from skylark.store.scheduling import share_interpreter
 
+    share_interpreter()
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
         import uvloop

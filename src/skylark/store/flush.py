@@ -6,6 +6,10 @@ newcomers wait for the next one. So one ``fdatasync`` answers all that wait, in 
 and the slower the disk, the more it answers. A put that does not wait (``WAIT=false``) only wakes
 the flush.
 
+Answers go out in portions of :data:`ANSWERS_PER_TURN`. If all senders were answered at once, their
+next messages would come all at once, too, and disk and owner would take turns in waiting for each
+other. In portions, the disk syncs one part while the owner appends the next.
+
 **ASYNC_FLUSH** looks every ``flushIntervalCommitLog`` and syncs if at least
 ``flushCommitLogLeastPages`` pages are dirty or a file is full; every
 ``flushCommitLogThoroughInterval`` it syncs whatever is there. With ``flushCommitLogTimed`` false it
@@ -32,7 +36,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import NamedTuple
+from typing import Final, TypeAlias
 
 from skylark.core.clock import TimerHandle
 from skylark.store.config import FlushDiskType, StoreConfig
@@ -45,10 +49,10 @@ from skylark.store.scheduling import Post, Scheduler
 logger = logging.getLogger(__name__)
 
 
-class _Waiting(NamedTuple):
-    end_offset: int
-    deadline: float  # monotonic
-    answer: PutWaiter
+ANSWERS_PER_TURN: Final = 32
+
+#: End offset, deadline (monotonic) and whom to tell. Not a class: one is made for every message.
+_Waiting: TypeAlias = tuple[int, float, PutWaiter]
 
 
 class FlushService(Rounds[SyncRange]):
@@ -77,11 +81,25 @@ class FlushService(Rounds[SyncRange]):
         )
         self._wakes = synchronous or not config.flush_commit_log_timed
         self._timeout_s = config.sync_flush_timeout / 1000
+        self._monotonic = scheduler.monotonic
         self._on_flushed = on_flushed
         self._on_error = on_error
         self._told = files.flushed_where
         self._waiting: deque[_Waiting] = deque()  # in order of offset and so of deadline
         self._deadline: TimerHandle | None = None
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by changed settings, from the next look on; a running timer is not set again.
+
+        Who waits already keeps the deadline that held when the wait began, and waiters are answered
+        in order: a shorter ``syncFlushTimeout`` shows once those are through.
+        """
+        self._timeout_s = config.sync_flush_timeout / 1000
+        self._thorough_s = config.flush_commit_log_thorough_interval / 1000
+        if config.flush_disk_type is FlushDiskType.ASYNC_FLUSH:  # which looks at intervals
+            self._interval_s = config.flush_interval_commit_log / 1000
+            self._least_pages = config.flush_commit_log_least_pages
+            self._wakes = not config.flush_commit_log_timed
 
     @property
     def waiting_count(self) -> int:
@@ -93,17 +111,16 @@ class FlushService(Rounds[SyncRange]):
 
         With FLUSH_DISK_TIMEOUT if that takes too long; at once if it is on disk already.
         """
-        if end_offset <= self._files.flushed_where:
-            answer(PutStatus.PUT_OK)
+        if self._stopped or end_offset <= self._files.flushed_where:
+            on_disk = end_offset <= self._files.flushed_where
+            answer(PutStatus.PUT_OK if on_disk else PutStatus.FLUSH_DISK_TIMEOUT)
             return
-        if self._stopped:
-            answer(PutStatus.FLUSH_DISK_TIMEOUT)
-            return
-        deadline = self._scheduler.monotonic() + self._timeout_s
-        self._waiting.append(_Waiting(end_offset, deadline, answer))
+        deadline = self._monotonic() + self._timeout_s
+        self._waiting.append((end_offset, deadline, answer))
         if self._deadline is None:
             self._deadline = self._scheduler.call_at(deadline, self._expire, deadline)
-        super().wake()
+        if not self._woken:
+            super().wake()
 
     def wake(self) -> None:
         """Bytes were appended or committed, and nobody waits; a timed ASYNC_FLUSH ignores it."""
@@ -119,7 +136,7 @@ class FlushService(Rounds[SyncRange]):
     def give_up(self) -> None:
         """Let nobody wait any longer, whether or not the bytes get to the disk."""
         while self._waiting:
-            self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+            self._answer()
 
     def stop(self) -> None:
         """Sync everything and answer everybody; raises StoreFileError if bytes are not on disk."""
@@ -158,24 +175,38 @@ class FlushService(Rounds[SyncRange]):
         if flushed_where != self._told:  # less after a truncation
             self._told = flushed_where
             self._on_flushed(flushed_where)
-        while self._waiting and self._waiting[0].end_offset <= flushed_where:
-            self._answer(PutStatus.PUT_OK)
-        if self._waiting and self._round is None:
+        self._answer_flushed()
+        if self._waiting and self._waiting[-1][0] > flushed_where and self._round is None:
             super().wake()
+
+    def _answer_flushed(self) -> None:
+        """Answer those whose messages are on disk: a portion of them, the others next turn."""
+        waiting, flushed_where, status = self._waiting, self._files.flushed_where, PutStatus.PUT_OK
+        for _ in range(ANSWERS_PER_TURN):
+            if not waiting or waiting[0][0] > flushed_where:
+                return
+            _tell(waiting.popleft()[2], status)
+        if waiting and waiting[0][0] <= flushed_where and not self._stopped:
+            self._post(self._answer_flushed)
 
     def _expire(self, due: float) -> None:
         now = max(due, self._scheduler.monotonic())  # a timer may fire a little early
-        while self._waiting and self._waiting[0].deadline <= now:
-            self._answer(PutStatus.FLUSH_DISK_TIMEOUT)
+        while self._waiting and self._waiting[0][1] <= now:
+            self._answer()
         self._deadline = None
         if self._waiting:
-            deadline = self._waiting[0].deadline
+            deadline = self._waiting[0][1]
             self._deadline = self._scheduler.call_at(deadline, self._expire, deadline)
 
-    def _answer(self, status: PutStatus) -> None:
-        """Answer the first in the queue."""
-        answer = self._waiting.popleft().answer
-        try:
-            answer(status)
-        except Exception:
-            logger.exception("a waiter failed on %s", status.name)
+    def _answer(self) -> None:
+        """Answer the first in the queue: its bytes are on disk, or its time is up."""
+        end_offset, _, answer = self._waiting.popleft()
+        on_disk = end_offset <= self._files.flushed_where
+        _tell(answer, PutStatus.PUT_OK if on_disk else PutStatus.FLUSH_DISK_TIMEOUT)
+
+
+def _tell(answer: PutWaiter, status: PutStatus) -> None:
+    try:
+        answer(status)
+    except Exception:
+        logger.exception("a waiter failed on %s", status.name)

@@ -163,17 +163,9 @@ class TagsCodes:
         return due if due <= _INT64_MAX else due - (1 << 64)  # a record may hold any store time
 
 
-class _Waiting(NamedTuple):
-    """A dispatch that waits for the disk."""
-
-    end_offset: int
-    queue: EntryQueue
-    log_offset: int
-    sys_flag: int
-    store_timestamp: int
-    properties: bytes
-
-
+#: A dispatch that waits for the disk: end offset, queue, log offset, sys flag, store time,
+#: properties. Not a class: one is made for every message.
+_Waiting: TypeAlias = tuple[int, EntryQueue, int, int, int, bytes]
 _Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
 
 
@@ -224,7 +216,7 @@ class Dispatch:
         """:attr:`add` where records wait for the disk."""
         assert self._waiting is not None
         self._waiting.append(
-            _Waiting(log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
+            (log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
         )
 
     def silence(self) -> None:
@@ -236,15 +228,13 @@ class Dispatch:
 
         A queue that was deleted meanwhile gets none: it would write into the files of a new one.
         """
-        waiting = self._waiting
-        while waiting and waiting[0].end_offset <= flushed_until:
+        waiting, dispatch = self._waiting, self._dispatch
+        while waiting and waiting[0][0] <= flushed_until:
             end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
             if queue.is_deleted:
                 self.dispatched_until, self.dispatched_timestamp = end, store_timestamp
                 continue
-            self._dispatch(
-                queue, log_offset, end - log_offset, sys_flag, store_timestamp, properties
-            )
+            dispatch(queue, log_offset, end - log_offset, sys_flag, store_timestamp, properties)
 
     def _dispatch(
         self,

@@ -4,6 +4,10 @@ A buffer of concatenated records becomes numpy arrays, one element per record, f
 many messages and no object for each: recovery, Arrow and Spark. Nothing is copied but the fixed
 fields; bodies, topics and properties are (start, size) pairs into the buffer.
 
+Fields that no rule needs are not even converted: their columns are views of the gathered heads, in
+the wire's byte order. numpy computes with them as with any others; who hands one to a library that
+wants the machine's order (Arrow) converts that one.
+
 All records are worked on at once, in steps. Where a step finds that a record breaks a rule, the
 scan begins again with the records before it; at the end the plain decoder is asked what is wrong
 with the first bad one. So both decoders name the same faults by construction, and the rules here
@@ -51,7 +55,10 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class RecordColumns(msgspec.Struct, kw_only=True):
-    """The records of a buffer, one element each in every column; blanks are left out."""
+    """The records of a buffer, one element each in every column; blanks are left out.
+
+    Columns may be big-endian and strided (see the module).
+    """
 
     buffer: ReadBuffer
     end_position: int = 0  # where the scan stopped
@@ -285,13 +292,9 @@ def _step_lanes(buffer: ReadBuffer, lanes: Int64s, bounds: Int64s, bound: int) -
 
 def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     """The columns of records that start at ``starts``, the last of which ends at ``stop``."""
-    starts, sizes, head, blank_count = _heads(buffer, starts, stop)
+    starts, sizes, head, v2, blank_count = _heads(buffer, starts, stop)
     ends = starts + sizes
-    magic = head["magic"].astype(np.int32)
     sys_flag = head["sys_flag"].astype(np.int32)
-    store_timestamp = head["store_timestamp"].astype(np.int64)
-    reconsume_times = head["reconsume_times"].astype(np.int32)
-    prepared_transaction_offset = head["prepared_transaction_offset"].astype(np.int64)
     body_start = starts + RECORD_HEAD_SIZE
     body_size = head["body_size"].astype(np.int64)
     v6 = np.flatnonzero(sys_flag & FLAG_HOSTS_V6_MASK)
@@ -299,9 +302,9 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
         born_end, tail_start = _host_ends(starts[v6], sys_flag[v6])
         _require(tail_start + (RECORD_TAIL_SIZE + 3) <= ends[v6], starts[v6])
         tail = _windows(buffer, f"V{RECORD_TAIL_SIZE}")[tail_start].view(record_tail_dtype())
-        store_timestamp[v6] = _windows(buffer, ">i8")[born_end]
-        reconsume_times[v6] = tail["reconsume_times"]
-        prepared_transaction_offset[v6] = tail["prepared_transaction_offset"]
+        head["store_timestamp"][v6] = _windows(buffer, ">i8")[born_end]
+        head["reconsume_times"][v6] = tail["reconsume_times"]
+        head["prepared_transaction_offset"][v6] = tail["prepared_transaction_offset"]
         body_start[v6] = tail_start + RECORD_TAIL_SIZE
         body_size[v6] = tail["body_size"]
     body_end = body_start + body_size
@@ -311,8 +314,7 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     topic_start = body_end + 1
     topic_size = word >> 8
     topic_size_max: Int64s | int = TOPIC_SIZE_V1_MAX
-    v2 = magic == MAGIC_V2
-    if v2.any():
+    if v2 is not None:
         topic_start += v2
         topic_size = np.where(v2, word, topic_size)
         topic_size_max = np.where(v2, TOPIC_SIZE_V2_MAX, TOPIC_SIZE_V1_MAX)
@@ -326,17 +328,17 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
         blank_count=blank_count,
         position=starts,
         total_size=sizes,
-        magic=magic,
-        body_crc=head["body_crc"].astype(np.int32),
-        queue_id=head["queue_id"].astype(np.int32),
-        flag=head["flag"].astype(np.int32),
-        queue_offset=head["queue_offset"].astype(np.int64),
-        log_offset=head["log_offset"].astype(np.int64),
+        magic=head["magic"],
+        body_crc=head["body_crc"],
+        queue_id=head["queue_id"],
+        flag=head["flag"],
+        queue_offset=head["queue_offset"],
+        log_offset=head["log_offset"],
         sys_flag=sys_flag,
-        born_timestamp=head["born_timestamp"].astype(np.int64),
-        store_timestamp=store_timestamp,
-        reconsume_times=reconsume_times,
-        prepared_transaction_offset=prepared_transaction_offset,
+        born_timestamp=head["born_timestamp"],
+        store_timestamp=head["store_timestamp"],
+        reconsume_times=head["reconsume_times"],
+        prepared_transaction_offset=head["prepared_transaction_offset"],
         body_start=body_start,
         body_size=body_size,
         topic_start=topic_start,
@@ -348,8 +350,8 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
 
 def _heads(
     buffer: ReadBuffer, starts: Int64s, stop: int
-) -> tuple[Int64s, Int64s, npt.NDArray[Any], int]:
-    """Starts, sizes and fixed fields of the records, and how many blanks stood among them."""
+) -> tuple[Int64s, Int64s, npt.NDArray[Any], Bools | None, int]:
+    """Starts, sizes and fixed fields of the records, which are V2 (None: none), count of blanks."""
     sizes = np.diff(starts, append=stop)
     blank_count = 0
     large = sizes >= RECORD_SIZE_MIN
@@ -362,12 +364,14 @@ def _heads(
     head = _windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
     magic = head["magic"]
     known = magic == MAGIC_V1
+    v2: Bools | None = None
     if not known.all():
-        known |= magic == MAGIC_V2
+        v2 = magic == MAGIC_V2
+        known |= v2
         _require(known | (magic == MAGIC_BLANK), starts)
         blank_count += len(starts) - int(np.count_nonzero(known))
-        starts, sizes, head = starts[known], sizes[known], head[known]
-    return starts, sizes, head, blank_count
+        starts, sizes, head, v2 = starts[known], sizes[known], head[known], v2[known]
+    return starts, sizes, head, v2, blank_count
 
 
 def _host_ends(starts: Int64s, sys_flag: Int32s) -> tuple[Int64s, Int64s]:
