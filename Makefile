@@ -57,7 +57,7 @@ lint: $(READY) ## check format and lint rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(READY) ## check types (mypy --strict over src, tests, bench and tools)
+types: $(READY) ## check types (mypy --strict over all Python files)
 	$(BIN)/mypy
 
 test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
@@ -84,4 +84,4 @@ lock: $(READY) ## renew requirements.lock and tools/java.lock from what they are
 clean: ## remove caches and build results (.venv stays)
 	rm -rf build dist site spark-warehouse metastore_db derby.log
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,9 @@ that cannot run says why in the line above it: ``<!-- not run: needs a JDK -->``
 The blocks of one document run in order in one empty folder, in which ``.venv`` is the environment
 of this interpreter. ``make`` commands are not run but put to ``make -n`` in the repository, which
 knows whether the target and its variables are good.
+
+A document with the line ``<!-- cluster: ARGUMENTS -->`` has ``skylark up --ephemeral ARGUMENTS``
+running beside it, and ``NAMESRV_ADDR`` set to its name server.
 """
 
 from __future__ import annotations
@@ -31,12 +34,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.up import cluster
+
 RUN = frozenset({"console", "python", "sh"})
 SHOWN = frozenset({"ini", "java", "json", "properties", "text", "toml", "yaml"})
 TIMEOUT_S = 60
 
 _FENCE = re.compile(r"( *)(`{3,})\s*([^`\s]*)[^`]*$")
 _NOT_RUN = re.compile(r"\s*<!--\s*not run(.*?)-->\s*$")
+_CLUSTER = re.compile(r"^<!--\s*cluster:(.*?)-->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Variables that would make the outcome depend on who runs the tests, or on being run by make.
 _DROPPED = re.compile(r"MAKE|MFLAGS|SKYLARK_|NAMESRV_ADDR|ROCKETMQ_|PYTEST_|PYTHONPATH")
@@ -157,6 +163,14 @@ class Runner:
 
     def run(self, text: str) -> int:
         """Run a document; the number of commands that were run or checked."""
+        wanted = _CLUSTER.search(text)
+        if wanted is None:
+            return self._run_blocks(text)
+        with cluster(self._folder, *shlex.split(wanted.group(1))) as namesrv:
+            self._environ["NAMESRV_ADDR"] = namesrv
+            return self._run_blocks(text)
+
+    def _run_blocks(self, text: str) -> int:
         done = 0
         for block in parse_blocks(text):
             if block.not_run or block.language in SHOWN:

@@ -46,10 +46,15 @@ def test_the_readme_lists_every_folder() -> None:
     packages = {
         f"src/skylark/{path.parent.name}" for path in (ROOT / "src/skylark").glob("*/__init__.py")
     }
-    others = {"bench", "newsfragments", "tests", "tools"}
+    others = {"bench", "examples", "newsfragments", "tests", "tools"}
     if (ROOT / "docs").is_dir() and any((ROOT / "docs").iterdir()):
         others.add("docs")
     assert listed == packages | others
+
+
+def test_a_document_may_have_a_cluster_beside_it(tmp_path: Path) -> None:
+    text = '# T\n<!-- cluster: --brokers 1 -->\n```sh\ntest -n "$NAMESRV_ADDR"\n```\n'
+    assert Runner(ROOT, tmp_path).run(text) == 1
 
 
 # ---- the parser ------------------------------------------------------------------------------

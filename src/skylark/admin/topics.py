@@ -1,53 +1,70 @@
-"""Topics of a cluster: make them, list them.
+"""Topics of a cluster: make, list, describe, change and delete them.
 
-A topic exists on each broker by itself; the name server puts the parts together. So a topic is made
-on every master, and where it exists already it stays as it is: a number of queues that others
-rely on does not change because somebody says "create" once more.
+A topic exists on each broker by itself; the name server puts the parts together. ``create`` makes
+it on every master, and where it exists already it stays as it is: a number of queues that others
+rely on does not change because somebody says "create" once more. ``update`` changes what is named
+and keeps the rest; ``put`` sets the whole configuration.
+
+Answers to mqadmin's updateTopic, updateTopicPerm, deleteTopic, topicList, topicRoute, topicStatus,
+updateOrderConf.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
 
-from skylark.admin.servers import ask_name_server, checked, cluster_info, masters
-from skylark.client.calls import Caller
-from skylark.core.errors import InvalidParameterError
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import few_at_a_time, on_each
+from skylark.admin.queue_stats import QueueStats, topic_stats
+from skylark.admin.session import Session, masters_of, no_topic
+from skylark.admin.settings import kv_delete, kv_get, kv_put
+from skylark.admin.topic_configs import (
+    changed_only,
+    checked_count,
+    format_perm,
+    parse_perm,
+    send_config,
+    topic_config,
+)
+from skylark.client.calls import make_request
+from skylark.core.errors import (
+    InvalidParameterError,
+)
 from skylark.core.names import (
-    AUTO_CREATE_TOPIC,
-    Address,
     broker_system_topics,
     is_dlq_topic,
     is_retry_topic,
     is_system_topic,
     topic_problem,
 )
-from skylark.wire.bodies.common import TopicList
-from skylark.wire.bodies.config import TopicFilterType
+from skylark.wire.bodies.common import GroupList, TopicList
+from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.bodies.route import TopicRouteData
-from skylark.wire.codes import Perm, RequestCode, ResponseCode
-from skylark.wire.command import Command
+from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.fastjson import decode_body
-from skylark.wire.fields import encode_ext
-from skylark.wire.headers.admin import CreateTopicRequestHeader
-from skylark.wire.headers.route import GetRouteInfoRequestHeader
+from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.route import (
+    DeleteTopicFromNamesrvRequestHeader,
+    GetTopicsByClusterRequestHeader,
+)
 
 DEFAULT_QUEUE_COUNT: Final = 8
 #: Routes asked for at a time.
 ROUTES_AT_ONCE: Final = 64
+ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 
 
 class TopicOnBroker(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic on one broker, after :func:`topic_create`."""
+    """A topic on one broker, after a change."""
 
     topic: str
     broker: str
     address: str
-    created: bool  # False: it was there before, and is as it was
-    queue_count: int
+    created: bool  # False: it was there before
+    queue_count: int  # for writing
 
 
 class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,97 +76,288 @@ class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
     perm: str  # for example ``rw``; the brokers' permissions together
 
 
-async def topic_create(
-    caller: Caller,
-    namesrv: Sequence[Address],
-    topic: str,
-    *,
-    queue_count: int = DEFAULT_QUEUE_COUNT,
-    cluster: str | None = None,
-    order: bool = False,
-    attributes: Mapping[str, str] | None = None,
-) -> list[TopicOnBroker]:
-    """Make a topic on every master, or on those of ``cluster``; one result per broker.
+class TopicPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one broker has of a topic."""
 
-    ``attributes`` such as ``{"message.type": "FIFO"}``. Raises BrokerError for what a broker
-    refuses, TransportError where nobody answers.
-    """
-    if (problem := topic_problem(topic)) is not None:
-        raise InvalidParameterError(problem)
-    brokers = await masters(caller, namesrv, cluster)
-    route = await topic_route(caller, namesrv, topic)
-    existing = (
-        {} if route is None else {q.broker_name: q.write_queue_nums for q in route.queue_datas}
-    )
-    header = CreateTopicRequestHeader(
-        topic=topic,
-        default_topic=AUTO_CREATE_TOPIC,
-        read_queue_nums=queue_count,
-        write_queue_nums=queue_count,
-        perm=Perm.READ | Perm.WRITE,
-        topic_filter_type=TopicFilterType.SINGLE_TAG.name,
-        topic_sys_flag=0,
-        order=order,
-        attributes=",".join(f"+{key}={value}" for key, value in (attributes or {}).items()),
-    )
-    results = []
-    for name, address in brokers.items():
-        if name not in existing:
-            request = Command(code=RequestCode.UPDATE_AND_CREATE_TOPIC, ext=encode_ext(header))
-            checked(await caller.call(address, request))
-        results.append(
-            TopicOnBroker(
-                topic=topic,
-                broker=name,
-                address=address,
-                created=name not in existing,
-                queue_count=existing.get(name, queue_count),
-            )
+    broker: str
+    cluster: str
+    address: str
+    read_queue_count: int
+    write_queue_count: int
+    perm: str
+    order: bool
+    sys_flag: int
+    filter_type: str
+    attributes: dict[str, str]
+
+
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """All about a topic; brokers that did not answer are in ``failures``."""
+
+    topic: str
+    parts: tuple[TopicPart, ...]
+    queues: tuple[QueueStats, ...]
+    message_count: int
+    put_tps: float
+    order_config: str | None
+    failures: tuple[ServerFailure, ...] = ()
+
+
+class Topics:
+    """The functions about topics; ``cluster`` and ``broker`` narrow them, else all masters."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        topic: str,
+        *,
+        queue_count: int = DEFAULT_QUEUE_COUNT,
+        perm: str = "rw",
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[TopicOnBroker]:
+        """Make a topic; where it exists, it stays as it is. One result per broker.
+
+        ``attributes`` such as ``{"message.type": "FIFO"}``. Raises BrokerError for what a broker
+        refuses, PartialFailureError, TransportError.
+        """
+        config = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queue_count,
+            write_queue_nums=queue_count,
+            perm=parse_perm(perm),
+            order=order,
+            attributes=dict(attributes or {}),
         )
-    return results
+        return await self._set(config, cluster=cluster, broker=broker, only_missing=True)
 
+    async def put(
+        self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
+    ) -> list[TopicOnBroker]:
+        """Make a topic, or make it like this: every field counts, and no other attribute stays."""
+        return await self._set(config, cluster=cluster, broker=broker, only_missing=False)
 
-async def topic_list(
-    caller: Caller, namesrv: Sequence[Address], *, with_internal: bool = False
-) -> list[TopicSummary]:
-    """The topics of the cluster by name; ``with_internal``: also those of RocketMQ itself.
+    async def update(
+        self,
+        topic: str,
+        *,
+        read_queue_count: int | None = None,
+        write_queue_count: int | None = None,
+        perm: str | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str | None] | None = None,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[TopicOnBroker]:
+        """Change what is given, on every broker that has the topic; an attribute None is removed.
 
-    Internal are system topics, retry topics and dead letters.
-    """
-    request = Command(code=RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-    answer = checked(await ask_name_server(caller, namesrv, request))
-    names = sorted(decode_body(TopicList, answer.body or b"").topic_list)
-    if not with_internal:
-        info = await cluster_info(caller, namesrv)
+        Raises NotFoundError, BrokerError, PartialFailureError.
+        """
+        session, name = self._session, self._checked(topic)
+        having = await session.topic_masters(name)
+        wanted = await session.masters(cluster, broker)
+        targets = {b: address for b, address in having.items() if b in wanted}
+        if not targets:
+            raise NotFoundError(f"topic {topic} is on none of these brokers: {', '.join(wanted)}")
+
+        async def change(broker: str, address: str) -> TopicOnBroker:
+            config = await topic_config(session, address, name)
+            if read_queue_count is not None:
+                config.read_queue_nums = checked_count(read_queue_count)
+            if write_queue_count is not None:
+                config.write_queue_nums = checked_count(write_queue_count)
+            if perm is not None:
+                config.perm = parse_perm(perm) | config.perm & ~int(Perm.READ | Perm.WRITE)
+            if order is not None:
+                config.order = order
+            changes = changed_only(attributes or {}, config.attributes)
+            await send_config(session, address, config, changes)
+            return self._result(config, broker, address, created=False)
+
+        return list((await on_each(targets, change)).all().values())
+
+    async def delete(self, topic: str, *, cluster: str | None = None) -> list[str]:
+        """Delete a topic from brokers, then from all name servers; the names of the brokers.
+
+        Its messages stay in the log until they expire. If a broker fails, the name servers keep the
+        topic, and the same call may be repeated. Raises NotFoundError, PartialFailureError.
+        """
+        session, name = self._session, self._checked(topic)
+        having = await session.topic_masters(name)
+        if cluster is not None:
+            wanted = await session.masters(cluster)
+            having = {b: address for b, address in having.items() if b in wanted}
+            if not having:
+                raise NotFoundError(f"no broker of cluster {cluster} has topic {topic}")
+        request = TopicRequestHeader(topic=name)
+        code = RequestCode.DELETE_TOPIC_IN_BROKER
+        deleted = await on_each(
+            having, lambda _, address: session.call(address, make_request(code, request))
+        )
+        brokers = list(deleted.all())
+        header = DeleteTopicFromNamesrvRequestHeader(topic=name, cluster_name=cluster)
+        code_there = RequestCode.DELETE_TOPIC_IN_NAMESRV
+        gone = await on_each(
+            session.name_servers,
+            lambda _, address: session.call_name_server(address, make_request(code_there, header)),
+        )
+        gone.all()
+        if cluster is None and await kv_get(session, ORDER_NAMESPACE, name) is not None:
+            await kv_delete(session, ORDER_NAMESPACE, name)
+        return brokers
+
+    async def set_order_config(self, topic: str, queues: Mapping[str, int] | None) -> None:
+        """Pin the queues of an ordered topic: ``{"broker-a": 4}``; None lets it go.
+
+        A key then keeps its queue while a broker is away; name servers hand it out only with
+        ``orderMessageEnable=true``. Raises PartialFailureError.
+        """
+        name = self._checked(topic)
+        if queues is None:
+            await kv_delete(self._session, ORDER_NAMESPACE, name)
+            return
+        if not queues:
+            raise InvalidParameterError("an order configuration needs a broker: {'broker-a': 4}")
+        for broker, count in queues.items():
+            if not broker or ":" in broker or ";" in broker or count < 1:
+                raise InvalidParameterError(f"{broker}:{count} is no part of an order config")
+        text = ";".join(f"{broker}:{count}" for broker, count in queues.items())
+        await kv_put(self._session, ORDER_NAMESPACE, name, text)
+
+    async def _set(
+        self, config: TopicConfig, *, cluster: str | None, broker: str | None, only_missing: bool
+    ) -> list[TopicOnBroker]:
+        session = self._session
+        name = self._checked(config.topic_name)
+        for count in (config.read_queue_nums, config.write_queue_nums):
+            checked_count(count)
+        config = msgspec.structs.replace(config, topic_name=name)
+        targets = await session.masters(cluster, broker)
+        route = await session.find_route(name)
+        known = {} if route is None else {q.broker_name: q for q in route.queue_datas}
+
+        async def put(broker: str, address: str) -> TopicOnBroker:
+            if only_missing and broker in known:
+                there = TopicConfig(
+                    topic_name=name, write_queue_nums=known[broker].write_queue_nums
+                )
+                return self._result(there, broker, address, created=False)
+            present: dict[str, str] = {}
+            if broker in known:
+                present = (await topic_config(session, address, name)).attributes
+            wanted: dict[str, str | None] = dict(config.attributes)
+            wanted |= dict.fromkeys(present.keys() - wanted.keys())
+            await send_config(session, address, config, changed_only(wanted, present))
+            return self._result(config, broker, address, created=broker not in known)
+
+        return list((await on_each(targets, put)).all().values())
+
+    def _result(
+        self, config: TopicConfig, broker: str, address: str, *, created: bool
+    ) -> TopicOnBroker:
+        return TopicOnBroker(
+            topic=self._session.unwrap(config.topic_name),
+            broker=broker,
+            address=address,
+            created=created,
+            queue_count=config.write_queue_nums,
+        )
+
+    def _checked(self, topic: str) -> str:
+        if (problem := topic_problem(topic)) is not None:
+            raise InvalidParameterError(problem)
+        return self._session.wrap(topic)
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    async def names(self, *, with_internal: bool = False, cluster: str | None = None) -> list[str]:
+        """The names alone, sorted, as servers know them; internal ones as in :meth:`all`."""
+        session = self._session
+        request = make_request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        if cluster is not None:
+            header = GetTopicsByClusterRequestHeader(cluster=cluster)
+            request = make_request(RequestCode.GET_TOPICS_BY_CLUSTER, header)
+        answer = await session.ask_name_servers(request)
+        found = decode_body(TopicList, answer.body or b"{}").topic_list
+        names = sorted(name for name in set(found) if session.is_ours(name))
+        if with_internal:
+            return names
+        info = await session.cluster_info()
         system: set[str] = set()
         for broker in info.broker_addr_table.values():
             system |= broker_system_topics(broker.cluster, broker.broker_name)
-        names = [name for name in names if not _is_internal(name, system)]
-    summaries = []
-    for start in range(0, len(names), ROUTES_AT_ONCE):
-        some = names[start : start + ROUTES_AT_ONCE]
-        routes = await asyncio.gather(*(topic_route(caller, namesrv, name) for name in some))
-        summaries += [
-            _summary(name, route)
-            for name, route in zip(some, routes, strict=True)
+        return [name for name in names if not _is_internal(name, system)]
+
+    async def all(
+        self, *, with_internal: bool = False, cluster: str | None = None
+    ) -> list[TopicSummary]:
+        """All topics by name, or those of one cluster.
+
+        ``with_internal``: also those of RocketMQ itself: system topics, retry topics and dead
+        letters.
+        """
+        session = self._session
+        names = await self.names(with_internal=with_internal, cluster=cluster)
+        routes = await few_at_a_time(names, session.find_route, ROUTES_AT_ONCE)
+        return [
+            _summary(session.unwrap(name), route)
+            for name, route in zip(names, routes, strict=True)
             if route is not None  # deleted meanwhile
         ]
-    return summaries
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Where its queues are (105); raises NotFoundError."""
+        return await self._session.route(self._session.wrap(topic))
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Its configuration on each broker and the ends of its queues; raises NotFoundError."""
+        session, name = self._session, self._session.wrap(topic)
+        route = await session.route(name)
+        clusters = {data.broker_name: data.cluster for data in route.broker_datas}
+
+        async def part(broker: str, address: str) -> TopicPart:
+            config = await topic_config(session, address, name)
+            return _part(config, broker, clusters[broker], address)
+
+        masters = masters_of(route)
+        if not masters:
+            raise no_topic(topic)
+        parts = await on_each(masters, part)
+        stats = await topic_stats(session, name, masters)
+        failures = {f.server: f for f in (*parts.failures, *stats.failures)}
+        return TopicDescription(
+            topic=topic,
+            parts=tuple(parts.some().values()),
+            queues=stats.queues,
+            message_count=sum(queue.count for queue in stats.queues),
+            put_tps=stats.put_tps,
+            order_config=await kv_get(session, ORDER_NAMESPACE, name),
+            failures=tuple(failures.values()),
+        )
+
+    async def groups(self, topic: str) -> list[str]:
+        """Consumer groups that subscribe to it now, or have offsets of it (300).
+
+        Raises NotFoundError, PartialFailureError.
+        """
+        session, name = self._session, self._session.wrap(topic)
+        header = TopicRequestHeader(topic=name)
+        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+        answers = await on_each(
+            await session.topic_masters(name),
+            lambda _, address: session.ask(GroupList, address, code, header),
+        )
+        found = {group for answer in answers.all().values() for group in answer.group_list}
+        return sorted(session.unwrap(group) for group in found if session.is_ours(group))
 
 
-async def topic_route(
-    caller: Caller, namesrv: Sequence[Address], topic: str
-) -> TopicRouteData | None:
-    """The route of a topic (105); None if it has none."""
-    header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
-    request = Command(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=encode_ext(header))
-    answer = await ask_name_server(caller, namesrv, request)
-    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-        return None
-    return decode_body(TopicRouteData, checked(answer).body or b"")
-
-
-def _is_internal(name: str, system: set[str]) -> bool:
+def _is_internal(name: str, system: Collection[str]) -> bool:
     return is_system_topic(name, system) or is_retry_topic(name) or is_dlq_topic(name)
 
 
@@ -157,10 +365,24 @@ def _summary(topic: str, route: TopicRouteData) -> TopicSummary:
     perm = 0
     for queues in route.queue_datas:
         perm |= queues.perm
-    letters = ((Perm.READ, "r"), (Perm.WRITE, "w"), (Perm.INHERIT, "x"))
     return TopicSummary(
         topic=topic,
         brokers=tuple(sorted(queues.broker_name for queues in route.queue_datas)),
         queue_count=sum(queues.write_queue_nums for queues in route.queue_datas),
-        perm="".join(letter for bit, letter in letters if perm & bit),
+        perm=format_perm(perm),
+    )
+
+
+def _part(config: TopicConfig, broker: str, cluster: str, address: str) -> TopicPart:
+    return TopicPart(
+        broker=broker,
+        cluster=cluster,
+        address=address,
+        read_queue_count=config.read_queue_nums,
+        write_queue_count=config.write_queue_nums,
+        perm=format_perm(config.perm),
+        order=config.order,
+        sys_flag=config.topic_sys_flag,
+        filter_type=(config.topic_filter_type or TopicFilterType.SINGLE_TAG).name,
+        attributes={key.lstrip("+"): value for key, value in config.attributes.items()},
     )

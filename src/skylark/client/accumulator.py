@@ -8,7 +8,9 @@ until one of these lets them go:
   load messages collect while they would only queue up elsewhere, and batches grow by themselves
   (Nagle's idea); without load nothing waits. They go at the end of that turn, so that those whom
   the answer has woken can send along;
-* **the batch is full** (``size_max`` bytes or ``count_max`` messages): it goes at once;
+* **the batch is full** (``size_max`` bytes or ``count_max`` messages): it goes at once, unless
+  ``full_in_flight_max`` of the key are on their way; then it waits for an answer, however long that
+  takes. A broker refuses what has lain before it for too long, so more would only be lost there;
 * **it is old**: ``delay_max_s`` bounds the wait for an answer. With a ``linger_s`` batches wait
   that long for company instead of going at the end of the turn.
 
@@ -25,6 +27,7 @@ of.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
@@ -38,6 +41,7 @@ COUNT_MAX: Final = 1_024
 TOTAL_SIZE_MAX: Final = 32 * 1024 * 1024  # totalBatchMaxBytes
 DELAY_MAX_S: Final = 0.010  # batchMaxDelayMs
 IN_FLIGHT_MAX: Final = 2
+FULL_IN_FLIGHT_MAX: Final = 8
 
 
 class AccumulatorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,7 @@ class AccumulatorLimits(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.0
     delay_max_s: float = DELAY_MAX_S
     in_flight_max: int = IN_FLIGHT_MAX
+    full_in_flight_max: int = FULL_IN_FLIGHT_MAX
 
 
 class Batch(Generic[K, T]):
@@ -70,8 +75,12 @@ class Accumulator(Generic[K, T]):
     """
 
     def __init__(self, limits: AccumulatorLimits | None = None) -> None:
-        self._limits = limits or AccumulatorLimits()
+        self._limits = limits = limits or AccumulatorLimits()
+        self._size_max = limits.size_max
+        self._count_max = limits.count_max
+        self._total_size_max = limits.total_size_max
         self._waiting: dict[K, Batch[K, T]] = {}
+        self._full: dict[K, deque[Batch[K, T]]] = {}  # they wait for answers; never empty
         self._in_flight: dict[K, int] = {}
         #: Bytes that wait or are on their way.
         self.size = 0
@@ -80,12 +89,11 @@ class Accumulator(Generic[K, T]):
 
     def __len__(self) -> int:
         """Batches that wait."""
-        return len(self._waiting)
+        return len(self._waiting) + sum(map(len, self._full.values()))
 
     def takes(self, size: int) -> bool:
         """Whether there is room for a message of this size, and sense in batching it."""
-        limits = self._limits
-        return size <= limits.size_max and self.size + size <= limits.total_size_max
+        return size <= self._size_max and self.size + size <= self._total_size_max
 
     def add(self, key: K, entry: T, size: int, now: float) -> Batch[K, T] | None:
         """Put a message to its like; the batch that has to go at once, if there is one.
@@ -94,44 +102,44 @@ class Accumulator(Generic[K, T]):
         """
         full = None
         batch = self._waiting.get(key)
-        if batch is not None and batch.size + size > self._limits.size_max:
-            full = self._release(batch)
+        if batch is not None and batch.size + size > self._size_max:
+            full = self._release_full(batch)
             batch = None
         if batch is None:
             batch = self._waiting[key] = Batch(key, now)
             if not self.wants_turn:
-                self.wants_turn = (
-                    not self._limits.linger_s
-                    and self._in_flight.get(key, 0) < self._limits.in_flight_max
-                )
+                self.wants_turn = not self._limits.linger_s and self._may_go(key)
         batch.entries.append(entry)
         batch.size += size
         self.size += size
-        if full is None and len(batch.entries) >= self._limits.count_max:
-            return self._release(batch)
+        if full is None and len(batch.entries) >= self._count_max:
+            return self._release_full(batch)
         return full
 
     def turn_ended(self) -> list[Batch[K, T]]:
         """The turn of the loop is over: what goes now."""
         self.wants_turn = False
+        going = self._full_ones() if self._full else []
         if self._limits.linger_s:
-            return []
-        in_flight, in_flight_max = self._in_flight, self._limits.in_flight_max
-        ready = [b for b in self._waiting.values() if in_flight.get(b.key, 0) < in_flight_max]
-        return [self._release(batch) for batch in ready]
+            return going
+        ready = [batch for batch in self._waiting.values() if self._may_go(batch.key)]
+        return going + [self._release(batch) for batch in ready]
 
     def look(self, now: float) -> list[Batch[K, T]]:
         """Time has passed: what is old enough to go."""
-        age_s = self._age_max_s
-        old = [batch for batch in self._waiting.values() if now - batch.since >= age_s]
+        age_s, full = self._age_max_s, self._full
+        waiting = self._waiting.values()
+        old = [b for b in waiting if now - b.since >= age_s and b.key not in full]
         return [self._release(batch) for batch in old]
 
     def next_look(self) -> float | None:
         """When :meth:`look` has something to do; None if nothing waits."""
-        if not self._waiting:
-            return None
-        # A dict keeps the order in which batches began, so the first one is the oldest.
-        return next(iter(self._waiting.values())).since + self._age_max_s
+        # A dict keeps the order in which batches began, so the first one is the oldest. Those
+        # behind full ones wait for answers like these.
+        for key, batch in self._waiting.items():
+            if key not in self._full:
+                return batch.since + self._age_max_s
+        return None
 
     def ended(self, batch: Batch[K, T]) -> None:
         """A batch has its outcome: its bytes are free, and the next of its key may go."""
@@ -141,20 +149,50 @@ class Accumulator(Generic[K, T]):
             self._in_flight[batch.key] = count
         else:
             del self._in_flight[batch.key]
-        if batch.key in self._waiting and not self._limits.linger_s:
+        if batch.key in self._full or (batch.key in self._waiting and not self._limits.linger_s):
             self.wants_turn = True
 
     def drain(self) -> list[Batch[K, T]]:
         """All that waits goes now."""
         self.wants_turn = False
-        return [self._release(batch) for batch in tuple(self._waiting.values())]
+        full = [batch for batches in self._full.values() for batch in batches]
+        self._full.clear()
+        for batch in full:
+            self._count_in(batch.key)
+        return full + [self._release(batch) for batch in tuple(self._waiting.values())]
 
     @property
     def _age_max_s(self) -> float:
         return self._limits.linger_s or self._limits.delay_max_s
 
+    def _may_go(self, key: K) -> bool:
+        """Whether what is not full need not wait for an answer."""
+        return key not in self._full and self._in_flight.get(key, 0) < self._limits.in_flight_max
+
     def _release(self, batch: Batch[K, T]) -> Batch[K, T]:
-        key = batch.key
-        del self._waiting[key]
-        self._in_flight[key] = self._in_flight.get(key, 0) + 1
+        del self._waiting[batch.key]
+        self._count_in(batch.key)
         return batch
+
+    def _release_full(self, batch: Batch[K, T]) -> Batch[K, T] | None:
+        """Let a full batch go, or wait behind those that are on their way."""
+        key = batch.key
+        if key not in self._full and self._in_flight.get(key, 0) < self._limits.full_in_flight_max:
+            return self._release(batch)
+        del self._waiting[key]
+        self._full.setdefault(key, deque()).append(batch)
+        return None
+
+    def _full_ones(self) -> list[Batch[K, T]]:
+        """Full batches that need not wait any longer."""
+        going: list[Batch[K, T]] = []
+        for key, batches in tuple(self._full.items()):
+            while batches and self._in_flight.get(key, 0) < self._limits.full_in_flight_max:
+                self._count_in(key)
+                going.append(batches.popleft())
+            if not batches:
+                del self._full[key]
+        return going
+
+    def _count_in(self, key: K) -> None:
+        self._in_flight[key] = self._in_flight.get(key, 0) + 1

@@ -33,7 +33,7 @@ No object is made for a message: see :mod:`skylark.client.record_rows` and
 Compressed bodies are inflated one by one, and a batch ends where they grow beyond 32 MiB.
 
 **Gone.** Messages that were asked for and are not there any more raise
-:class:`~skylark.client.ranges.MissingError`; ranges of one queue can be told to go on instead.
+:class:`~skylark.client.errors.MissingError`; ranges of one queue can be told to go on instead.
 
 **Memory.** A queue holds an answer that is decoded and one that is under way (4 MiB each); four
 queues are read at a time, and as many batches wait for the caller.
@@ -54,14 +54,13 @@ import msgspec
 
 from skylark.auth.signature import Credentials
 from skylark.client.calls import TIMEOUT_S, BrokerCalls, Pulled
+from skylark.client.errors import Missing, MissingError
 from skylark.client.instance import ClientInstance
 from skylark.client.instances import acquire_instance
 from skylark.client.link import Link
 from skylark.client.options import ClientOptions
 from skylark.client.ranges import (
     Find,
-    Missing,
-    MissingError,
     OnMissing,
     RangeTerms,
     end_tasks,
@@ -106,7 +105,7 @@ def _pyarrow() -> Any:
         import pyarrow.compute  # seen as pa.compute from here on
     except ImportError as error:
         raise ClientError(
-            "reading topics as Arrow needs pyarrow", hint='pip install "skylark[arrow]"'
+            "reading topics as Arrow needs pyarrow", hint='pip install "skylark-mq[arrow]"'
         ) from error
     return pa
 
@@ -125,14 +124,23 @@ class ArrowDecoder:
     """Makes record batches of one queue out of pull answers."""
 
     def __init__(
-        self, queue: MessageQueue, columns: Sequence[str] | None = None, *, tags: str | None = None
+        self,
+        queue: MessageQueue,
+        columns: Sequence[str] | None = None,
+        *,
+        tags: str | None = None,
+        inflate: bool = True,
     ) -> None:
-        """``tags``: brokers let other tags with the same hash through; they are left out."""
+        """``tags``: brokers let other tags with the same hash through; they are left out.
+
+        Without ``inflate`` compressed bodies stay as they are.
+        """
         self.schema = arrow_schema(columns)
         self._pa = _pyarrow()
         self._queue = queue
         self._names: list[str] = self.schema.names
         self._raw_tags = _raw_tags(tags)
+        self._inflate = inflate and "body" in self._names
 
     def decode(
         self, body: bytes, start: int, end: int, offset_delta: int = 0
@@ -146,7 +154,7 @@ class ArrowDecoder:
         rows = rows_of(body, start, end, self._raw_tags, offset_delta)
         if not len(rows):
             return
-        if "body" in self._names and (rows.columns.sys_flag & FLAG_COMPRESSED).any():
+        if self._inflate and (rows.columns.sys_flag & FLAG_COMPRESSED).any():
             for first, after, bodies in _inflated(rows):
                 yield self._batch(rows.part(first, after), self._pa.array(bodies))
         else:
@@ -201,13 +209,15 @@ async def read_range(
     terms: RangeTerms | None = None,
     on_missing: OnMissing | None = None,
     clock: Clock | None = None,
+    inflate: bool = True,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The messages of a queue from offset ``start`` up to ``end``.
 
     ``queue`` has names as brokers know them. ``tags`` wins over the expression of ``terms``. What
-    is gone goes to ``on_missing``, else it raises MissingError.
+    is gone goes to ``on_missing``, else it raises MissingError. Without ``inflate`` compressed
+    bodies stay as they are.
     """
-    decoder = ArrowDecoder(queue, columns, tags=tags)
+    decoder = ArrowDecoder(queue, columns, tags=tags, inflate=inflate)
     terms = terms or RangeTerms()
     if tags is not None:
         terms = msgspec.structs.replace(
@@ -336,7 +346,7 @@ def read_arrow(
     arrow_schema(columns)
     _raw_tags(tags)
     for name, bound in (("start", start), ("end", end)):
-        if isinstance(bound, str) and bound not in ("earliest", "latest"):
+        if bound not in ("earliest", "latest") and not isinstance(bound, (datetime, Mapping)):
             raise ConfigError(f"{name} is earliest, latest, a time or offsets, not {bound!r}")
     return _read_topic(topic, options or ClientOptions(), start, end, tags, columns, runtime)
 

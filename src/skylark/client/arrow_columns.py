@@ -99,7 +99,8 @@ class ColumnMaker:
     # ---- numbers
 
     def _number(self, field: str) -> Any:
-        return self._pa.array(getattr(self._rows.columns, field))
+        values = getattr(self._rows.columns, field)
+        return self._pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
 
     def _time(self, field: str) -> Any:
         micros = getattr(self._rows.columns, field) * 1000

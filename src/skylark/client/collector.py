@@ -40,8 +40,12 @@ OVERHEAD_SIZE: Final = BATCH_MESSAGE_SIZE_MIN + 80
 STOPPED: Final = "the producer was stopped meanwhile"
 
 
-class _Entry(msgspec.Struct, gc=False):
-    """A message that waits for its batch, and who waits for its result."""
+class _Entry(msgspec.Struct):
+    """A message that waits for its batch, and who waits for its result.
+
+    Seen by the garbage collector: the error of a failed batch leads, by its traceback, to the
+    entries and from their futures back to itself.
+    """
 
     message: Message
     unique_id: str
@@ -51,8 +55,8 @@ class _Entry(msgspec.Struct, gc=False):
     future: asyncio.Future[SendResult]
 
 
-#: What the messages of a batch have in common: topic, queue, WAIT, tag, rules and time.
-_Key: TypeAlias = tuple[TopicState, MessageQueue | None, bool, str | None, SendMode, float]
+#: What the messages of a batch have in common: topic, queue, WAIT, tag, whether SYNC, and time.
+_Key: TypeAlias = tuple[TopicState, MessageQueue | None, bool, str | None, bool, float]
 
 
 class Collector:
@@ -74,13 +78,21 @@ class Collector:
         self._loop = asyncio.get_running_loop()
         size_max = min(settings.batch_size_max, settings.max_message_size)
         self._accumulator: Accumulator[_Key, _Entry] = Accumulator(
-            AccumulatorLimits(size_max=size_max, linger_s=settings.linger)
+            AccumulatorLimits(
+                size_max=size_max,
+                linger_s=settings.linger,
+                # Permits bound what waits. Thousands that go by themselves because the accumulator
+                # is full would make things worse.
+                total_size_max=settings.pending_bytes_max + settings.pending_max * OVERHEAD_SIZE,
+            )
         )
         # Larger ones are compressed, which batches are not.
         self._body_size_max = min(settings.compress_over - 1, size_max - OVERHEAD_SIZE)
+        self._may_forbid = sender.may_forbid
         self._lingers = bool(settings.linger)
         self._expects_company = True
         self._turn_scheduled = False
+        self._now = 0.0
         self._timer: TimerHandle | None = None
         self._closed = False
 
@@ -91,12 +103,14 @@ class Collector:
 
     def suits(self, state: TopicState, message: Message) -> bool:
         """Whether this message may go with others."""
+        size = len(message.body)
+        properties = message.properties
         return (
-            len(message.body) <= self._body_size_max
+            size <= self._body_size_max
             and not state.is_retry
-            and not self._sender.may_forbid
-            and PROPERTY_INNER_MULTI_DISPATCH not in message.properties
-            and self._accumulator.takes(len(message.body) + OVERHEAD_SIZE)
+            and not self._may_forbid
+            and not (properties and PROPERTY_INNER_MULTI_DISPATCH in properties)
+            and self._accumulator.takes(size + OVERHEAD_SIZE)
         )
 
     def begin_alone(self) -> bool:
@@ -136,10 +150,12 @@ class Collector:
         properties = property_text(message, unique_id, extra)
         part = batch_part(message, properties)
         future: asyncio.Future[SendResult] = self._loop.create_future()
-        key = (state, queue, message.wait_store_ok, message.tag, mode, timeout_s)
+        is_sync = mode is SendMode.SYNC
+        key = (state, queue, message.wait_store_ok, message.tag, is_sync, timeout_s)
         entry = _Entry(message, unique_id, properties, part, held_size, future)
-        accumulator = self._accumulator
-        full = accumulator.add(key, entry, len(part), self._clock.monotonic())
+        if not self._turn_scheduled:
+            self._now = self._clock.monotonic()  # all that comes in this turn comes now
+        full = self._accumulator.add(key, entry, len(part), self._now)
         if full is not None:
             self._start(full)
         if not self._turn_scheduled:
@@ -154,6 +170,7 @@ class Collector:
         if accumulator.wants_turn:
             if not self._turn_scheduled:
                 self._turn_scheduled = True
+                self._now = self._clock.monotonic()  # also where an answer began the turn
                 self._loop.call_soon(self._turn_ended)
         elif self._timer is None and (when := accumulator.next_look()) is not None:
             self._timer = self._clock.call_at(when, self._look, when)
@@ -190,7 +207,8 @@ class Collector:
         self._tasks.spawn(self._send(batch), name="batch")
 
     async def _send(self, batch: Batch[_Key, _Entry]) -> None:
-        state, queue, _, _, mode, timeout_s = batch.key
+        state, queue, _, _, is_sync, timeout_s = batch.key
+        mode = SendMode.SYNC if is_sync else SendMode.ASYNC
         entries = batch.entries
         try:
             parcel = self._parcel(entries)
@@ -203,12 +221,11 @@ class Collector:
         else:
             results = split_result(result, parcel.part_ids) if parcel.part_ids else (result,)
             for entry, own_result in zip(entries, results, strict=True):
-                if not entry.future.done():
-                    entry.future.set_result(own_result)
+                future = entry.future
+                if not future.done():
+                    future.set_result(own_result)
         finally:
-            give = self._permits.give
-            for entry in entries:
-                give(entry.held_size)
+            self._permits.give(sum([entry.held_size for entry in entries]), len(entries))
             self._accumulator.ended(batch)
             self._schedule()
 

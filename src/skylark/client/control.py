@@ -9,8 +9,9 @@ called on. What crosses between the two::
     control -> data   Handover(data_loop).post(callback, ...)
 
 :class:`InlineControl` has the same interface and runs everything on the loop it is made on: for
-tests, which put both planes on one loop with virtual time, and for the private loop of the blocking
-interface, which no user code can block.
+tests, which put both planes on one loop with virtual time. The blocking interface has a loop of its
+own for the data plane (:mod:`skylark.client.blocking.portal`) and the same control thread as all
+others, because hooks of an application run on the former.
 
 **Fork.** Threads do not survive a fork, sockets do and would be shared. So a child must not use
 what its parent made: :meth:`Control.run` and :meth:`Control.post` raise ClientStateError there. New
@@ -29,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, TypeVarTuple, final
 
+from skylark.client.per_process import PerProcess
 from skylark.core.errors import ClientStateError
 from skylark.net.loops import new_event_loop
 
@@ -68,7 +70,9 @@ class Control:
             work.close()
             raise
         if here is self.loop:
-            return here.create_task(_seen(work))
+            task = here.create_task(work)
+            task.add_done_callback(_retrieve)
+            return task
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_seen(work), self.loop))
 
     def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -144,29 +148,5 @@ class Handover:
                 log.exception("a call that was handed over failed: %r", callback)
 
 
-# ---- the one thread of this process --------------------------------------------------------------
-
-_lock = threading.Lock()
-_shared: ControlThread | None = None
-_of_parents: list[ControlThread] = []  # kept, so that no loop of a parent is ever closed here
-
-
-def shared_control() -> ControlThread:
-    """The control thread of this process, started when it is first asked for."""
-    global _shared
-    with _lock:
-        if _shared is None:
-            _shared = ControlThread()
-        return _shared
-
-
-def _forget_parent() -> None:
-    global _lock, _shared
-    _lock = threading.Lock()
-    if _shared is not None:
-        _of_parents.append(_shared)
-        _shared = None
-
-
-if hasattr(os, "register_at_fork"):  # Windows knows no fork
-    os.register_at_fork(after_in_child=_forget_parent)
+#: The control thread of this process.
+shared_control: Final = PerProcess(ControlThread)

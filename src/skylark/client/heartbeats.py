@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from skylark.client.calls import BrokerCalls
 from skylark.client.heartbeat import HeartbeatPlan, heartbeat_targets
 from skylark.client.joining import join
+from skylark.client.metrics import ClientMetrics
 from skylark.client.routes import RouteTable
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError, TransportError
@@ -60,6 +61,7 @@ class Heartbeats:
         clock: Clock,
         tasks: Tasks,
         rebalance: Callable[[], None],
+        metrics: ClientMetrics | None = None,
     ) -> None:
         """``calls`` and ``connected`` belong to the control link, which may not exist yet."""
         self._plan = plan
@@ -70,6 +72,7 @@ class Heartbeats:
         self._clock = clock
         self._tasks = tasks
         self._rebalance = rebalance
+        self._metrics = metrics
         self._round: asyncio.Task[bool] | None = None
         self._again = False
         self._under_way: set[str] = set()  # addresses
@@ -126,6 +129,7 @@ class Heartbeats:
         except SkylarkError as error:
             level = logging.DEBUG if address in self._silent else logging.WARNING
             log.log(level, "no heartbeat to %s: %s", address, error)
+            self._count(address, taken=False)
             self._silent.add(address)
             if isinstance(error, TransportError):
                 self._begin_reconnect(address, RECONNECT_INTERVAL_S)
@@ -135,9 +139,14 @@ class Heartbeats:
         if address in self._silent:
             self._silent.discard(address)
             log.info("broker %s takes heartbeats again", address)
+        self._count(address, taken=True)
         self.versions[address] = answer.version
         self._plan.answered(address, body, answer)
         return True
+
+    def _count(self, address: str, *, taken: bool) -> None:
+        if self._metrics is not None:
+            self._metrics.heartbeat(address, taken=taken)
 
     def drop(self, addresses: Iterable[str]) -> None:
         """These are in no route any more."""

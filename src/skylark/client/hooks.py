@@ -6,6 +6,7 @@
 :class:`EndTransactionHook`  after the outcome of a transaction was sent
 :class:`ForbiddenHook`  before a send; may raise to stop it
 :class:`ConsumeHook`    before and after a handler gets messages
+:class:`FilterHook`     takes out of what was pulled what no handler shall get
 ======================  ================================================================
 
 A hook is any object; methods that it does not have are not called. What a hook raises is logged and
@@ -115,6 +116,28 @@ class ConsumeHook(Protocol):
 
     def after_consume(self, context: ConsumeContext) -> None:
         """It has ended."""
+
+
+class FilterHook(Protocol):
+    """Sees what was pulled before handlers do."""
+
+    def filter_messages(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Take out of the list what nobody shall get; it counts as consumed."""
+
+
+class ConsumeHooks:
+    """All consume hooks of a consumer."""
+
+    def __init__(self, hooks: Sequence[object]) -> None:
+        self._before = hook_methods(hooks, "before_consume")
+        self._after = hook_methods(hooks, "after_consume")
+        self.any = bool(self._before or self._after)
+
+    def before(self, context: ConsumeContext) -> None:
+        call_hooks(self._before, context)
+
+    def after(self, context: ConsumeContext) -> None:
+        call_hooks(self._after, context)
 
 
 def hook_methods(hooks: Iterable[object], method: str) -> tuple[Callable[..., Any], ...]:

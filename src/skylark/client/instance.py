@@ -37,9 +37,10 @@ from skylark.client.joining import join
 from skylark.client.link import Link, LinkSettings
 from skylark.client.lookup import DEFAULT_QUEUE_COUNT, Lookup
 from skylark.client.members import ConsumerMember, MemberTable, ProducerMember
+from skylark.client.metrics import client_metrics
 from skylark.client.name_servers import NameServers
 from skylark.client.namespace import Namespace
-from skylark.client.options import ClientOptions
+from skylark.client.options import ClientOptions, seconds
 from skylark.client.rebalancing import RebalanceLoop
 from skylark.client.route_keeper import RouteKeeper
 from skylark.client.routes import Route, RouteTable
@@ -83,6 +84,7 @@ class _Running:
             clock=runtime.clock,
             tasks=self.tasks,
             rebalance=self.rebalance.wake,
+            metrics=instance.metrics,
         )
         self.served = Served(
             members.producers.get, members.consumers.get, self.rebalance.wake, self.tasks
@@ -93,9 +95,16 @@ class _Running:
             instance.link_settings, dispatcher=self.dispatcher, watcher=self.heartbeats
         )
         self.name_servers = NameServers(
-            self.link, instance.endpoint.namesrv, timeout_s=options.request_timeout
+            self.link, instance.endpoint.namesrv, timeout_s=seconds(options.request_timeout)
         )
-        self.routes = RouteKeeper(routes, self.name_servers, self.tasks, instance.route_changed)
+        self.routes = RouteKeeper(
+            routes,
+            self.name_servers,
+            self.tasks,
+            instance.route_changed,
+            clock=runtime.clock,
+            is_wanted=members.consumes,
+        )
 
     async def stop(self) -> None:
         try:
@@ -142,6 +151,7 @@ class ClientInstance:
         self.routes = RouteTable()
         self.lookup = Lookup(self.routes, self)
         self.members = MemberTable()
+        self.metrics = client_metrics(options.metrics)
         self.state = ServiceState.CREATE_JUST
         self.link_settings = LinkSettings(
             control=runtime.control,
@@ -156,9 +166,10 @@ class ClientInstance:
             ),
             lookup=self.lookup,
             vip=options.vip_channel,
-            timeout_s=options.request_timeout,
+            timeout_s=seconds(options.request_timeout),
             in_flight_max=options.in_flight_max,
             in_flight_bytes_max=options.in_flight_bytes_max,
+            metrics=self.metrics,
         )
         self._on_release = on_release
         self._running: _Running | None = None
@@ -193,9 +204,11 @@ class ClientInstance:
         running = self._running = _Running(self)
         running.served.replies = self._replies
         options = self.options
-        self._every("routes", ROUTES_FIRST_S, options.route_interval, self._refresh_routes)
-        self._every("brokers", HEARTBEAT_FIRST_S, options.heartbeat_interval, self._see_brokers)
-        self._every("offsets", OFFSETS_FIRST_S, options.offset_interval, self._persist_offsets)
+        routes_s, brokers_s = seconds(options.route_interval), seconds(options.heartbeat_interval)
+        self._every("routes", ROUTES_FIRST_S, routes_s, self._refresh_routes)
+        self._every("brokers", HEARTBEAT_FIRST_S, brokers_s, self._see_brokers)
+        offsets_s = seconds(options.offset_interval)
+        self._every("offsets", OFFSETS_FIRST_S, offsets_s, self._persist_offsets)
         running.tasks.spawn(running.rebalance.run(), name="rebalance")
         self.state = ServiceState.RUNNING
         log.info("client %s started, name servers %s", self.client_id, self.endpoint.namesrv)
@@ -349,6 +362,8 @@ class ClientInstance:
                 member.route_changed(route)
             except Exception:
                 log.exception("%r cannot take the new route of %s", member, route.topic)
+        if self.members.consumes(route.topic):
+            self._wake_rebalance()  # other queues need another distribution
 
     # ---- links -----------------------------------------------------------------------------------
 

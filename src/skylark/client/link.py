@@ -24,6 +24,7 @@ from skylark.client.calls import TIMEOUT_S, BrokerCalls, vip_address
 from skylark.client.channels import ChannelWatcher, WatchedNetwork
 from skylark.client.control import Control
 from skylark.client.lookup import Lookup
+from skylark.client.metrics import ClientMetrics
 from skylark.client.permits import Permits
 from skylark.client.signing import RequestChain
 from skylark.core.clock import Clock
@@ -53,6 +54,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_max: int = IN_FLIGHT_MAX
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
     limits: NetLimits = NetLimits()
+    metrics: ClientMetrics | None = None
 
 
 class Link:
@@ -71,6 +73,8 @@ class Link:
         self.lookup = settings.lookup
         self.clock = settings.clock
         network = settings.network
+        if settings.metrics is not None:
+            watcher = settings.metrics.watch(watcher)
         if watcher is not None:
             network = WatchedNetwork(network, watcher)
         self._check_process = settings.control.check_process

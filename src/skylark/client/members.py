@@ -91,6 +91,10 @@ class MemberTable:
     def interested_in(self, topic: str) -> list[ProducerMember | ConsumerMember]:
         return [member for member in self._all() if topic in member.topics()]
 
+    def consumes(self, topic: str) -> bool:
+        """Whether one of the consumers reads this topic."""
+        return any(topic in member.topics() for member in self.consumers.values())
+
     def _all(self) -> list[ProducerMember | ConsumerMember]:
         return [*self.producers.values(), *self.consumers.values()]
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.core.errors import SkylarkError
+from skylark.core.errors import InvalidMessageError, SkylarkError
 from skylark.core.names import is_retry_topic
 from skylark.wire import properties as names
 from skylark.wire.bodies.common import MessageQueue
@@ -28,7 +28,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 KEY_SEPARATOR: Final = " "
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A message to be sent."""
 
     topic: str
@@ -45,10 +45,20 @@ class Message(msgspec.Struct, frozen=True):
         if self.tag is not None:
             found[names.PROPERTY_TAGS] = self.tag
         if self.keys:
-            keys = (self.keys,) if isinstance(self.keys, str) else self.keys
-            found[names.PROPERTY_KEYS] = KEY_SEPARATOR.join(keys)
+            found[names.PROPERTY_KEYS] = joined_keys(self.keys)
         found[names.PROPERTY_WAIT] = "true" if self.wait_store_ok else "false"
         return found
+
+
+def joined_keys(keys: Sequence[str]) -> str:
+    """Keys as one text; raises InvalidMessageError."""
+    if isinstance(keys, str):
+        return keys
+    try:
+        return KEY_SEPARATOR.join(keys)
+    except TypeError as error:
+        kinds = {type(key).__name__ for key in keys} - {"str"}
+        raise InvalidMessageError(f"keys are text, not {', '.join(sorted(kinds))}") from error
 
 
 class SendStatus(enum.Enum):
@@ -164,11 +174,10 @@ class MessageExt:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue it was read from."""
+        """The queue it was read from, with the topic as the application knows it."""
         record = self.record
-        return MessageQueue(
-            topic=record.topic, broker_name=self.broker_name, queue_id=record.queue_id
-        )
+        topic = record.topic if is_retry_topic(record.topic) else self.topic
+        return MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=record.queue_id)
 
     @property
     def reconsume_times(self) -> int:

@@ -22,12 +22,13 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from skylark.auth.signature import Credentials
 from skylark.core.errors import ConfigError
+from skylark.core.metrics import Registry
 from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
 
 #: Seconds, or a timedelta.
@@ -44,8 +45,16 @@ def seconds(duration: Duration) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
+def in_seconds(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings, with numbers for timedeltas."""
+    return {
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name, value in settings.items()
+    }
+
+
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that all clients share. Durations are seconds."""
+    """Settings that all clients share. Durations are seconds or timedeltas, and kept as seconds."""
 
     namesrv: str | Sequence[str] | None = None
     acl: tuple[str, str] | tuple[str, str, str] | None = None  #: access key, secret key[, token]
@@ -56,26 +65,32 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     unit_name: str | None = None
     unit_mode: bool = False
     vip_channel: bool = False  #: use the brokers' second port, two below the first
-    request_timeout: float = 3.0  #: heartbeats, routes and other small requests
-    route_interval: float = 30.0
-    heartbeat_interval: float = 30.0
-    offset_interval: float = 5.0
-    pull_error_delay: float = 1.0
+    request_timeout: Duration = 3.0  #: heartbeats, routes and other small requests
+    route_interval: Duration = 30.0
+    heartbeat_interval: Duration = 30.0
+    offset_interval: Duration = 5.0
+    pull_error_delay: Duration = 1.0
     heartbeat_v2: bool = False
-    trace: bool = False
-    trace_topic: str | None = None
-    trace_batch: int = 10
+    trace: bool = False  #: enableTrace: tell the trace topic about each message
+    trace_topic: str | None = None  #: traceTopic: RMQ_SYS_TRACE_TOPIC unless given
+    trace_batch: int = 10  #: traceMsgBatchNum: sends or handler calls in one trace; 20 at most
     access_channel: str = "LOCAL"  #: CLOUD: traces go where the cloud product looks for them
     send_latency: bool = False  #: avoid brokers that were slow or failed, for a while
     start_detector: bool = False  #: ask avoided brokers whether they are back
-    detect_timeout: float = 0.2
-    detect_interval: float = 2.0
+    detect_timeout: Duration = 0.2
+    detect_interval: Duration = 2.0
     in_flight_max: int = 65_535  #: requests of one event loop that may wait for their answer
     in_flight_bytes_max: int = 100 * 1024 * 1024  #: bytes of their bodies
     zone: str | None = None  #: name of the zone whose brokers are preferred; ROCKETMQ_ZONE
     rpc_hooks: Sequence[object] = ()  #: see :class:`skylark.client.hooks.RpcHook`
+    metrics: Registry | bool = True  #: where to count: the registry of the process, one, nowhere
+    #: OpenTelemetry spans: None if the application has set a tracer provider; or one to use
+    telemetry: object = None
 
     def __post_init__(self) -> None:
+        for name, value in in_seconds(msgspec.structs.asdict(self)).items():
+            if value is not getattr(self, name):
+                msgspec.structs.force_setattr(self, name, value)
         for name in (
             "request_timeout",
             "route_interval",
@@ -86,6 +101,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
             "detect_interval",
             "in_flight_max",
             "in_flight_bytes_max",
+            "trace_batch",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")

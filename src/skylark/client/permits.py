@@ -19,8 +19,17 @@ from skylark.core.errors import TooManyRequestsError
 class Permits:
     """A number of requests and a number of bytes."""
 
-    def __init__(self, clock: Clock, *, count_max: int, size_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        count_max: int,
+        size_max: int,
+        settings: str = "in_flight_max and in_flight_bytes_max",
+    ) -> None:
+        """``settings`` names those that the limits come from."""
         self._clock = clock
+        self._settings = settings
         self._count_max = count_max
         self._size_max = size_max
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -29,10 +38,11 @@ class Permits:
 
     def try_take(self, size: int) -> bool:
         """Take a permit if there is one and nobody waits for it."""
-        if self._waiting or not self._fits(size):
+        count, sum_size = self.count, self.size + size
+        if self._waiting or count >= self._count_max or (count and sum_size > self._size_max):
             return False
-        self.count += 1
-        self.size += size
+        self.count = count + 1
+        self.size = sum_size
         return True
 
     async def take(self, size: int, timeout_s: float) -> None:
@@ -55,13 +65,13 @@ class Permits:
                 raise TooManyRequestsError(
                     f"{self.count} requests of {self.size} bytes are under way, and none ended"
                     f" within {timeout_s:g} s",
-                    hint="send more slowly, or raise in_flight_max and in_flight_bytes_max",
+                    hint=f"send more slowly, or raise {self._settings}",
                 ) from error
             raise
 
-    def give(self, size: int) -> None:
-        """Give back what was taken."""
-        self.count -= 1
+    def give(self, size: int, count: int = 1) -> None:
+        """Give back what was taken; ``count`` permits of ``size`` bytes together."""
+        self.count -= count
         self.size -= size
         if self._waiting:
             self._let_in()

@@ -34,10 +34,11 @@ from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
 from skylark.client.collector import STOPPED
+from skylark.client.instance import ClientInstance
 from skylark.client.instances import acquire_instance
 from skylark.client.joining import join
 from skylark.client.message import Message, MessageExt, SendResult
-from skylark.client.options import ClientOptions, Duration, seconds
+from skylark.client.options import ClientOptions, Duration, in_seconds, seconds
 from skylark.client.permits import Permits
 from skylark.client.producer_parts import ProducerParts
 from skylark.client.producer_settings import ProducerKeywords, ProducerSettings
@@ -47,12 +48,22 @@ from skylark.client.send_frame import batch_part, property_text, split_result
 from skylark.client.send_keywords import (
     SendKeywords,
     broker_of_handle,
+    check_keywords,
     delay_properties,
     with_shard,
 )
 from skylark.client.send_plan import SendMode
 from skylark.client.sender import TopicState
-from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.client.state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_not_stopped,
+    require_running,
+)
+from skylark.client.telemetry import Telemetry, find_telemetry
+from skylark.client.trace_dispatcher import TraceDispatcher
+from skylark.client.trace_hooks import ProducerTraceHook
 from skylark.client.txn_producer import (
     Checker,
     Transaction,
@@ -86,7 +97,7 @@ class Producer(Startable):
         check_group(group)
         self.group = group
         self.options = options or ClientOptions()
-        self.settings = ProducerSettings(**settings)
+        self.settings = ProducerSettings(**in_seconds(settings))
         self.state = ServiceState.CREATE_JUST
         self._hooks = tuple(hooks)
         self._listener = transaction_listener
@@ -95,6 +106,8 @@ class Producer(Startable):
             self._checker = transaction_listener.check
         self._runtime = runtime
         self._parts: ProducerParts | None = None
+        self._spans: Telemetry | None = None
+        self._tracer: TraceDispatcher | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -110,9 +123,11 @@ class Producer(Startable):
         parts: ProducerParts | None = None
         try:
             await instance.start()
-            parts = ProducerParts(instance, self.group, self.settings, self._hooks)
-            parts.transactions.checker = self._checker
+            parts = self._make_parts(instance)
             await parts.start(self.settings.topics)
+            require_not_stopped(self.state, f"producer {self.group}")
+            if self._tracer is not None:
+                self._tracer.start()
         except BaseException:
             if parts is not None:
                 await parts.stop(0.0)
@@ -120,6 +135,19 @@ class Producer(Startable):
             raise
         self._parts = parts
         self.state = ServiceState.RUNNING
+
+    def _make_parts(self, instance: ClientInstance) -> ProducerParts:
+        options, hooks = self.options, self._hooks
+        self._spans = find_telemetry(
+            options.telemetry, client_id=instance.client_id, namespace=instance.namespace.name
+        )
+        if options.trace:
+            self._tracer = TraceDispatcher(instance.runtime, options, self.group, "PRODUCE")
+            hooks = (*hooks, ProducerTraceHook(self._tracer, instance.runtime.clock))
+        parts = ProducerParts(instance, self.group, self.settings, hooks)
+        parts.transactions.checker = self._checker
+        parts.transactions.spans = self._spans
+        return parts
 
     async def stop(self) -> None:
         """End: what was submitted gets its outcome first, within ``send_timeout``.
@@ -141,7 +169,11 @@ class Producer(Startable):
         try:
             await parts.stop(self.settings.send_timeout)
         finally:
-            await parts.instance.release()
+            try:
+                if self._tracer is not None:
+                    await self._tracer.stop()
+            finally:
+                await parts.instance.release()
 
     def _use(self) -> ProducerParts:
         parts = self._parts
@@ -173,28 +205,36 @@ class Producer(Startable):
         nevertheless.
         """
         parts = self._use()
+        if self._spans is None:
+            return await self._send(parts, message, how)
+        with self._spans.sending(message) as sending:
+            result = await self._send(parts, sending.message, how)
+            sending.done(result)
+            return result
+
+    async def _send(self, parts: ProducerParts, message: Message, how: SendKeywords) -> SendResult:
         state = parts.sender.checked(message)
         queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
         began = parts.clock.monotonic()
         if how:
             queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
-        extra = with_shard(delay, shard)
         collector = parts.collector
-        if self.settings.batching and delay is None and collector.suits(state, message):
-            if collector.begin_alone():
-                try:
-                    return await _send_now(
-                        parts, state, message, extra, SendMode.SYNC, timeout_s, began, queue
-                    )
-                finally:
-                    collector.end_alone()
+        batching = self.settings.batching and delay is None and collector.suits(state, message)
+        if batching and not collector.begin_alone():
             size = len(message.body)
             if not parts.permits.try_take(size):
                 await parts.permits.take(size, timeout_s)
             return await _collect(
                 parts, state, message, queue, shard, SendMode.SYNC, timeout_s, size
             )
-        return await _send_now(parts, state, message, extra, SendMode.SYNC, timeout_s, began, queue)
+        extra = with_shard(delay, shard)
+        try:
+            return await _send_now(
+                parts, state, message, extra, SendMode.SYNC, timeout_s, began, queue
+            )
+        finally:
+            if batching:
+                collector.end_alone()
 
     async def submit(
         self, message: Message, **how: Unpack[SendKeywords]
@@ -205,6 +245,21 @@ class Producer(Startable):
         ``pending_bytes_max``); raises TooManyRequestsError if that lasts longer than the timeout.
         """
         parts = self._use()
+        if self._spans is None:
+            return await self._submit(parts, message, how)
+        sending = self._spans.begin(message)
+        try:
+            future = await self._submit(parts, sending.message, how)
+        except BaseException as error:
+            sending.failed(error)
+            sending.end()
+            raise
+        future.add_done_callback(sending.settle)
+        return future
+
+    async def _submit(
+        self, parts: ProducerParts, message: Message, how: SendKeywords
+    ) -> asyncio.Future[SendResult]:
         state = parts.sender.checked(message)
         queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
         began = parts.clock.monotonic()
@@ -235,11 +290,19 @@ class Producer(Startable):
         one ``wait_store_ok``, no delay, no retry topic, not more than ``max_message_size``.
         """
         parts = self._use()
-        sender = parts.sender
-        began = parts.clock.monotonic()
         messages = tuple(messages)
         if not messages:
             raise InvalidMessageError("a batch without messages")
+        if self._spans is None:
+            return await self._send_batch(parts, messages, how)
+        with self._spans.sending(*messages) as sending:
+            return await self._send_batch(parts, sending.messages, how)
+
+    async def _send_batch(
+        self, parts: ProducerParts, messages: Sequence[Message], how: SendKeywords
+    ) -> list[SendResult]:
+        sender = parts.sender
+        began = parts.clock.monotonic()
         states = {sender.checked(message) for message in messages}
         state = states.pop()
         if states:
@@ -266,6 +329,13 @@ class Producer(Startable):
     async def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
         """Hand a message to a connection; whether it arrives, nobody knows."""
         parts = self._use()
+        if self._spans is None:
+            await self._send_oneway(parts, message, how)
+            return
+        with self._spans.sending(message) as sending:
+            await self._send_oneway(parts, sending.message, how)
+
+    async def _send_oneway(self, parts: ProducerParts, message: Message, how: SendKeywords) -> None:
         state = parts.sender.checked(message)
         queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
         parcel = await parts.sender.parcel(state, message, with_shard(delay, shard))
@@ -293,8 +363,8 @@ class Producer(Startable):
         self, parts: ProducerParts, state: TopicState, message: Message, how: SendKeywords
     ) -> tuple[MessageQueue | None, str | None, dict[str, str] | None, float]:
         """The queue as brokers know it, the sharding key, properties of delay, the timeout."""
-        timeout = how.get("timeout")
-        timeout_s = self._timeout_s(timeout)
+        check_keywords(how)
+        timeout_s = self._timeout_s(how.get("timeout"))
         queue, selector, shard = how.get("queue"), how.get("selector"), how.get("shard")
         if (queue is not None) + (selector is not None) + (shard is not None) > 1:
             raise ClientError("give one of queue, selector and shard")
@@ -400,8 +470,11 @@ class Producer(Startable):
 
         Raises RequestReplyTimeoutError if none came, ClientError if it could not be sent.
         """
-        timeout_s = self._timeout_s(timeout)
-        return await self._use().requests.request(message, timeout_s)
+        timeout_s, requests = self._timeout_s(timeout), self._use().requests
+        if self._spans is None:
+            return await requests.request(message, timeout_s)
+        with self._spans.sending(message) as sending:
+            return await requests.request(sending.message, timeout_s)
 
     async def reply(
         self,

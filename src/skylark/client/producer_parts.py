@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from skylark.client.collector import Collector
 from skylark.client.fault_item import DETECTOR_PERIOD_S, FaultTable
 from skylark.client.instance import ClientInstance
+from skylark.client.options import seconds
 from skylark.client.permits import Permits
 from skylark.client.producer_settings import ProducerSettings
 from skylark.client.request_reply import Requests
@@ -59,7 +60,7 @@ class ProducerParts:
         self.link = instance.open_link()
         self.faults = None
         if options.send_latency:
-            self.faults = FaultTable(clock.monotonic, options.detect_interval)
+            self.faults = FaultTable(clock.monotonic, seconds(options.detect_interval))
         self.sender = Sender(
             self.link,
             instance.namespace.wrap(group),
@@ -68,13 +69,18 @@ class ProducerParts:
             instance.namespace,
             unique_id_generator(options, clock),
             clock=clock,
+            version_of=instance.broker_version,
             hooks=hooks,
             faults=self.faults,
+            metrics=instance.metrics,
         )
         self.sends = Tasks(f"producer {group}", limit=settings.pending_max + 1)
         self.checks = Tasks(f"transactions of {group}")
         self.permits = Permits(
-            clock, count_max=settings.pending_max, size_max=settings.pending_bytes_max
+            clock,
+            count_max=settings.pending_max,
+            size_max=settings.pending_bytes_max,
+            settings="pending_max and pending_bytes_max",
         )
         self.collector = Collector(self.sender, settings, clock, self.sends, self.permits)
         self.transactions = Transactions(self.sender, instance, clock, self.checks, hooks)
@@ -125,7 +131,7 @@ class ProducerParts:
                 faults.forget(name)
                 continue
             queue = MessageQueue(topic=topics[0], broker_name=name, queue_id=0)
-            timeout_s = instance.options.detect_timeout
+            timeout_s = seconds(instance.options.detect_timeout)
             try:
                 await instance.control_link.calls.max_offset(address, queue, timeout_s)
             except SkylarkError as error:

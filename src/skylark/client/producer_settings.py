@@ -1,7 +1,10 @@
 """The settings of a producer, each with Java's name where it has one.
 
 Sizes are bytes, durations seconds. :class:`ProducerKeywords` has the same names and lets the
-constructors of producers, both flavours, take them as typed keywords.
+constructors of producers, both flavours, take them as typed keywords, durations also as timedeltas.
+
+``pending_max`` is as much as a slow broker, some 3,000 messages a second, gets done within
+``send_timeout``: with more, those behind would run out of time before their turn came.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import msgspec
 
 from skylark.client.accumulator import SIZE_MAX
 from skylark.client.lookup import DEFAULT_QUEUE_COUNT
+from skylark.client.options import Duration
 from skylark.client.send_frame import COMPRESS_OVER, COMPRESSION_KINDS
 from skylark.client.send_plan import RETRY_CODES, SendPolicy
 from skylark.client.validation import MESSAGE_SIZE_MAX
@@ -35,14 +39,14 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_codes: Collection[int] = RETRY_CODES  #: retryResponseCodes
     max_message_size: int = MESSAGE_SIZE_MAX  #: maxMessageSize: of a body, or of a whole batch
     compress_over: int = COMPRESS_OVER  #: compressMsgBodyOverHowmuch
-    compress_type: str = "ZLIB"  #: compressType: ZLIB, LZ4 or ZSTD; 4.x consumers know ZLIB only
+    compress_type: str = "ZLIB"  #: compressType: ZLIB, LZ4 or ZSTD; old consumers know ZLIB only
     compress_level: int = COMPRESSION_LEVEL  #: compressLevel
     topic_model: str = AUTO_CREATE_TOPIC  #: createTopicKey: what a send creates topics after
     topic_queue_count: int = DEFAULT_QUEUE_COUNT  #: defaultTopicQueueNums
     batching: bool = True  #: autoBatch: small messages that are sent at the same time go together
     linger: float = 0.0  #: batchMaxDelayMs: how long a message waits for company; 0: not at all
     batch_size_max: int = SIZE_MAX  #: batchMaxBytes
-    pending_max: int = 65_535  #: backPressureForAsyncSendNum: messages under way, then senders wait
+    pending_max: int = 8_192  #: backPressureForAsyncSendNum: messages under way, then senders wait
     pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize
 
     def __post_init__(self) -> None:
@@ -76,8 +80,8 @@ class ProducerKeywords(TypedDict, total=False):
     """The names and types of :class:`ProducerSettings`."""
 
     topics: Sequence[str]
-    send_timeout: float
-    attempt_timeout: float | None
+    send_timeout: Duration
+    attempt_timeout: Duration | None
     retries: int
     retries_async: int
     retry_another_broker: bool
@@ -89,7 +93,7 @@ class ProducerKeywords(TypedDict, total=False):
     topic_model: str
     topic_queue_count: int
     batching: bool
-    linger: float
+    linger: Duration
     batch_size_max: int
     pending_max: int
     pending_bytes_max: int

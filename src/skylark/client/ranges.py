@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from skylark.client.calls import BrokerCalls, Pulled, PullStatus
+from skylark.client.errors import Missing, MissingError
 from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import (
     BrokerError,
@@ -58,28 +59,6 @@ _RETRIED: Final = frozenset(
         ResponseCode.FLOW_CONTROL,
     }
 )
-
-
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that were asked for and are not there."""
-
-    queue: MessageQueue
-    wanted: int  #: the offset that was asked for
-    available: int  #: where the broker says to go on
-    count: int  #: messages of the range that are lost
-
-
-class MissingError(ClientError):
-    """Part of a range is gone: too old, or the topic was deleted and made anew."""
-
-    def __init__(self, missing: Missing) -> None:
-        queue = missing.queue
-        super().__init__(
-            f"{missing.count} messages of topic {queue.topic}, queue {queue.queue_id} of"
-            f" {queue.broker_name}, are gone: offset {missing.wanted} was wanted, the broker goes"
-            f" on at {missing.available}"
-        )
-        self.missing = missing
 
 
 class RangeTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from skylark.core.clock import Clock
 from skylark.core.errors import (
     CannotReplyError,
     ClientError,
+    ClientStateError,
     ConfigError,
     RequestReplyTimeoutError,
     SkylarkError,
@@ -59,9 +60,12 @@ class Requests:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Hear of no further replies."""
+        """Hear of no further replies; who still waits for one is told so."""
         if self._listens:
             self._instance.remove_reply_listener(self)
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(ClientStateError("the producer was stopped meanwhile"))
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -96,6 +100,8 @@ class Requests:
             ) from error
         finally:
             del self._waiting[correlation_id]
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # seen, also where the send has failed first
 
     async def _send(
         self,

@@ -6,8 +6,9 @@ is under way, and learns that there is no such topic, asks again. Errors are for
 those who ask; the periodic round logs them and goes on with the next topic.
 
 A topic that the name servers do not know keeps its old route: it may have been created by a send
-and not be announced yet, or its last broker may be restarting. Answers to
-``updateTopicRouteInfoFromNameServer``.
+and not be announced yet, or its last broker may be restarting. While somebody waits for it, it is
+asked for again after 1, 2, 4, 8 and 16 seconds; later the periodic round finds it, as all others.
+Answers to ``updateTopicRouteInfoFromNameServer``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from skylark.client.joining import join
 from skylark.client.name_servers import NameServers
 from skylark.client.routes import Route, RouteTable, default_route, make_route
+from skylark.core.clock import Clock
 from skylark.core.errors import NoNameServerError, SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)
+
+ASKED_AGAIN_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 #: Topic, and for a topic that does not exist yet the number of its queues and its model.
 _Question: TypeAlias = tuple[str, int, str]
@@ -40,12 +44,20 @@ class RouteKeeper:
         name_servers: NameServers,
         tasks: Tasks,
         changed: Callable[[Route], None],
+        *,
+        clock: Clock,
+        is_wanted: Callable[[str], bool],
     ) -> None:
-        """``changed`` is told of every route that differs from the one before."""
+        """``changed`` is told of every route that differs from the one before.
+
+        ``is_wanted``: whether somebody waits for a topic that does not exist yet.
+        """
         self._routes = routes
         self._name_servers = name_servers
         self._tasks = tasks
         self._changed = changed
+        self._clock = clock
+        self._is_wanted = is_wanted
         self._under_way: dict[_Question, asyncio.Task[_Outcome]] = {}
         self._unknown: set[str] = set()  # topics that were not found last time
 
@@ -112,7 +124,21 @@ class RouteKeeper:
         if model or is_retry_topic(topic) or topic in self._unknown:
             return
         self._unknown.add(topic)
-        log.warning("no name server knows topic %s; its last route stays, if there is one", topic)
+        wanted = self._is_wanted(topic)
+        level = logging.WARNING if wanted else logging.INFO  # a send will create it
+        log.log(level, "no name server knows topic %s yet", topic)
+        if wanted:
+            self._tasks.spawn(self._ask_again(topic), name=f"look for {topic}")
+
+    async def _ask_again(self, topic: str) -> None:
+        for pause_s in ASKED_AGAIN_AFTER_S:
+            await self._clock.sleep(pause_s)
+            if topic not in self._unknown or not self._is_wanted(topic):
+                return
+            try:
+                await self.refresh(topic)
+            except SkylarkError as error:
+                log.info("the route of %s is not found: %s", topic, error)
 
 
 def _route_of(outcome: _Outcome) -> Route | None:

@@ -21,7 +21,13 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.message import KEY_SEPARATOR, Message, SendResult, SendStatus
+from skylark.client.message import (
+    KEY_SEPARATOR,
+    Message,
+    SendResult,
+    SendStatus,
+    joined_keys,
+)
 from skylark.core.errors import InvalidMessageError, RemoteProtocolError, broker_error
 from skylark.wire import properties as names
 from skylark.wire.bodies.common import MessageQueue
@@ -36,7 +42,12 @@ from skylark.wire.compress import (
     compression_flags,
 )
 from skylark.wire.headers.send import EXT_MSG_REGION, EXT_TRACE_ON
-from skylark.wire.layout import BATCH_HEAD, BATCH_MESSAGE_SIZE_MIN, PROPERTIES_SIZE_MAX
+from skylark.wire.layout import (
+    BATCH_HEAD,
+    BATCH_MESSAGE_SIZE_MIN,
+    PROPERTIES_LENGTH,
+    PROPERTIES_SIZE_MAX,
+)
 
 COMPRESS_OVER: Final = 4096  # compressMsgBodyOverHowmuch
 COMPRESSION_KINDS: Final[Mapping[str, int]] = {
@@ -77,12 +88,14 @@ def property_text(message: Message, unique_id: str, extra: Mapping[str, str] | N
     else:
         wait = "true" if message.wait_store_ok else "false"
         text = f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01{wait}\x02"
+        if message.tag is None and not message.keys:
+            return text
         count = 2
         if message.tag is not None:
             text += f"TAGS\x01{message.tag}\x02"
             count += 1
         if message.keys:
-            text += f"KEYS\x01{keys_text(message)}\x02"
+            text += f"KEYS\x01{joined_keys(message.keys)}\x02"
             count += 1
     if text.count("\x02") != count:
         raise InvalidMessageError("a tag, key or property contains a separator (0x02)")
@@ -98,19 +111,22 @@ def property_text(message: Message, unique_id: str, extra: Mapping[str, str] | N
     return text
 
 
-def keys_text(message: Message) -> str:
-    """The keys as one text."""
-    keys = message.keys
-    return keys if isinstance(keys, str) else KEY_SEPARATOR.join(keys)
+def batch_wait_text(messages: Sequence[Message]) -> str:
+    """What every broker may be told about a batch as a whole."""
+    return f"WAIT\x01{'true' if messages[0].wait_store_ok else 'false'}\x02"
 
 
 def batch_property_text(messages: Sequence[Message], unique_id: str) -> str:
-    """The properties of a batch as a whole: its own id, all keys, and the tag if there is one."""
+    """The properties of a batch as a whole: its own id, all keys, and the tag if there is one.
+
+    For brokers of 5.x, which may keep the batch as one record. Those of 4.x would add them to each
+    message, where they take the place of its own.
+    """
     first = messages[0]
-    text = f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01{'true' if first.wait_store_ok else 'false'}\x02"
+    text = f"UNIQ_KEY\x01{unique_id}\x02{batch_wait_text(messages)}"
     if first.tag is not None and all(message.tag == first.tag for message in messages):
         text += f"TAGS\x01{first.tag}\x02"
-    keys = KEY_SEPARATOR.join([keys_text(message) for message in messages if message.keys])
+    keys = KEY_SEPARATOR.join([joined_keys(message.keys) for message in messages if message.keys])
     if keys and len(text) + len(keys) < PROPERTIES_SIZE_MAX // 4:  # else they are in the parts only
         text += f"KEYS\x01{keys}\x02"
     return text
@@ -123,11 +139,10 @@ def batch_part(message: Message, properties: str) -> bytes:
     """One message as it stands in the body of a batch."""
     raw = properties.encode()
     body = message.body
-    size = len(body)
-    head = BATCH_HEAD.pack(
-        BATCH_MESSAGE_SIZE_MIN + size + len(raw), 0, 0, checked_flag(message), size
-    )
-    return b"%b%b%b%b" % (head, body, len(raw).to_bytes(2), raw)
+    size, raw_size = len(body), len(raw)
+    flag = checked_flag(message) if message.flag else 0
+    head = BATCH_HEAD.pack(BATCH_MESSAGE_SIZE_MIN + size + raw_size, 0, 0, flag, size)
+    return b"".join((head, body, PROPERTIES_LENGTH.pack(raw_size), raw))
 
 
 def checked_flag(message: Message) -> int:
@@ -152,6 +167,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     messages: Sequence[Message]
     properties: str
     body: bytes
+    properties_v5: str | None = None  #: of a batch: what a broker of 5.x gets instead
     sys_flag: int = 0
     flag: int = 0
     code: int = RequestCode.SEND_MESSAGE_V2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from datetime import datetime
 from typing import Any, Final, TypedDict
 
@@ -34,6 +35,15 @@ class SendKeywords(TypedDict, total=False):
     timeout: Duration | None  #: for all attempts together
 
 
+_KNOWN: Final = SendKeywords.__annotations__.keys()
+
+
+def check_keywords(how: SendKeywords) -> None:
+    """Raise TypeError for a keyword that is none: a misspelt delay must not be sent at once."""
+    for name in how.keys() - _KNOWN:
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
 def with_shard(properties: dict[str, str] | None, shard: str | None) -> dict[str, str] | None:
     """The properties with the sharding key, if there is one."""
     if shard is None:
@@ -47,8 +57,8 @@ def delay_properties(how: SendKeywords) -> dict[str, str] | None:
     if (delay is not None) + (level is not None) + (at is not None) > 1:
         raise InvalidMessageError("give one of delay, delay_level and deliver_at")
     if delay is not None:
-        if not seconds(delay) >= 0:
-            raise InvalidMessageError(f"a delay of {delay} is in the past")
+        if not 0 <= seconds(delay) < math.inf:
+            raise InvalidMessageError(f"a delay of {delay} is in the past, or never ends")
         return {names.PROPERTY_TIMER_DELAY_MS: str(round(seconds(delay) * 1000))}
     if level is not None:
         if level < 1:

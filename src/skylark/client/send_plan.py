@@ -45,8 +45,8 @@ from skylark.core.errors import (
     ConnectionClosedError,
     RequestTimeoutError,
     SendFailedError,
+    SendTimeoutError,
     SkylarkError,
-    TooManyRequestsError,
     TransportError,
 )
 from skylark.wire.codes import ResponseCode
@@ -70,10 +70,6 @@ RETRY_CODES: Final = frozenset(
 CONNECT_BROKER: Final = 10001
 ACCESS_BROKER_TIMEOUT: Final = 10002
 BROKER_NOT_EXIST: Final = 10003
-
-
-class SendTimeoutError(TooManyRequestsError, TimeoutError):
-    """The time for a send was used up; it may be stored nevertheless, if an answer got lost."""
 
 
 class SendMode(enum.Enum):

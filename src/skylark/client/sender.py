@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from skylark.client.fault_item import FaultTable
@@ -20,6 +20,7 @@ from skylark.client.hooks import SendContext, call_hooks, hook_methods
 from skylark.client.instance import ClientInstance
 from skylark.client.link import Link
 from skylark.client.message import Message, SendResult
+from skylark.client.metrics import NO_SEND_METER, ClientMetrics, SendMeter
 from skylark.client.namespace import Namespace
 from skylark.client.options import ClientOptions
 from skylark.client.producer_settings import ProducerSettings
@@ -29,6 +30,7 @@ from skylark.client.send_frame import (
     Parcel,
     SendTemplate,
     batch_property_text,
+    batch_wait_text,
     checked_flag,
     compress,
     property_text,
@@ -50,7 +52,7 @@ from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import is_retry_topic
 from skylark.wire import properties as names
 from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import V5_0_0, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
 
@@ -68,13 +70,16 @@ _DELAY_NAMES: Final = (
 class TopicState:
     """What a producer keeps about one topic."""
 
-    __slots__ = ("is_retry", "name", "template", "topic", "turn")
+    __slots__ = ("is_retry", "meter", "name", "template", "topic", "turn")
 
-    def __init__(self, name: str, topic: str, template: SendTemplate, turn: Turn) -> None:
+    def __init__(
+        self, name: str, topic: str, template: SendTemplate, turn: Turn, meter: SendMeter
+    ) -> None:
         self.name = name  #: as the application knows it
         self.topic = topic  #: as brokers know it
         self.template = template
         self.turn = turn
+        self.meter = meter
         self.is_retry = is_retry_topic(topic)
 
 
@@ -91,11 +96,16 @@ class Sender:
         unique_ids: UniqueIdGenerator,
         *,
         clock: Clock,
+        version_of: Callable[[str], int],
         hooks: Sequence[object] = (),
         faults: FaultTable | None = None,
         rng: random.Random | None = None,
+        metrics: ClientMetrics | None = None,
     ) -> None:
-        """``group`` as brokers know it; ``faults`` where latency fault tolerance is on."""
+        """``group`` as brokers know it; ``faults`` where latency fault tolerance is on.
+
+        ``version_of`` tells the version of the broker at an address, 0 while nobody knows.
+        """
         self.link = link
         self.group = group
         self.namespace = namespace
@@ -107,7 +117,9 @@ class Sender:
         self._lookup = link.lookup
         self._routes = link.lookup.routes
         self._faults = faults
+        self._version_of = version_of
         self._rng = rng or random.Random()
+        self._metrics = metrics
         self._states: dict[str, TopicState] = {}
         self._compression = COMPRESSION_KINDS[settings.compress_type]
         self._forbidden = hook_methods(hooks, "check_forbidden")
@@ -154,7 +166,10 @@ class Sender:
                 queue_count=self._settings.topic_queue_count,
                 unit_mode=self._options.unit_mode,
             )
-            state = self._states[name] = TopicState(name, topic, template, Turn(self._rng))
+            meter = NO_SEND_METER
+            if self._metrics is not None:
+                meter = self._metrics.send_meter(self.namespace.unwrap(self.group), name)
+            state = self._states[name] = TopicState(name, topic, template, Turn(self._rng), meter)
         return state
 
     async def queues(self, state: TopicState) -> Sequence[MessageQueue]:
@@ -224,7 +239,8 @@ class Sender:
         unique_id = self.next_id()
         return Parcel(
             messages=messages,
-            properties=batch_property_text(messages, unique_id),
+            properties=batch_wait_text(messages),
+            properties_v5=batch_property_text(messages, unique_id),
             body=body,
             code=RequestCode.SEND_BATCH_MESSAGE,
             msg_id=unique_id,
@@ -253,6 +269,25 @@ class Sender:
 
         ``began`` is when the time started to run.
         """
+        meter, count = state.meter, len(parcel.messages)
+        meter.begin(count)
+        try:
+            result = await self._send(state, parcel, mode, timeout_s, began, queue)
+        except BaseException as error:
+            meter.failed(error, self._clock.monotonic() - began, count)
+            raise
+        meter.done(result.status, self._clock.monotonic() - began, count)
+        return result
+
+    async def _send(
+        self,
+        state: TopicState,
+        parcel: Parcel,
+        mode: SendMode,
+        timeout_s: float,
+        began: float,
+        queue: MessageQueue | None,
+    ) -> SendResult:
         plan: SendPlan[SendResult] = SendPlan(
             self._policy, mode, timeout_s, began, one_queue=queue is not None
         )
@@ -279,6 +314,7 @@ class Sender:
             if outcome is not None:
                 return outcome
             last_broker = chosen.broker_name
+            state.meter.retry()
 
     async def send_oneway(
         self, state: TopicState, parcel: Parcel, timeout_s: float, queue: MessageQueue | None
@@ -303,6 +339,9 @@ class Sender:
         if address is None:
             address = await self._lookup.master_of(queue)
         request = state.template.request(parcel, queue, self._clock.now_ms())
+        text = parcel.properties_v5
+        if text is not None and request.ext is not None and self._version_of(address) >= V5_0_0:
+            request.ext["i"] = text
         return self.link.send_address(address), request
 
     async def _attempt(

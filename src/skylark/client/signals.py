@@ -12,18 +12,28 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def call_on_signal(callback: Callable[[], object]) -> Iterator[None]:
+def call_on_signal(callback: Callable[[], object]) -> AbstractContextManager[None]:
     """Within the block the first SIGINT or SIGTERM calls ``callback`` on the running loop."""
+    # Not loop.add_signal_handler, which does not exist on Windows: this wakes the loop as well.
+    loop = asyncio.get_running_loop()
+    return on_signal(lambda: loop.call_soon_threadsafe(callback))
+
+
+@contextlib.contextmanager
+def on_signal(callback: Callable[[], object]) -> Iterator[None]:
+    """Within the block the first SIGINT or SIGTERM calls ``callback``, in the main thread.
+
+    That is between any two steps of what the thread does there: take no lock in it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def give_back() -> None:
@@ -34,9 +44,8 @@ def call_on_signal(callback: Callable[[], object]) -> Iterator[None]:
     def received(number: int, frame: FrameType | None) -> None:
         del number, frame
         give_back()
-        loop.call_soon_threadsafe(callback)
+        callback()
 
-    # Not loop.add_signal_handler, which does not exist on Windows: this wakes the loop as well.
     for number in _SIGNALS:
         signal.signal(number, received)
     try:

@@ -54,7 +54,7 @@ class Startable(abc.ABC):
 
 
 _PROBLEMS = {
-    ServiceState.CREATE_JUST: ("has not been started", "call start(), or use `async with`"),
+    ServiceState.CREATE_JUST: ("has not been started", "call start(), or use `(async) with`"),
     ServiceState.START_FAILED: ("did not start, or is starting", "look at the error of start()"),
     ServiceState.SHUTDOWN_ALREADY: ("has been stopped", "make a new one: it cannot start again"),
 }
@@ -65,6 +65,12 @@ def require_running(state: ServiceState, what: str) -> None:
     if state is not ServiceState.RUNNING:
         problem, hint = _PROBLEMS[state]
         raise ClientStateError(f"{what} {problem}", hint=hint)
+
+
+def require_not_stopped(state: ServiceState, what: str) -> None:
+    """Raise ClientStateError if ``stop`` was called while it started."""
+    if state is ServiceState.SHUTDOWN_ALREADY:
+        raise ClientStateError(f"{what} was stopped while it started")
 
 
 def require_new(state: ServiceState, what: str) -> None:

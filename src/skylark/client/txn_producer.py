@@ -36,6 +36,8 @@ from skylark.client.message import Message, MessageExt, SendResult, SendStatus, 
 from skylark.client.send_plan import SendMode
 from skylark.client.sender import Sender
 from skylark.client.served import TransactionCheck
+from skylark.client.telemetry import Telemetry
+from skylark.client.threads import call_in_thread
 from skylark.core.clock import Clock
 from skylark.core.errors import ClientError, SendFailedError, SkylarkError
 from skylark.core.hashing import decode_offset_id
@@ -101,6 +103,7 @@ class Transactions:
         self._checks: deque[TransactionCheck] = deque()
         self._checking = False
         self.checker: Checker | None = None
+        self.spans: Telemetry | None = None
 
     # ---- the first half --------------------------------------------------------------------------
 
@@ -114,6 +117,16 @@ class Transactions:
                 "tranExecutor is null: nobody could say how a transaction ended",
                 hint="register a checker first: @producer.transaction_checker",
             )
+        if self.spans is None:
+            return await self._send_half(message, timeout_s, delay)
+        with self.spans.sending(message) as sending:
+            half = await self._send_half(sending.message, timeout_s, delay)
+            sending.done(half.sent)
+            return half
+
+    async def _send_half(
+        self, message: Message, timeout_s: float, delay: Mapping[str, str]
+    ) -> Half:
         began = self._clock.monotonic()
         state = self._sender.checked(message)
         extra = {
@@ -356,7 +369,7 @@ async def call_user(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of the application: a coroutine here, a plain one in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    result = await asyncio.get_running_loop().run_in_executor(None, function, *args)
+    result = await call_in_thread(function, *args)
     return await result if inspect.isawaitable(result) else result
 
 

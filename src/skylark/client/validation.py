@@ -34,6 +34,7 @@ _PATH_SEPARATOR: Final = "/"
 
 def check_group(group: str) -> None:
     """Raise ClientError unless an application may use this name for a group."""
+    _check_text(group, "a group")
     problem = group_problem(group)
     if problem is None and group in _RESERVED_GROUPS:
         problem = f"producerGroup or consumerGroup can not equal {group}, please specify another"
@@ -43,6 +44,7 @@ def check_group(group: str) -> None:
 
 def check_topic(topic: str) -> None:
     """Raise ClientError unless this can be the name of a topic."""
+    _check_text(topic, "a topic")
     problem = topic_problem(topic)
     if problem is not None:
         raise ClientError(problem)
@@ -51,6 +53,7 @@ def check_topic(topic: str) -> None:
 def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
     """Raise ClientError for its topic, InvalidMessageError for the rest."""
     topic, body = message.topic, message.body
+    _check_text(topic, "a topic")
     problem = _problem_of_sending_to(topic)
     if problem is not None:
         raise ClientError(problem)
@@ -68,6 +71,11 @@ def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
         )
     if message.properties:
         check_properties(message.properties)
+
+
+def _check_text(name: object, of_what: str) -> None:
+    if not isinstance(name, str):
+        raise ClientError(f"the name of {of_what} is text, not {type(name).__name__}")
 
 
 @lru_cache(maxsize=1024)

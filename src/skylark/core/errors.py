@@ -1,11 +1,12 @@
 """The exception tree: everything Skylark raises on purpose derives from :class:`SkylarkError`.
 
 ``retriable`` says whether the same call may succeed later without any change by the caller.
-``hint`` is one sentence for a person: what to do about it. ``str(error)`` holds both.
+``hint`` is one sentence for a person: what to do about it. ``remark`` is what a server said about
+it, if one did. ``str(error)`` holds the message and the hint.
 
 What Java's client throws, and what is raised here instead:
 
-==============================  ======  =========================================
+==============================  ======  =========================================================
 ``MQClientException``           -1      :class:`ClientError` and its subclasses
 - no name server                10004   :class:`NoNameServerError`
 - no route of a topic           10005   :class:`NoRouteError`
@@ -20,9 +21,9 @@ What Java's client throws, and what is raised here instead:
 ``RemotingConnectException``            :class:`ConnectError`
 ``RemotingSendRequestException``        :class:`ConnectionClosedError`
 ``RemotingTimeoutException``            :class:`RequestTimeoutError`
-``RemotingTooMuchRequestException``     :class:`TooManyRequestsError`
+``RemotingTooMuchRequestException``     :class:`TooManyRequestsError`, :class:`SendTimeoutError`
 ``RemotingCommandException``            :class:`RemoteProtocolError`
-==============================  ======  =========================================
+==============================  ======  =========================================================
 
 Whatever means that time ran out is a ``TimeoutError`` as well.
 
@@ -39,6 +40,7 @@ class SkylarkError(Exception):
     """Base of all errors raised by Skylark."""
 
     retriable: ClassVar[bool] = False
+    remark: str | None = None  #: what the server said about it, if it did
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -98,6 +100,10 @@ class TooManyRequestsError(TransportError):
     """No permit for a further outstanding call was free ("invoke too fast")."""
 
 
+class SendTimeoutError(TooManyRequestsError, TimeoutError):
+    """The time for a send was used up; it may be stored nevertheless, if an answer got lost."""
+
+
 class BrokerError(SkylarkError):
     """A request was answered with a code other than success.
 
@@ -117,7 +123,7 @@ class BrokerError(SkylarkError):
         broker_address: str | None = None,
     ) -> None:
         super().__init__(remark, hint=hint)
-        self.remark = remark
+        self.remark: str = remark
         self.broker_address = broker_address
         if code is not None:
             self.code = code

@@ -221,6 +221,8 @@ class UniqueIdGenerator:
         "_month_start_of",
         "_now_ms",
         "_prefix",
+        "_text",
+        "_text_ms",
     )
 
     def __init__(
@@ -238,6 +240,7 @@ class UniqueIdGenerator:
         self._month_start_of = month_start_ms
         self._prefix = f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & _MASK:08X}"
         self._counter = 0
+        self._text, self._text_ms = "", -1  # what the ids of this millisecond begin with
         self._rebase(now_ms())
 
     def _rebase(self, now_ms: int) -> None:
@@ -247,11 +250,16 @@ class UniqueIdGenerator:
     def next_id(self) -> str:
         """A new id of 32 (IPv4) or 56 (IPv6) characters."""
         now_ms = self._now_ms()
+        if now_ms != self._text_ms:
+            self._text, self._text_ms = self._text_at(now_ms), now_ms
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._text}{counter:04X}"
+
+    def _text_at(self, now_ms: int) -> str:
         if now_ms >= self._month_end_ms:
             self._rebase(now_ms)
         month_ms = now_ms - self._month_start_ms
         if -_CLOCK_STEP_MAX_MS < month_ms < 0:
             month_ms = 0
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        return f"{self._prefix}{month_ms & _MASK:08X}{counter:04X}"
+        return f"{self._prefix}{month_ms & _MASK:08X}"

@@ -89,6 +89,39 @@ def test_a_full_batch_goes_at_once() -> None:
     assert accumulator.turn_ended() == []
 
 
+def test_full_batches_wait_where_many_are_on_their_way() -> None:
+    accumulator = made(count_max=2, in_flight_max=1, full_in_flight_max=2, delay_max_s=0.010)
+    flying = []
+    for number in range(7):
+        full = accumulator.add("k", number, 1, 0.0)
+        flying += [full] if full else []
+    assert entries(flying) == [[0, 1], [2, 3]]
+    assert len(accumulator) == 2  # a full one, and a begun one behind it
+    assert accumulator.turn_ended() == []
+    assert accumulator.next_look() is None  # however old: only an answer lets them go
+    assert accumulator.look(9.0) == []
+    accumulator.ended(flying[0])
+    assert wants_turn(accumulator)
+    assert entries(accumulator.turn_ended()) == [[4, 5]]
+    accumulator.add("k", 7, 1, 0.001)
+    assert entries(accumulator.turn_ended()) == []
+    assert accumulator.next_look() is None
+    accumulator.add("other", 8, 1, 0.002)
+    assert accumulator.next_look() == pytest.approx(0.012)
+    assert entries(accumulator.drain()) == [[6, 7], [8]]
+
+
+def test_full_batches_wait_for_answers_with_a_linger_too() -> None:
+    accumulator = made(count_max=1, full_in_flight_max=1, linger_s=0.5)
+    first = accumulator.add("k", 0, 1, 0.0)
+    assert first is not None
+    assert accumulator.add("k", 1, 1, 0.0) is None
+    assert accumulator.next_look() is None
+    accumulator.ended(first)
+    assert wants_turn(accumulator)
+    assert entries(accumulator.turn_ended()) == [[1]]
+
+
 def test_with_a_linger_batches_wait_for_company() -> None:
     accumulator = made(linger_s=0.5)
     accumulator.add("k", 0, 1, 1.0)
@@ -134,7 +167,9 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_every_message_goes_once_and_every_byte_comes_back(
     steps: list[tuple[str, int, str]], linger_s: float
 ) -> None:
-    accumulator = made(size_max=100, count_max=4, in_flight_max=2, linger_s=linger_s)
+    accumulator = made(
+        size_max=100, count_max=4, in_flight_max=2, full_in_flight_max=3, linger_s=linger_s
+    )
     flying: list[Batch[str, int]] = []
     gone: list[int] = []
     now = 0.0

@@ -366,6 +366,13 @@ async def test_bounds(tmp_path: Path) -> None:
             await bodies(start="newest")
 
 
+@pytest.mark.parametrize("bound", [5, None, 1.5, "newest"])
+def test_what_is_no_bound_is_refused(bound: Any) -> None:
+    for name in ("start", "end"):
+        with pytest.raises(ConfigError, match=f"{name} is earliest, latest, a time or offsets"):
+            read_arrow("T", **{name: bound})
+
+
 async def test_only_some_tags(tmp_path: Path) -> None:
     async with pull_world(tmp_path) as w:
         for tag in ("Aa", "BB", "C", "Aa"):

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from skylark.client.message import Message, SendResult, SendStatus
-from skylark.client.send_plan import SendTimeoutError
 from skylark.core.errors import (
     BrokerError,
     ClientStateError,
     InvalidMessageError,
+    SendTimeoutError,
     SkylarkError,
     TooManyRequestsError,
 )
 from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.command import Command
+from skylark.wire.codes import V4_9_4, V5_0_0, RequestCode
+from skylark.wire.command import Command, response_to
 from tests.unit.client.producer_world import (
     MESSAGE,
     letters,
@@ -58,12 +61,35 @@ async def test_a_batch_is_one_request_with_a_result_for_each(tmp_path: Path) -> 
         results = await script.producer.send_batch(messages, shard="s")
         (request,) = script.sent()
         assert (request.code, letters(request)["m"], letters(request)["f"]) == (320, "true", "0")
-        assert properties(request)["KEYS"] == "k0 k1 k2"
         assert [result.queue_offset for result in results] == [5, 6, 7]
         assert len({result.msg_id for result in results}) == 3
         script.answer(13)
         with pytest.raises(BrokerError):
             await script.producer.send_batch(messages)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(None, {"WAIT"}), (V4_9_4, {"WAIT"}), (V5_0_0, {"WAIT", "UNIQ_KEY", "TAGS", "KEYS"})],
+)
+async def test_old_brokers_would_give_the_properties_of_a_batch_to_each_message(
+    tmp_path: Path, version: int | None, expected: set[str]
+) -> None:
+    """Brokers of 4.x add them to each message, in place of its own; unknown ones may be old."""
+    async with scripted(tmp_path, "a") as script:
+
+        def alive(request: Command) -> Command:
+            answer = response_to(request, 0)
+            answer.version = version or 0
+            return answer
+
+        script.brokers["a"].answer(RequestCode.HEART_BEAT, 1 if version is None else alive)
+        await script.producer.queues("T")
+        await script.clock.advance(seconds=31)
+        messages = [Message("T", b"x", tag="A", keys=[f"k{n}"]) for n in range(2)]
+        await script.producer.send_batch(messages)
+        (request,) = script.sent()
+        assert properties(request).keys() == expected
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.01])
@@ -202,6 +228,19 @@ async def test_bytes_under_way_are_bounded(tmp_path: Path) -> None:
         script.answer(stored())
         await script.clock.advance(seconds=1)
         assert (await (await waiting)).status is SendStatus.SEND_OK
+
+
+async def test_what_failed_is_not_kept_for_ever(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        script.answer(13)
+        futures = [await script.producer.submit(MESSAGE) for _ in range(2)]
+        errors = await script.world.finish(asyncio.gather(*futures, return_exceptions=True))
+        assert [isinstance(error, BrokerError) for error in errors] == [True, True]
+        kept = [weakref.ref(future) for future in futures]
+        del futures, errors
+        await script.clock.drain()
+        gc.collect()  # an error, its traceback and the futures of a batch know each other
+        assert [reference() for reference in kept] == [None, None]
 
 
 @pytest.mark.parametrize("size", [1, 5000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -54,6 +55,14 @@ async def test_work_runs_there_and_is_awaited_here(control: Control) -> None:
         return await control.run(name_of_thread())
 
     assert await control.run(nested()) == expected
+
+
+async def test_work_that_is_cancelled_before_it_begins_leaves_no_warning() -> None:
+    task = InlineControl().run(name_of_thread())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gc.collect()
 
 
 async def test_cancelling_the_wait_cancels_the_work(control: Control) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from skylark.client.arrow import read_range
 from skylark.client.calls import BrokerCalls
-from skylark.client.ranges import Missing, MissingError, RangeTerms
+from skylark.client.errors import Missing, MissingError
+from skylark.client.ranges import RangeTerms
 from skylark.core.errors import (
     ClientError,
     RemoteProtocolError,

@@ -11,7 +11,7 @@ from skylark.core.errors import NoNameServerError
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from tests.unit.client.scripted import ScriptedServer
-from tests.unit.client.worlds import FakeProducer, world
+from tests.unit.client.worlds import FakeConsumer, FakeProducer, world
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
@@ -62,11 +62,44 @@ async def test_the_round_goes_on_after_a_topic_that_fails(
 
         server.answer(ROUTE, answer)
         async with w.client(namesrv=server.address) as instance:
-            for topic in ("A", "Unknown", "%RETRY%g", "Z"):
+            for topic in ("A", "%RETRY%g", "Z"):
                 await instance.register_producer(FakeProducer(topic, topic))
+            await instance.register_consumer(FakeConsumer("g", "Unknown"))
             await w.clock.advance(seconds=61)
             assert instance.routes.get("Z") is not None
         assert caplog.text.count("the route of A is not refreshed: not yours") == 3
         assert caplog.text.count("no name server knows topic Unknown") == 1  # told once
         assert "%RETRY%g" not in caplog.text
+        await w.finish(server.stop())
+
+
+async def test_a_topic_made_after_its_consumer_is_found_and_its_queues_are_shared_out(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.answer(ROUTE, lambda request: response_to(request, 17, "no"))
+        async with w.client(namesrv=address) as instance:
+            consumer = FakeConsumer("g", "Late")
+            await instance.register_consumer(consumer)
+            await w.clock.advance(seconds=6)
+            assert instance.routes.get("Late") is None
+            before = consumer.rebalances
+            server.serve_route("Late", a=address)
+            await w.clock.advance(seconds=2)  # asked after 1, 3 and 7 seconds
+            assert instance.routes.get("Late") is not None
+            assert consumer.rebalances > before
+        await w.finish(server.stop())
+
+
+async def test_a_topic_that_nobody_waits_for_is_not_asked_for_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.answer(ROUTE, lambda request: response_to(request, 17, "no"))
+        async with w.client(namesrv=address) as instance:
+            await instance.register_producer(FakeProducer("p", "Unmade"))
+            await w.clock.advance(seconds=25)
+            assert len(server.of(ROUTE)) == 1
         await w.finish(server.stop())

@@ -10,7 +10,6 @@ from skylark.client.send_plan import (
     SendMode,
     SendPlan,
     SendPolicy,
-    SendTimeoutError,
 )
 from skylark.core.errors import (
     BrokerError,
@@ -20,6 +19,7 @@ from skylark.core.errors import (
     ConnectionClosedError,
     RequestTimeoutError,
     SendFailedError,
+    SendTimeoutError,
     SkylarkError,
     TooManyRequestsError,
     broker_error,

@@ -12,12 +12,12 @@ import pytest
 from skylark.client.hooks import SendContext
 from skylark.client.message import Message, SendStatus
 from skylark.client.producer import Producer
-from skylark.client.send_plan import SendTimeoutError
 from skylark.core.errors import (
     BrokerError,
     NoNameServerError,
     NoRouteError,
     SendFailedError,
+    SendTimeoutError,
     TooManyRequestsError,
 )
 from skylark.wire.codes import RequestCode

@@ -327,7 +327,8 @@ async def test_a_plain_function_checks_in_a_thread(tmp_path: Path) -> None:
         await ask(script)
         async with asyncio.timeout(10):  # real time: the thread does not know the virtual one
             await checked.wait()
-            await asyncio.get_running_loop().shutdown_default_executor()
+            while not ends(script):
+                await script.clock.drain()
         assert (await end_of(script))["commitOrRollback"] == "8"
 
 

@@ -37,13 +37,20 @@ from skylark.client.consumer.pull_access import PullResult, PullTerms
 from skylark.client.consumer.pull_group import PullGroup
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.send_back import SendsBack
-from skylark.client.consumer.settings import QueueListener
+from skylark.client.consumer.settings import QueueListener, check_model
 from skylark.client.consumer.subscription import make_subscription
+from skylark.client.joining import join
 from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration, seconds
 from skylark.client.routes import MASTER_ID
 from skylark.client.runtime import ClientRuntime, default_runtime
-from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.client.state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_not_stopped,
+    require_running,
+)
 from skylark.client.validation import check_group, check_topic
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -74,6 +81,7 @@ class PullConsumer(Startable):
     ) -> None:
         """``offset_folder``: where broadcasting consumers keep their offsets."""
         check_group(group)
+        check_model(message_model)
         self.group = group
         self.options = options or ClientOptions()
         self.state = ServiceState.CREATE_JUST
@@ -83,6 +91,7 @@ class PullConsumer(Startable):
         self._offset_folder = offset_folder
         self._runtime = runtime
         self._listeners: dict[str, list[QueueListener]] = {}
+        self._stopping: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<PullConsumer {self.group} {self.state.value}>"
@@ -115,17 +124,24 @@ class PullConsumer(Startable):
                 make_subscription(group.namespace.wrap(topic), now_ms=now_ms)
                 for topic in self._listeners
             )
+            require_not_stopped(self.state, f"consumer {self.group}")
             self.state = ServiceState.RUNNING
 
     async def stop(self) -> None:
         """Save the offsets that were updated, and leave the group."""
-        was_running = self.state is ServiceState.RUNNING
-        self.state = ServiceState.SHUTDOWN_ALREADY
-        if was_running:
-            await self._group_access.leave()
+        if self._stopping is None:
+            was_running = self.state is ServiceState.RUNNING
+            if was_running:
+                self._group_access.check_loop()
+            self.state = ServiceState.SHUTDOWN_ALREADY
+            if not was_running:
+                return
+            self._stopping = asyncio.get_running_loop().create_task(self._group_access.leave())
+        await join(self._stopping)
 
     def _running(self) -> PullGroup:
         require_running(self.state, f"consumer {self.group}")
+        self._group_access.check_loop()
         return self._group_access
 
     # ---- queues ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ Answers to ``ConsumeMessageConcurrentlyService``.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from itertools import groupby
@@ -58,13 +59,15 @@ class ConcurrentRunner:
         self.now_ms = shop.time.now_ms
         self.hooks = HookCalls(shop)
         self._pools = Pools(shop)
+        self._loop = asyncio.get_running_loop()
 
     def submit(
         self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
         """Put messages into their queue, and let handlers have them."""
         assigned.process_queue.put(messages, max_offset)
-        self._hand_out(assigned, messages)
+        # Soon, so that the next pull leaves before handlers run: the broker works meanwhile.
+        self._loop.call_soon(self._hand_out, assigned, messages)
 
     def _hand_out(self, assigned: Assigned, messages: Sequence[MessageExt]) -> None:
         for topic, of_topic in self._by_topic(assigned, messages):
@@ -202,11 +205,13 @@ class ConcurrentJob:
     def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
         assigned, batch = self._assigned, self._batch
         now_ms = self._runner.now_ms()
-        assigned.counters.consume_ms += now_ms - self._started_ms
+        took_ms = now_ms - self._started_ms
+        assigned.counters.consume_ms += took_ms
         is_index = type(result) is int and self._binding.batch > 1
         if error is None and not is_index and self._context is None:
             # What nearly always happens, for each message: it is to cost little.
             assigned.counters.consumed += len(batch)
+            assigned.meter.consumed(len(batch), 0, took_ms)
             self._runner.done(assigned, batch, now_ms)
             return None
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
@@ -222,6 +227,7 @@ class ConcurrentJob:
         accepted = min(max(0, outcome.ack_index + 1), len(batch))
         assigned.counters.consumed += accepted
         assigned.counters.failed += len(batch) - accepted
+        assigned.meter.consumed(accepted, len(batch) - accepted, now_ms - self._started_ms)
         if self._context is not None:
             status = "RECONSUME_LATER" if outcome.ack_index < 0 else "CONSUME_SUCCESS"
             runner.hooks.after(self._context, status, error, took_ms=now_ms - self._started_ms)

@@ -31,6 +31,7 @@ import msgspec
 
 from skylark.client.control import Handover
 from skylark.core.clock import Clock, yield_once
+from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ BURST_MAX: Final = 64
 CANCEL_GRACE_S: Final = 1.0
 
 
-class Binding(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Binding(msgspec.Struct, frozen=True, eq=False):
     """A handler and how it wants its messages."""
 
     topic: str  #: as the application knows it
@@ -58,7 +59,9 @@ class Binding(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def bind(topic: str, handler: Handler, batch: int) -> Binding:
-    """See :class:`Binding`."""
+    """See :class:`Binding`; raises ClientError for what cannot be called."""
+    if not callable(handler):
+        raise ClientError(f"the handler of topic {topic} is {type(handler).__name__}, no function")
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
@@ -182,7 +185,10 @@ class LoopWorkers:
     @property
     def is_current(self) -> bool:
         """Whether a handler of this pool asks."""
-        return asyncio.current_task() in self._tasks
+        try:
+            return asyncio.current_task() in self._tasks
+        except RuntimeError:  # no loop runs in this thread
+            return False
 
     async def close(self, wait_s: float) -> bool:
         """Start nothing more and wait for what runs; whether all of it ended in time."""
@@ -222,7 +228,7 @@ class ThreadWorkers:
         self._follow_ups = tasks
         self._handover = Handover(asyncio.get_running_loop())
         self._ready: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._closed = False
         self._drained: asyncio.Future[None] | None = None
         self.running = 0  #: jobs that have been submitted and have not ended
@@ -234,15 +240,16 @@ class ThreadWorkers:
                 job.discard()
             return
         self.running += len(jobs)
-        for _ in range(min(self._count, self.running) - self._threads):
+        for _ in range(min(self._count, self.running) - len(self._threads)):
             self._start_thread()
         for job in jobs:
             self._ready.put(job)
 
     def _start_thread(self) -> None:
-        self._threads += 1
-        name = f"{self._name}-handler-{self._threads}"
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        name = f"{self._name}-handler-{len(self._threads) + 1}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _work(self) -> None:
         while (job := self._ready.get()) is not None:
@@ -274,10 +281,15 @@ class ThreadWorkers:
         if self._drained is not None and not self.running and not self._drained.done():
             self._drained.set_result(None)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether a handler of this pool asks."""
+        return threading.current_thread() in self._threads
+
     async def close(self, wait_s: float) -> bool:
         """Start nothing more and wait for what runs; whether all of it ended in time."""
         self._closed = True
-        for _ in range(self._threads):
+        for _ in self._threads:
             self._ready.put(None)
         if not self.running:
             return True

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Self, TypeAlias, Unpack
 
@@ -40,11 +40,23 @@ from skylark.client.consumer.pull_group import PullGroup, TopicListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.settings import QueueListener
 from skylark.client.consumer.subscription import Subscription, make_subscription
+from skylark.client.hooks import ConsumeContext, ConsumeHooks
+from skylark.client.joining import join
 from skylark.client.message import MessageExt
-from skylark.client.options import ClientOptions, Duration, seconds
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
+from skylark.client.options import ClientOptions, Duration, in_seconds, seconds
 from skylark.client.runtime import ClientRuntime, default_runtime
-from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.client.state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_not_stopped,
+    require_running,
+)
+from skylark.client.trace_dispatcher import TraceDispatcher
+from skylark.client.trace_hooks import consumer_tracing
 from skylark.client.validation import check_group, check_topic
+from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common import MessageQueue
 
@@ -62,14 +74,23 @@ class LitePullConsumer(Startable):
         group: str,
         options: ClientOptions | None = None,
         *,
+        hooks: Sequence[object] = (),
         runtime: ClientRuntime | None = None,
         **settings: Unpack[LitePullKeywords],
     ) -> None:
+        """``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.hooks`.
+
+        Consume hooks, and traces, count messages as consumed when they are handed out: what
+        becomes of them afterwards is not known here.
+        """
         check_group(group)
         self.group = group
-        self.settings = LitePullSettings(**settings)
+        self.settings = LitePullSettings(**in_seconds(settings))
         self.options = options or ClientOptions()
         self.state = ServiceState.CREATE_JUST
+        self._hooks = tuple(hooks)
+        self._consume_hooks = ConsumeHooks(self._hooks)
+        self._tracer: TraceDispatcher | None = None
         self._runtime = runtime
         self._mode: str | None = None
         self._subscriptions: dict[str, tuple[str | None, str | None]] = {}
@@ -78,6 +99,8 @@ class LitePullConsumer(Startable):
         self._assign_tags: dict[str, str] = {}
         self._topic_listeners: dict[str, TopicListener] = {}
         self._commit_at = 0.0
+        self._meters: dict[str, ConsumeMeter] = {}
+        self._stopping: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<LitePullConsumer {self.group} {self.state.value}>"
@@ -111,6 +134,8 @@ class LitePullConsumer(Startable):
         if self._subscriptions.pop(topic, None) is not None:
             self._listeners.pop(topic, None)
             if self.state is ServiceState.RUNNING:
+                # At once, not with the next rebalance: nobody says any more which tags are wanted.
+                self._queues.remove_topic(self._group_access.namespace.wrap(topic))
                 self._group_access.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue]) -> Self:
@@ -167,32 +192,72 @@ class LitePullConsumer(Startable):
             offset_folder=settings.offset_folder,
         )
         async with group.starting():
+            self._observe(group)
             self._queues = LiteQueues(
                 group.access,
                 settings,
                 group.clock,
                 subscription_of=self._subscription_of,
                 stored_offset=group.stored_offset,
-                error_delay_s=self.options.pull_error_delay,
+                error_delay_s=seconds(self.options.pull_error_delay),
+                hooks=self._hooks,
+                meter_of=self._meter_of,
+                shown_topic=group.namespace.unwrap,
             )
-            group.on_undo(self._queues.stop)
+            group.on_undo(self._stop_pulling)
             await group.join([self._make(topic) for topic in self._subscriptions])
             for topic, listener in self._topic_listeners.items():
                 group.watch(topic, listener, settings.metadata_interval)
             self._commit_at = group.clock.monotonic() + settings.commit_interval_s
+            if group.instance.metrics is not None:
+                group.instance.metrics.add_source(self.group, self._queues)
+            require_not_stopped(self.state, f"consumer {self.group}")
             self.state = ServiceState.RUNNING
         self._apply_assigned()
 
+    def _observe(self, group: PullGroup) -> None:
+        """Begin to trace, if that is wanted."""
+        if self.options.trace:
+            self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
+            self._consume_hooks = ConsumeHooks((*self._hooks, hook))
+
+    def _meter_of(self, wire_topic: str) -> ConsumeMeter:
+        meter = self._meters.get(wire_topic)
+        if meter is None:
+            metrics, meter = self._group_access.instance.metrics, NO_CONSUME_METER
+            if metrics is not None:
+                shown = self._group_access.namespace.unwrap(wire_topic)
+                meter = metrics.consume_meter(self.group, shown)
+            self._meters[wire_topic] = meter
+        return meter
+
+    async def _stop_pulling(self) -> None:
+        try:
+            if self._group_access.instance.metrics is not None:
+                self._group_access.instance.metrics.remove_source(self._queues)
+            await self._queues.stop()
+        finally:
+            if self._tracer is not None:
+                await self._tracer.stop()
+
     async def stop(self) -> None:
-        """Save what was committed and leave the group; what was not committed comes again."""
-        if self.state is not ServiceState.RUNNING:
+        """Save what was committed and leave the group; what was not committed comes again.
+
+        A second call waits too. A cancellation ends the wait, not the stop.
+        """
+        if self._stopping is None:
+            was_running = self.state is ServiceState.RUNNING
+            if was_running:
+                self._group_access.check_loop()
             self.state = ServiceState.SHUTDOWN_ALREADY
-            return
-        self.state = ServiceState.SHUTDOWN_ALREADY
-        await self._group_access.leave()
+            if not was_running:
+                return
+            self._stopping = asyncio.get_running_loop().create_task(self._group_access.leave())
+        await join(self._stopping)
 
     def _require_running(self) -> PullGroup:
         require_running(self.state, f"consumer {self.group}")
+        self._group_access.check_loop()
         return self._group_access
 
     # ---- queues ----------------------------------------------------------------------------------
@@ -300,6 +365,16 @@ class LitePullConsumer(Startable):
         """All queues of a topic that can be read, as of now; raises NoRouteError."""
         return await self._require_running().fetch_queues(topic)
 
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """That of the oldest message still held."""
+        group = self._require_running()
+        return await group.access.min_offset(group.namespace.wrap_queue(queue))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """That of the next message to come."""
+        group = self._require_running()
+        return await group.access.max_offset(group.namespace.wrap_queue(queue))
+
     async def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
         """The offset of the first message stored at or after a time (or milliseconds)."""
         group = self._require_running()
@@ -314,15 +389,16 @@ class LitePullConsumer(Startable):
 
     def __aiter__(self) -> AsyncIterator[MessageExt]:
         """The messages one by one, without end; a message counts as polled when it is given out."""
-        return self._messages()
+        return self.messages()
 
-    async def _messages(self) -> AsyncIterator[MessageExt]:
+    async def messages(self) -> AsyncGenerator[MessageExt, None]:
+        """What ``async for`` over the consumer gives."""
         self._require_running()
         while self.state is ServiceState.RUNNING:
             for message in await self._next(1, None):
                 yield message
 
-    async def batches(self) -> AsyncIterator[list[MessageExt]]:
+    async def batches(self) -> AsyncGenerator[list[MessageExt], None]:
         """What :meth:`poll` returns, without end and without the empty ones."""
         self._require_running()
         while self.state is ServiceState.RUNNING:
@@ -340,8 +416,26 @@ class LitePullConsumer(Startable):
         while True:
             found = self._queues.take(count)
             if found or self.state is not ServiceState.RUNNING or clock.monotonic() >= deadline:
+                self._tell_hooks(found)
+                if not found:
+                    await yield_once()  # who polls without waiting must let others run
                 return found
             await self._queues.wait(deadline)
+
+    def _tell_hooks(self, messages: list[MessageExt]) -> None:
+        if messages and self._consume_hooks.any:
+            group = self._group_access
+            context = ConsumeContext(
+                group=self.group,
+                messages=messages,
+                queue=group.namespace.unwrap_queue(messages[0].queue),
+                client_id=group.instance.client_id,
+                namespace=group.namespace.name,
+            )
+            self._consume_hooks.before(context)
+            context.success, context.status = True, "CONSUME_SUCCESS"
+            context.return_type = "SUCCESS"
+            self._consume_hooks.after(context)
 
     # ---- commits ---------------------------------------------------------------------------------
 
@@ -369,8 +463,8 @@ class LitePullConsumer(Startable):
             if isinstance(each, MessageQueue):
                 queues.append(wrap(each))
             else:
-                offset = each.queue_offset + 1
-                offsets[each.queue] = max(offset, offsets.get(each.queue, offset))
+                queue, offset = wrap(each.queue), each.queue_offset + 1
+                offsets[queue] = max(offset, offsets.get(queue, offset))
         return self._commit_offsets(offsets) + self._commit_handed_out(queues)
 
     def _commit_handed_out(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
@@ -386,6 +480,8 @@ class LitePullConsumer(Startable):
     def _commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> list[MessageQueue]:
         committed = []
         for queue, offset in offsets.items():
+            if offset < 0:
+                raise ClientError(f"offset {offset} of {queue} cannot be committed")
             found = self._queues.queues.get(queue)
             if found is None or found.process_queue.dropped:
                 log.warning("offset %d of %s is not committed: it is not ours", offset, queue)

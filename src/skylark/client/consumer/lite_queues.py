@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -36,14 +36,18 @@ import msgspec
 from skylark.client.consumer.lite_settings import LitePullSettings
 from skylark.client.consumer.process_queue import (
     BROKER_FLOW_CONTROL_DELAY_MS,
+    FAILURES_PER_LOG,
     FLOW_CONTROL_DELAY_MS,
     NOTHING_TO_COMMIT,
     FlowControl,
     ProcessQueue,
 )
-from skylark.client.consumer.pull_access import PullTerms, QueueAccess, UndecodableError
+from skylark.client.consumer.pull_access import PullTerms, QueueAccess
 from skylark.client.consumer.subscription import Subscription
+from skylark.client.errors import UndecodableError
+from skylark.client.hooks import call_hooks, hook_methods
 from skylark.client.message import MessageExt
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
 from skylark.client.routes import MASTER_ID
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
@@ -64,8 +68,10 @@ class LiteQueue:
 
     __slots__ = (
         "alone",
+        "behind",
         "broker_id",
         "consume_offset",
+        "failures",
         "paused",
         "process_queue",
         "pull_offset",
@@ -81,6 +87,8 @@ class LiteQueue:
         self.consume_offset = NOTHING_TO_COMMIT
         self.alone = False  #: pull one message: the next may be that which cannot be decoded
         self.broker_id = MASTER_ID  #: where the last answer said to pull
+        self.behind = 0  #: messages at the broker that were not pulled yet
+        self.failures = 0  #: pulls that failed, one after the other
         self.task: asyncio.Task[None] | None = None
 
 
@@ -107,8 +115,14 @@ class LiteQueues:
         subscription_of: Callable[[str], Subscription],
         stored_offset: Callable[[MessageQueue], Awaitable[int | None]],
         error_delay_s: float,
+        hooks: Sequence[object] = (),
+        meter_of: Callable[[str], ConsumeMeter] = lambda _: NO_CONSUME_METER,
+        shown_topic: Callable[[str], str] = lambda topic: topic,
     ) -> None:
-        """``stored_offset`` gives what the group has committed, from memory first."""
+        """``stored_offset`` gives what the group has committed, from memory first.
+
+        ``meter_of`` counts for a topic, which ``shown_topic`` names as the application does.
+        """
         self.queues: dict[MessageQueue, LiteQueue] = {}
         self._access = access
         self._settings = settings
@@ -116,6 +130,9 @@ class LiteQueues:
         self._subscription_of = subscription_of
         self._stored_offset = stored_offset
         self._error_delay_s = error_delay_s
+        self._filters = hook_methods(hooks, "filter_messages")
+        self._meter_of = meter_of
+        self._shown_topic = shown_topic
         self._terms = PullTerms(
             count_max=settings.pull_batch_size,
             suspend_s=settings.suspend_max,
@@ -147,6 +164,11 @@ class LiteQueues:
         if found is not None:
             found.process_queue.dropped = True
             self._forget(found)
+
+    def remove_topic(self, topic: str) -> None:
+        """The same for all queues of a topic."""
+        for queue in [queue for queue in self.queues if queue.topic == topic]:
+            self.remove(queue)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at another offset."""
@@ -188,6 +210,21 @@ class LiteQueues:
     def cached_count(self) -> int:
         """Messages that were fetched and not handed out."""
         return sum(found.process_queue.count for found in self.queues.values())
+
+    def levels(self) -> list[QueueLevel]:
+        """What waits in each queue; for any thread."""
+        return [
+            QueueLevel(
+                topic=self._shown_topic(found.queue.topic),
+                broker_name=found.queue.broker_name,
+                queue_id=found.queue.queue_id,
+                count=found.process_queue.count,
+                size=found.process_queue.size,
+                behind=found.behind,
+            )
+            for found in tuple(self.queues.values())
+            if not found.process_queue.dropped
+        ]
 
     # ---- handing out -----------------------------------------------------------------------------
 
@@ -264,6 +301,7 @@ class LiteQueues:
         try:
             subscription = self._subscription_of(found.queue.topic)
             terms = self._terms_alone if found.alone else self._terms
+            began = self._clock.monotonic()
             result, found.broker_id = await self._access.pull(
                 found.queue, subscription, found.pull_offset, terms, found.broker_id
             )
@@ -272,18 +310,30 @@ class LiteQueues:
         except BrokerError as error:
             if error.code == ResponseCode.FLOW_CONTROL:
                 return BROKER_FLOW_CONTROL_DELAY_MS / 1000
-            log.warning("%s cannot be pulled: %s", found.queue, error)
-            return self._error_delay_s
+            return self._failed(found, error)
         except SkylarkError as error:
-            log.warning("%s cannot be pulled: %s", found.queue, error)
-            return self._error_delay_s
+            return self._failed(found, error)
+        found.failures = 0
         found.alone = False
         found.pull_offset = result.next_offset
-        if result.messages and not found.process_queue.dropped:
-            found.process_queue.put(result.messages, result.max_offset)
-            self._waiting.append(Batch(found, result.messages))
+        found.behind = max(0, result.max_offset - result.next_offset)
+        messages = result.messages
+        if self._filters and messages:
+            call_hooks(self._filters, found.queue, messages)
+        took_ms = (self._clock.monotonic() - began) * 1000
+        meter = self._meter_of(found.queue.topic)
+        meter.pulled(result.status.name.lower(), took_ms, len(messages))
+        if messages and not found.process_queue.dropped:
+            found.process_queue.put(messages, result.max_offset)
+            self._waiting.append(Batch(found, messages))
             self.wake()
         return _NOW
+
+    def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
+        if found.failures % FAILURES_PER_LOG == 0:
+            log.warning("%s cannot be pulled: %s", found.queue, error)
+        found.failures += 1
+        return self._error_delay_s
 
     def _pass_over(self, found: LiteQueue, error: UndecodableError) -> float:
         if found.alone:

@@ -1,8 +1,9 @@
 """The settings of a lite pull consumer, each with Java's name where it has one.
 
 Sizes are bytes, durations seconds. :class:`LitePullKeywords` has the same names and lets the
-constructors of both flavours take them as typed keywords. Answers to the fields of
-``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls need no threads here.
+constructors of both flavours take them as typed keywords, durations also as timedeltas. Answers to
+the fields of ``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls need no
+threads here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Final, TypedDict
 import msgspec
 
 from skylark.client.consumer.allocate import Allocation, Averagely
+from skylark.client.consumer.settings import check_model
 from skylark.client.consumer.start_position import parse_consume_timestamp
+from skylark.client.options import Duration
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 
@@ -41,6 +44,7 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     offset_folder: Path | None = None  #: where broadcasting consumers keep their offsets
 
     def __post_init__(self) -> None:
+        check_model(self.message_model, self.consume_from_where)
         for name in (
             "poll_timeout",
             "pull_batch_size",
@@ -84,16 +88,16 @@ class LitePullKeywords(TypedDict, total=False):
     """The names and types of :class:`LitePullSettings`."""
 
     auto_commit: bool
-    auto_commit_interval: float
-    poll_timeout: float
+    auto_commit_interval: Duration
+    poll_timeout: Duration
     pull_batch_size: int
     pull_threshold_for_all: int
     pull_threshold_for_queue: int
     pull_threshold_size_for_queue: int
     consume_max_span: int
-    suspend_max: float
-    suspend_timeout: float
-    metadata_interval: float
+    suspend_max: Duration
+    suspend_timeout: Duration
+    metadata_interval: Duration
     consume_from_where: ConsumeFromWhere
     consume_timestamp: str | None
     message_model: MessageModel

@@ -173,7 +173,8 @@ class LocalOffsetFile:
 
 def local_offset_path(folder: Path | None, client_id: str, group: str) -> Path:
     """Where the offsets of a broadcasting consumer are; ``folder`` is None for the usual one."""
-    return (folder or Path.home() / ".rocketmq_offsets") / client_id / group / OFFSET_FILE
+    base = Path(folder or Path.home() / ".rocketmq_offsets")  # plain strings are paths, too
+    return base / client_id / group / OFFSET_FILE
 
 
 def encode_offsets(offsets: Mapping[MessageQueue, int]) -> str:

@@ -3,7 +3,8 @@
 Both stores have the same interface and an :class:`OffsetTable` as memory. They run on the control
 loop, so that offsets are saved while an application blocks its own. A save to a broker gets no
 answer (as in Java): what gets lost on the way is sent again with the next round, and pulls carry
-the offset as well. :meth:`OffsetStore.read` asks the store itself and sets the memory accordingly.
+the offset as well. There is no next round when a consumer leaves: then it waits for the answers.
+:meth:`OffsetStore.read` asks the store itself and sets the memory accordingly.
 
 The file of a broadcasting consumer is small, and written only if an offset has moved; so this
 happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
@@ -40,6 +41,9 @@ class OffsetStore(Protocol):
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """Save the offsets of these queues; all others are forgotten."""
 
+    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
+        """Save the offsets of these queues for good: the consumer leaves."""
+
 
 class RemoteOffsets:
     """Offsets at the brokers, shared by the members of a group."""
@@ -52,7 +56,7 @@ class RemoteOffsets:
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
-        address = await link.lookup.master_of(queue)
+        address = (await link.lookup.reader_of(queue)).address  # a slave, while there is no master
         try:
             offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
         except QueryNotFoundError:
@@ -70,15 +74,34 @@ class RemoteOffsets:
         to_save = self.table.to_save(queues)
         await asyncio.gather(*(self._save(queue, offset) for queue, offset in to_save.items()))
 
-    async def _save(self, queue: MessageQueue, offset: int) -> None:
+    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
+        saves: dict[tuple[str, str], dict[MessageQueue, int]] = {}
+        for queue, offset in self.table.to_save(queues).items():
+            saves.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
+        await asyncio.gather(*(self._save_in_turn(each) for each in saves.values()))
+
+    async def _save_in_turn(self, offsets: dict[MessageQueue, int]) -> None:
+        """Save the offsets of one topic at one broker.
+
+        Apache's broker loses some of the first offsets of a group if they arrive together. So the
+        first one goes alone; if it gets no answer, nobody waits for the others.
+        """
+        (first, first_offset), *rest = offsets.items()
+        answered = await self._save(first, first_offset, wait=True)
+        await asyncio.gather(*(self._save(*each, wait=answered) for each in rest))
+
+    async def _save(self, queue: MessageQueue, offset: int, *, wait: bool = False) -> bool:
+        """Send an offset to its broker; whether that went well."""
         link = self._link()
         try:
             target = await link.lookup.reader_of(queue)
             await link.calls.update_offset(
-                target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=True
+                target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
             )
         except SkylarkError as error:
             log.warning("offset %d of %s is not saved now: %s", offset, queue, error)
+            return False
+        return True
 
 
 class LocalOffsets:
@@ -102,6 +125,9 @@ class LocalOffsets:
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         self.table.retain(queues)
+        self._save(queues)
+
+    async def persist_last(self, queues: Collection[MessageQueue]) -> None:
         self._save(queues)
 
     def _save(self, queues: Collection[MessageQueue]) -> None:

@@ -161,8 +161,10 @@ class OrderlyRunner:
         counters.consume_ms += took_ms
         if result.status in (OrderlyStatus.SUSPEND, OrderlyStatus.ROLLBACK):
             counters.failed += len(batch)
+            assigned.meter.consumed(0, len(batch), took_ms)
         else:
             counters.consumed += len(batch)
+            assigned.meter.consumed(len(batch), 0, took_ms)
         if context is not None:
             self._hooks.after(context, result.status.value, error, took_ms=took_ms)
         return result, error

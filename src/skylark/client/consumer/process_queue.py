@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -51,6 +51,8 @@ class ProcessQueue:
     """The messages of one queue inside a consumer."""
 
     __slots__ = (
+        "_drained",
+        "_drained_count",
         "_in_flight",
         "_messages",
         "_order",
@@ -73,6 +75,8 @@ class ProcessQueue:
         self._order: deque[int] = deque()
         self._in_flight: dict[int, MessageExt] = {}
         self._started: dict[int, int] = {}  # offset -> when a handler got it
+        self._drained: Callable[[], object] | None = None
+        self._drained_count = 0
         self.queue_offset_max = 0  #: offset of the last message that was put
         self.broker_lag = 0  #: messages of the broker behind the last one that was put
         self.size = 0  #: bytes of all messages that are here, in flight ones included
@@ -167,6 +171,8 @@ class ProcessQueue:
                 if started:
                     started.pop(offset, None)
         self.size -= size
+        if self._drained is not None:
+            self._tell_drained()
         return self._first_offset()
 
     def _first_offset(self) -> int:
@@ -179,6 +185,17 @@ class ProcessQueue:
         while order[0] not in messages:
             order.popleft()
         return order[0]
+
+    def call_when_drained(self, count: int, callback: Callable[[], object] | None) -> None:
+        """Call once, when messages were consumed and at most ``count`` are left; None: not more."""
+        self._drained_count = count
+        self._drained = callback
+
+    def _tell_drained(self) -> None:
+        callback = self._drained
+        if callback is not None and self.count <= self._drained_count:
+            self._drained = None
+            callback()
 
     def clear(self) -> None:
         """Forget all messages: the queue jumps elsewhere."""
@@ -215,6 +232,8 @@ class ProcessQueue:
         offset = max(in_flight) + 1
         self.size -= sum([message.record.total_size for message in in_flight.values()])
         in_flight.clear()
+        if self._drained is not None:
+            self._tell_drained()
         return offset
 
     def rollback(self) -> None:
@@ -327,6 +346,8 @@ FLOW_CONTROL_DELAY_MS: Final = 50
 BROKER_FLOW_CONTROL_DELAY_MS: Final = 20
 ERROR_DELAY_MS: Final = 1_000  # pullTimeDelayMillsWhenException
 LOGGED_EVERY: Final = 1_000
+#: Of pulls that fail one after the other the first is logged, and then about one a minute.
+FAILURES_PER_LOG: Final = 60
 
 
 class FlowControl:

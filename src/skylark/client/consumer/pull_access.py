@@ -13,28 +13,32 @@ Answers to ``PullAPIWrapper`` and to the queries of ``MQAdminImpl``.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from skylark.client.calls import Pulled, PullStatus
+from skylark.client.consumer.decoding import decode_messages
 from skylark.client.consumer.start_position import (
     AskMaxOffset,
     UseOffset,
     start_position,
 )
 from skylark.client.consumer.subscription import Subscription
+from skylark.client.errors import UndecodableError
 from skylark.client.instance import ClientInstance
 from skylark.client.link import Link
 from skylark.client.message import MessageExt
 from skylark.client.routes import MASTER_ID, Target
-from skylark.core.errors import ClientError, RemoteProtocolError
+from skylark.core.errors import BrokerError, ClientError
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag
+from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.layout import FLAG_INNER_BATCH
-from skylark.wire.message import inflate_record, iter_records, unwrap_record
-from skylark.wire.properties import PROPERTY_MAX_OFFSET, PROPERTY_MIN_OFFSET
+from skylark.wire.layout import RECORD_HEADS
+
+_QUEUE_OFFSET: Final = 5  # index of the field in the head of a record
 
 
 class PullResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +51,6 @@ class PullResult(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[MessageExt]
 
 
-class UndecodableError(RemoteProtocolError):
-    """The first message of an answer cannot be decoded; ``next_offset`` is where that ends."""
-
-    def __init__(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
-        super().__init__(f"the message at offset {offset} of {queue} cannot be decoded")
-        self.next_offset = next_offset
-
-
 class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How a consumer pulls."""
 
@@ -62,7 +58,7 @@ class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
     size_max: int | None = None
     suspend_s: float = 0.0  #: so long the broker may wait for a first message; 0: not at all
     timeout_s: float = 30.0
-    lite: bool = False  #: the request of lite pull consumers, which brokers count apart
+    lite: bool = False  #: the request of lite pull consumers, which brokers of 5.x count apart
 
 
 class QueueAccess:
@@ -72,6 +68,7 @@ class QueueAccess:
         self.link = link
         self._instance = instance
         self._group = group
+        self._know_no_lite: set[str] = set()  # addresses of brokers before 5.0
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -92,14 +89,12 @@ class QueueAccess:
         if subscription.is_sql:
             self._require_sql(target, queue)
         header = self._pull_header(queue, subscription, offset, terms)
-        pulled = await self.link.calls.pull(
-            target.address, header, queue.broker_name, terms.timeout_s, lite=terms.lite
-        )
+        pulled = await self._call(target.address, header, queue.broker_name, terms)
         found, error = decode_messages(pulled, queue)
         next_offset = pulled.next_offset
         if error is not None:
             if not found:
-                raise UndecodableError(queue, offset, next_offset) from error
+                raise _undecodable(pulled, queue, offset, terms.count_max) from error
             next_offset = found[-1].queue_offset + 1
         result = PullResult(
             status=pulled.status,
@@ -109,6 +104,19 @@ class QueueAccess:
             messages=self._shown(subscription.select(found), queue.topic),
         )
         return result, pulled.suggested_broker_id
+
+    async def _call(
+        self, address: str, header: PullMessageRequestHeader, broker_name: str, terms: PullTerms
+    ) -> Pulled:
+        pull, timeout_s = self.link.calls.pull, terms.timeout_s
+        if terms.lite and address not in self._know_no_lite:
+            try:
+                return await pull(address, header, broker_name, timeout_s, lite=True)
+            except BrokerError as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                self._know_no_lite.add(address)
+        return await pull(address, header, broker_name, timeout_s)
 
     def _require_sql(self, target: Target, queue: MessageQueue) -> None:
         version = self._instance.broker_version(target.address)
@@ -139,7 +147,7 @@ class QueueAccess:
             commit_offset=0,
             suspend_timeout_millis=round(terms.suspend_s * 1000),
             subscription=data.sub_string,
-            sub_version=data.sub_version if subscription.is_sql else 0,
+            sub_version=subscription.pull_version if subscription.is_sql else 0,
             expression_type=data.expression_type,
         )
 
@@ -180,27 +188,19 @@ class QueueAccess:
         return await self.link.calls.search_offset(address, queue, time_ms)
 
 
-def decode_messages(
-    pulled: Pulled, queue: MessageQueue
-) -> tuple[list[MessageExt], RemoteProtocolError | None]:
-    """The messages in an answer, those in inner batches one by one, up to what is none."""
-    seen = (
-        f"{PROPERTY_MIN_OFFSET}\x01{pulled.min_offset}\x02"
-        f"{PROPERTY_MAX_OFFSET}\x01{pulled.max_offset}\x02"
-    ).encode()
-    found: list[MessageExt] = []
-    try:
-        for record in iter_records(pulled.body):
-            parts = [record]
-            if record.sys_flag & FLAG_INNER_BATCH:
-                inflate_record(record)
-                parts = unwrap_record(record)
-            for part in parts:
-                raw = part.raw_properties
-                part.raw_properties = raw + (seen if raw[-1:] == b"\x02" else b"\x02" + seen)
-                part.queue_id = queue.queue_id  # a multi-dispatched message names another queue
-                part.queue_offset += pulled.offset_delta
-                found.append(MessageExt(part, queue.broker_name))
-    except RemoteProtocolError as error:
-        return found, error
-    return found, None
+def _undecodable(
+    pulled: Pulled, queue: MessageQueue, offset: int, count_max: int
+) -> UndecodableError:
+    """The error for an answer that begins with what is no message.
+
+    Going on at its ``next_offset`` must lose no good message: that is behind the answer if only one
+    was asked for, else behind the offset that the record claims for itself, if it can be that.
+    """
+    if count_max == 1:
+        return UndecodableError(queue, offset, max(offset + 1, pulled.next_offset))
+    head = RECORD_HEADS[0]
+    if len(pulled.body) >= head.size:
+        claimed = int(head.unpack_from(pulled.body)[_QUEUE_OFFSET]) + pulled.offset_delta
+        if offset <= claimed < pulled.next_offset:
+            return UndecodableError(queue, claimed, claimed + 1)
+    return UndecodableError(queue, offset, offset + 1)

@@ -15,6 +15,7 @@ from skylark.client.consumer.pull_loop import PullContext, PullLoop
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.runners import Assigned
 from skylark.client.control import Handover
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
 from skylark.wire.bodies.common import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class PullDesk:
         self._context = context
         self._handover = Handover(asyncio.get_running_loop())
         self._loops: dict[MessageQueue, tuple[Assigned, PullLoop, asyncio.Task[None]]] = {}
+        self._meters: dict[str, ConsumeMeter] = {}
         self._closed = False
 
     # ---- from the control side -------------------------------------------------------------------
@@ -35,8 +37,19 @@ class PullDesk:
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
     ) -> bool:
         """False if the loop is closed."""
-        assigned = Assigned(queue, process_queue, self._context.shop.stats.of(queue.topic))
+        counters = self._context.shop.stats.of(queue.topic)
+        assigned = Assigned(queue, process_queue, counters, self._meter(queue.topic))
         return self._handover.post(self._start, assigned, offset, delay_ms)
+
+    def _meter(self, topic: str) -> ConsumeMeter:
+        shop = self._context.shop
+        if shop.metrics is None:
+            return NO_CONSUME_METER
+        meter = self._meters.get(topic)
+        if meter is None:
+            shown = self._context.shown_topic(topic)
+            meter = self._meters[topic] = shop.metrics.consume_meter(shop.group, shown)
+        return meter
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         self._handover.post(self._stop, queue, process_queue)
@@ -89,6 +102,21 @@ class PullDesk:
     def lag(self) -> int:
         """Messages that are not done with, here and at the brokers as of the last pulls."""
         return self.in_flight + sum(loop.behind for _, loop, _ in self._loops.values())
+
+    def levels(self) -> list[QueueLevel]:
+        """What waits in each queue; for any thread."""
+        return [
+            QueueLevel(
+                topic=self._context.shown_topic(assigned.queue.topic),
+                broker_name=assigned.queue.broker_name,
+                queue_id=assigned.queue.queue_id,
+                count=assigned.process_queue.count,
+                size=assigned.process_queue.size,
+                behind=loop.behind,
+            )
+            for assigned, loop, _ in tuple(self._loops.values())
+            if not assigned.process_queue.dropped
+        ]
 
     async def expire_forever(self) -> None:
         """Look for handlers that hang, every so often."""

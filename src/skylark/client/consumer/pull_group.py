@@ -33,7 +33,7 @@ from skylark.client.instances import acquire_instance
 from skylark.client.lookup import no_route
 from skylark.client.options import ClientOptions
 from skylark.client.runtime import ClientRuntime
-from skylark.core.errors import SkylarkError
+from skylark.core.errors import ClientStateError, SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common import MessageQueue
 
@@ -118,6 +118,19 @@ class PullGroup:
         await self.instance.register_consumer(self._member)
         await self.instance.heartbeat_all(whole=True)
         self.instance.rebalance_soon()
+
+    def check_loop(self) -> None:
+        """Raise ClientStateError on another loop, or in another process, than that of the start."""
+        try:
+            if asyncio.get_running_loop() is self.access.link.loop:
+                return
+        except RuntimeError:  # none runs, or it runs in the parent of this process
+            pass
+        self.instance.runtime.control.check_process()
+        raise ClientStateError(
+            f"consumer {self.namespace.unwrap(self.group)} belongs to another event loop",
+            hint="make one per loop, or use skylark.sync from threads",
+        )
 
     def on_undo(self, stop_pulling: Callable[[], Awaitable[None]]) -> None:
         """What to do first when all ends, or when the start fails."""

@@ -19,15 +19,18 @@ Answers to ``PullMessageService``, ``PullAPIWrapper`` and ``DefaultMQPushConsume
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from skylark.client.calls import PULL_TIMEOUT_S, Pulled, PullStatus
+from skylark.client.consumer.decoding import decode_messages
 from skylark.client.consumer.process_queue import (
     BROKER_FLOW_CONTROL_DELAY_MS,
+    FAILURES_PER_LOG,
     FlowControl,
     Hold,
     HoldReason,
@@ -43,21 +46,10 @@ from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
-from skylark.wire.message import MessageRecord, inflate_record, iter_records, unwrap_record
-from skylark.wire.properties import PROPERTY_MAX_OFFSET, PROPERTY_MIN_OFFSET
 
 log = logging.getLogger(__name__)
 
 SUSPEND_MS: Final = 15_000
-_INNER_BATCH: Final = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
-
-
-class FilterHook(Protocol):
-    """Sees what was pulled before handlers do."""
-
-    def filter_messages(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        """Take out of the list what nobody shall get; it counts as consumed."""
 
 
 class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -88,6 +80,7 @@ class PullLoop:
         self._broker_id = MASTER_ID
         self.behind = 0  #: messages at the broker that were not pulled yet
         self._alone = False  # pull one message: the next one may be that which cannot be decoded
+        self._failures = 0  # pulls that failed, one after the other
         queue = assigned.queue
         self._topic_shown = (
             None if is_retry_topic(queue.topic) else context.shown_topic(queue.topic)
@@ -106,7 +99,7 @@ class PullLoop:
                 if hold.delay_ms is None:
                     return
                 if hold.reason is not HoldReason.OFFSET_UNCHECKED:
-                    await clock.sleep(hold.delay_ms / 1000)
+                    await self._wait(hold.reason, hold.delay_ms / 1000)
                     continue
             try:
                 if hold is not None:
@@ -138,10 +131,27 @@ class PullLoop:
             log.warning("%s is not pulled: %s", assigned.queue, hold.reason.value)
         return hold
 
+    async def _wait(self, reason: HoldReason, delay_s: float) -> None:
+        """Look again later. Quick handlers would run dry: they end the wait at half the limit."""
+        clock, process_queue = self._context.shop.clock, self._assigned.process_queue
+        if reason is not HoldReason.COUNT:
+            await clock.sleep(delay_s)
+            return
+        drained = asyncio.Event()
+        process_queue.call_when_drained(self._context.flow.count_max // 2, drained.set)
+        try:
+            await clock.wait_for(drained.wait(), delay_s)
+        except TimeoutError:
+            pass
+        finally:
+            process_queue.call_when_drained(0, None)
+
     def _delay_after(self, error: SkylarkError) -> float:
         if isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL:
             return BROKER_FLOW_CONTROL_DELAY_MS / 1000
-        log.warning("pulling %s failed: %s", self._assigned.queue, error)
+        if self._failures % FAILURES_PER_LOG == 0:
+            log.warning("pulling %s failed: %s", self._assigned.queue, error)
+        self._failures += 1
         return self._context.error_delay_s
 
     async def _check_offset(self) -> None:
@@ -159,12 +169,18 @@ class PullLoop:
             return False
         started_ms = context.shop.time.now_ms()
         pulled = await self._pull(subscription)
+        self._failures = 0
+        took_ms = context.shop.time.now_ms() - started_ms
         self._counters.pulls += 1
-        self._counters.pull_ms += context.shop.time.now_ms() - started_ms
+        self._counters.pull_ms += took_ms
+        received = self._counters.pulled
         self._broker_id = pulled.suggested_broker_id
         self.behind = max(0, pulled.max_offset - pulled.next_offset)
         if pulled.status is PullStatus.FOUND:
-            return self._take(pulled, subscription)
+            found = self._take(pulled, subscription)
+            assigned.meter.pulled("found", took_ms, self._counters.pulled - received)
+            return found
+        assigned.meter.pulled(pulled.status.name.lower(), took_ms, 0)
         self._offset = pulled.next_offset
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning("%s goes on at offset %d", assigned.queue, pulled.next_offset)
@@ -205,7 +221,7 @@ class PullLoop:
             commit_offset=commit_offset,
             suspend_timeout_millis=SUSPEND_MS,
             subscription=data.sub_string if settings.post_subscription_when_pull else None,
-            sub_version=data.sub_version,
+            sub_version=subscription.pull_version,
             expression_type=data.expression_type,
         )
         return await context.link.calls.pull(
@@ -238,32 +254,16 @@ class PullLoop:
 
     def _decode(self, pulled: Pulled) -> tuple[list[MessageExt], int]:
         """The messages, and where to go on."""
-        queue = self._assigned.queue
-        broker_name, queue_id, topic = queue.broker_name, queue.queue_id, self._topic_shown
-        delta = pulled.offset_delta
-        seen = (
-            f"{PROPERTY_MIN_OFFSET}\x01{pulled.min_offset}\x02"
-            f"{PROPERTY_MAX_OFFSET}\x01{pulled.max_offset}\x02"
-        ).encode()
-        messages: list[MessageExt] = []
-        next_offset = pulled.next_offset
-        try:
-            for stored in iter_records(pulled.body):
-                parts = (stored,) if stored.sys_flag & _INNER_BATCH != _INNER_BATCH else None
-                for record in parts or _unwrap(stored):
-                    raw = record.raw_properties
-                    record.raw_properties = raw + (seen if raw[-1:] == b"\x02" else b"\x02" + seen)
-                    if record.queue_id != queue_id:
-                        record.queue_id = queue_id
-                    if delta:
-                        record.queue_offset += delta
-                    messages.append(MessageExt(record, broker_name, topic))
+        queue, topic = self._assigned.queue, self._topic_shown
+        messages, error = decode_messages(pulled, queue, topic)
+        if error is None:
             self._alone = False
-        except RemoteProtocolError as error:
+            next_offset = pulled.next_offset
+        else:
             next_offset = self._pass_over(messages, pulled, error)
         if topic is None and self._context.shop.namespace:
             shown = self._context.shown_topic
-            messages = [MessageExt(m.record, broker_name, shown(m.topic)) for m in messages]
+            messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
         return messages, next_offset
 
     def _pass_over(
@@ -280,8 +280,3 @@ class PullLoop:
         log.error("a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error)
         self._context.shop.stats.undecodable += 1
         return pulled.next_offset
-
-
-def _unwrap(stored: MessageRecord) -> list[MessageRecord]:
-    inflate_record(stored)
-    return unwrap_record(stored)

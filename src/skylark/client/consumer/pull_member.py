@@ -103,9 +103,7 @@ class PullMember:
         return frozenset(self.subscriptions) | chosen
 
     def route_changed(self, route: Route) -> None:
-        """Other queues need another distribution."""
-        if route.topic in self.subscriptions:
-            self._instance.rebalance_soon()
+        """The next round sees it."""
 
     def consumer_data(self) -> ConsumerData:
         return ConsumerData(
@@ -125,7 +123,17 @@ class PullMember:
         return {**self._rebalance.table, **self.assigned}
 
     async def persist_offsets(self) -> None:
-        """Save what was committed of our queues, and of queues that nobody shares out.
+        """Save what was committed; see :meth:`_unsaved`."""
+        ours, changed = self._unsaved()
+        await asyncio.gather(*(self._store.persist(queue) for queue in (*ours, *changed)))
+        self._saved.update(changed)
+
+    async def _persist_last(self) -> None:
+        ours, changed = self._unsaved()
+        await self._store.persist_last([*ours, *changed])
+
+    def _unsaved(self) -> tuple[Mapping[MessageQueue, ProcessQueue], dict[MessageQueue, int]]:
+        """Our queues, and the offsets of queues that nobody shares out.
 
         The latter belong to whoever commits them, so they are saved once for each commit and never
         again. (Java's classic consumer forgets them if its application registered no listener.)
@@ -138,8 +146,7 @@ class PullMember:
             and queue.topic not in self.subscriptions
             and self._saved.get(queue) != offset
         }
-        await asyncio.gather(*(self._store.persist(queue) for queue in {*ours, *changed}))
-        self._saved.update(changed)
+        return ours, changed
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
         """The committed offsets in memory (221)."""
@@ -234,7 +241,7 @@ class PullMember:
     async def leave(self) -> None:
         """Save everything, then leave the group; from any loop."""
         try:
-            await self._instance.runtime.control.run(self.persist_offsets())
+            await self._instance.runtime.control.run(self._persist_last())
         finally:
             await self._instance.unregister_consumer(self)
             self._rebalance.drop_all()

@@ -59,6 +59,8 @@ from skylark.client.options import ClientOptions
 from skylark.client.runtime import ClientRuntime
 from skylark.client.signals import call_on_signal
 from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.client.telemetry import find_telemetry
+from skylark.client.trace_hooks import consumer_tracing
 from skylark.client.validation import check_group, check_topic
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
@@ -84,8 +86,7 @@ class PushConsumer(Startable):
         """Nothing is sent before :meth:`start`.
 
         ``settings`` are those of :class:`~skylark.client.consumer.settings.PushSettings`; ``hooks``
-        see :class:`~skylark.client.hooks.ConsumeHook` and
-        :class:`~skylark.client.consumer.pull_loop.FilterHook`.
+        see ConsumeHook and FilterHook in :mod:`skylark.client.hooks`.
         """
         check_group(group)
         self.group = group
@@ -248,17 +249,28 @@ class PushConsumer(Startable):
         await instance.start()
         link = instance.open_link()
         self._exit.push_async_callback(link.release)
+        hooks, bindings = self._hooks, self._bindings
+        if self.options.trace:
+            dispatcher, hook = consumer_tracing(instance, self.options, self.group)
+            self._exit.push_async_callback(dispatcher.stop)
+            hooks = (*hooks, hook)
+        spans = find_telemetry(
+            self.options.telemetry,
+            client_id=self.client_id,
+            group=self.group,
+            namespace=instance.namespace.name,
+        )
         parts = PushParts(
             instance,
             link,
             self.group,
             self.settings,
-            bindings=self._bindings,
+            bindings=bindings if spans is None else spans.bindings(bindings),
             subscriptions=lambda: self._subscriptions,
             is_orderly=bool(self._orderly),
             is_running=lambda: self.state is ServiceState.RUNNING,
             is_suspended=lambda: self._suspended,
-            hooks=self._hooks,
+            hooks=hooks,
             stats=self.stats,
             time=self._time,
         )
@@ -296,11 +308,7 @@ class PushConsumer(Startable):
         A cancellation ends the wait, not the stop. Raises ClientStateError in a handler, which
         would wait for itself.
         """
-        if self._parts is not None and self._parts.runner.is_current and self._stopping is None:
-            raise ClientStateError(
-                "a handler cannot wait for the end of its own consumer",
-                hint="asyncio.create_task(consumer.stop())",
-            )
+        self.refuse_in_handler()
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise ClientStateError(
                 f"consumer {self.group} runs on another event loop, which must stop it"
@@ -313,6 +321,14 @@ class PushConsumer(Startable):
             self._stopping = asyncio.get_running_loop().create_task(work, name=f"stop {self.group}")
         await join(self._stopping)
 
+    def refuse_in_handler(self) -> None:
+        """Raise ClientStateError in a handler of ours, which would wait for itself by ``stop``."""
+        if self._parts is not None and self._stopping is None and self._parts.runner.is_current:
+            raise ClientStateError(
+                "a handler cannot wait for the end of its own consumer",
+                hint="stop it from another task or thread",
+            )
+
     async def run(self) -> None:
         """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
 
@@ -320,14 +336,18 @@ class PushConsumer(Startable):
         """
         ended = asyncio.Event()
         with call_on_signal(ended.set):
-            if self.state is ServiceState.CREATE_JUST:
-                await self.start()
-            self._require_running()
-            self._exit.callback(ended.set)
-            try:
-                await ended.wait()
-            finally:
-                await self.stop()
+            await self.run_until(ended)
+
+    async def run_until(self, ended: asyncio.Event) -> None:
+        """The same until ``ended`` is set, without a look at signals."""
+        if self.state is ServiceState.CREATE_JUST:
+            await self.start()
+        self._require_running()
+        self._exit.callback(ended.set)
+        try:
+            await ended.wait()
+        finally:
+            await self.stop()
 
     def suspend(self) -> None:
         """Pull nothing and share no queues anew until :meth:`resume`; running handlers finish."""

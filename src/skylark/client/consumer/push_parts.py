@@ -41,6 +41,7 @@ from skylark.client.consumer.steady import SteadyTime
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.instance import ClientInstance
 from skylark.client.link import Link
+from skylark.client.options import seconds
 from skylark.core.errors import ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.admin import ConsumerRunningInfo
@@ -92,7 +93,7 @@ class PushParts:
             size_max=settings.pull_threshold_size_for_queue * _MIB,
             span_max=settings.consume_concurrently_max_span,
             orderly=is_orderly,
-            error_delay_ms=round(instance.options.pull_error_delay * 1000),
+            error_delay_ms=round(seconds(instance.options.pull_error_delay) * 1000),
         )
         shop = self._make_shop(group, hooks)
         self.runner: Runner = (
@@ -147,6 +148,7 @@ class PushParts:
             time=self._time,
             tasks=self.tasks,
             shown_queue=instance.namespace.unwrap_queue,
+            metrics=instance.metrics,
         )
 
     def _make_context(self, shop: Workshop) -> PullContext:
@@ -164,7 +166,7 @@ class PushParts:
             shown_topic=instance.namespace.unwrap,
             first_offset=self._first_offset,
             offset_illegal=self._offset_illegal,
-            error_delay_s=instance.options.pull_error_delay,
+            error_delay_s=seconds(instance.options.pull_error_delay),
         )
 
     def _make_rebalancer(self, start_time_ms: int) -> Rebalancer:
@@ -202,6 +204,8 @@ class PushParts:
 
     async def begin(self) -> None:
         """Start what is done again and again."""
+        if self.instance.metrics is not None:
+            self.instance.metrics.add_source(self.instance.namespace.unwrap(self.group), self.desk)
         if self._is_orderly:
             self._end_relock = await self.instance.add_periodic(
                 f"locks of {self.member.group}",
@@ -215,6 +219,8 @@ class PushParts:
     async def leave(self) -> None:
         """Let handlers finish, then give up everything; in the order of the specification."""
         self.rebalancer.refuse()
+        if self.instance.metrics is not None:
+            self.instance.metrics.remove_source(self.desk)
         self.desk.close()
         if not await self.runner.close(self._settings.await_termination_ms / 1000):
             log.warning("handlers of %s were still running, their messages will be"

@@ -175,7 +175,7 @@ class Rebalance:
         if not self._clustering:
             return frozenset(queues)
         if members is None:
-            log.warning("nobody tells the members of group %s on topic %s", self._group, topic)
+            log.debug("nobody tells the members of group %s on topic %s", self._group, topic)
             return None
         found = self._strategy.allocate(
             self._group, self._client_id, sorted(queues), sorted(members)
@@ -194,7 +194,7 @@ class Rebalance:
             instructions += self._give_up(queue, process_queue, now_ms)
         missing = sorted(queue for queue in share if queue not in self.table)
         if self._locks:
-            instructions += _locks(missing)
+            instructions += locks_by_broker(missing)
         else:
             instructions += map(Open, missing)
         return instructions
@@ -314,7 +314,16 @@ class Rebalance:
         """All queues that are to stay locked; the answers go to :meth:`relocked`."""
         if not self._locks:
             return []
-        return _locks(queue for queue, each in tuple(self.table.items()) if not each.dropped)
+        return locks_by_broker(
+            queue for queue, each in tuple(self.table.items()) if not each.dropped
+        )
+
+    @property
+    def lacks_locks(self) -> bool:
+        """Whether a queue that should be ours alone is not, as far as is known."""
+        return self._locks and any(
+            not each.locked and not each.dropped for each in tuple(self.table.values())
+        )
 
     def relocked(
         self, asked: Collection[MessageQueue], held: Collection[MessageQueue], now_ms: int
@@ -326,7 +335,7 @@ class Rebalance:
                 continue
             if queue in held:
                 process_queue.lock(now_ms)
-            else:
+            elif process_queue.locked:
                 log.warning("the broker no longer keeps %s for group %s", queue, self._group)
                 process_queue.locked = False
 
@@ -334,7 +343,8 @@ class Rebalance:
         return [item for item in tuple(self.table.items()) if item[0].topic == topic]
 
 
-def _locks(queues: Iterable[MessageQueue]) -> list[Lock]:
+def locks_by_broker(queues: Iterable[MessageQueue]) -> list[Lock]:
+    """One request for all queues of a broker."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         by_broker.setdefault(queue.broker_name, []).append(queue)

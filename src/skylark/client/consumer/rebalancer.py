@@ -32,6 +32,7 @@ from skylark.client.consumer.rebalance import (
     Settled,
     StartPull,
     WakeRebalance,
+    locks_by_broker,
 )
 from skylark.client.consumer.settings import PushSettings
 from skylark.client.consumer.start_position import AskMaxOffset, UseOffset, start_position
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 #: How often one looks whether a handler has ended.
 IDLE_LOOK_MS: Final = 10
+#: When locks that somebody else has got are asked for again.
+RELOCK_S: Final = 1.0
 _MIB: Final = 1024 * 1024
 
 
@@ -292,7 +295,17 @@ class Rebalancer:
     # ---- locks -----------------------------------------------------------------------------------
 
     async def relock(self) -> None:
-        """Renew the locks of all queues."""
+        """Renew the locks of all queues, and ask on for those that somebody else has got.
+
+        A broker that restarts knows no locks, and may grant ours to a member that sees the group
+        before we are back in it. Java's client notices when that one has left after 20 seconds.
+        """
+        await self._renew_locks()
+        while not self.closed and self.rebalance.lacks_locks:
+            await self._clock.sleep(RELOCK_S)
+            await self._renew_locks()
+
+    async def _renew_locks(self) -> None:
         for each in self.rebalance.lock_requests():
             try:
                 held = await self._ask_lock(each.broker_name, each.queues)
@@ -329,9 +342,13 @@ class Rebalancer:
         Otherwise its owner would have to wait until the broker lets the lock expire.
         """
         self._strays.difference_update(self.rebalance.table)
-        for queue in [queue for queue in self._strays if is_stray(queue)]:
-            if await self._unlock([queue], oneway=False):
-                self._strays.discard(queue)
+
+        async def free(queues: Collection[MessageQueue]) -> None:
+            if await self._unlock(queues, oneway=False):
+                self._strays.difference_update(queues)
+
+        asked = locks_by_broker(sorted(filter(is_stray, self._strays)))
+        await asyncio.gather(*(free(each.queues) for each in asked))
 
     async def _unlock(self, queues: Collection[MessageQueue], *, oneway: bool) -> bool:
         """Whether the request was sent, and answered unless ``oneway``."""
@@ -363,10 +380,10 @@ class Rebalancer:
         self.closed = True
         await self.tasks.cancel_and_wait()
         async with self._one_at_a_time:
-            for each in self.rebalance.lock_requests():
-                await self._unlock(each.queues, oneway=False)
+            held = self.rebalance.lock_requests()
+            await asyncio.gather(*(self._unlock(each.queues, oneway=False) for each in held))
             await self._free_strays(lambda _: True)
-            await self._offsets.persist_all(tuple(self.rebalance.table))
+            await self._offsets.persist_last(tuple(self.rebalance.table))
 
     def drop_all(self) -> None:
         """Nothing counts any more."""

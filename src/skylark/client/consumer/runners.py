@@ -26,8 +26,9 @@ from skylark.client.consumer.send_back import SendsBack
 from skylark.client.consumer.settings import PushSettings
 from skylark.client.consumer.stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.steady import SteadyTime
-from skylark.client.hooks import ConsumeContext, call_hooks, hook_methods
+from skylark.client.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
+from skylark.client.metrics import NO_CONSUME_METER, ClientMetrics, ConsumeMeter
 from skylark.core.clock import Clock
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common import MessageQueue
@@ -41,6 +42,7 @@ class Assigned(msgspec.Struct, frozen=True, eq=False, gc=False):
     queue: MessageQueue
     process_queue: ProcessQueue
     counters: TopicCounters
+    meter: ConsumeMeter = NO_CONSUME_METER
 
 
 class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,6 +61,7 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     time: SteadyTime
     tasks: Tasks
     shown_queue: Callable[[MessageQueue], MessageQueue]
+    metrics: ClientMetrics | None = None
 
 
 class Runner(Protocol):
@@ -106,7 +109,7 @@ class Pools:
 
     @property
     def is_current(self) -> bool:
-        return self._loop_workers.is_current
+        return self._loop_workers.is_current or self._thread_workers.is_current
 
     async def close(self, wait_s: float) -> bool:
         ended = await asyncio.gather(
@@ -148,9 +151,8 @@ class HookCalls:
 
     def __init__(self, shop: Workshop) -> None:
         self._shop = shop
-        self._before = hook_methods(shop.hooks, "before_consume")
-        self._after = hook_methods(shop.hooks, "after_consume")
-        self.any = bool(self._before or self._after)
+        self._hooks = ConsumeHooks(shop.hooks)
+        self.any = self._hooks.any
 
     def before(self, assigned: Assigned, messages: Sequence[MessageExt]) -> ConsumeContext:
         shop = self._shop
@@ -161,7 +163,7 @@ class HookCalls:
             client_id=shop.client_id,
             namespace=shop.namespace,
         )
-        call_hooks(self._before, context)
+        self._hooks.before(context)
         return context
 
     def after(
@@ -177,7 +179,7 @@ class HookCalls:
                 timeout_ms=self._shop.settings.consume_timeout_ms,
             )
         ]
-        call_hooks(self._after, context)
+        self._hooks.after(context)
 
 
 _NAMES = {kind: kind.name.replace("RETURN_NULL", "RETURNNULL") for kind in ReturnType}

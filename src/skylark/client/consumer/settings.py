@@ -97,6 +97,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_listener: QueueListener | None = None
 
     def __post_init__(self) -> None:
+        check_model(self.message_model, self.consume_from_where)
         for name, (java_name, low, high) in _RANGES.items():
             value = getattr(self, name)
             if name in _OPTIONAL and value == NO_LIMIT:
@@ -166,6 +167,18 @@ class PushKeywords(TypedDict, total=False):
     await_termination: Duration
     offset_folder: Path | None
     queue_listener: QueueListener | None
+
+
+def check_model(
+    message_model: object, where: object = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+) -> None:
+    """Raise ConfigError for names in place of enums, which would mean something else unnoticed."""
+    for value, kind in ((message_model, MessageModel), (where, ConsumeFromWhere)):
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"{value!r} is no {kind.__name__}",
+                hint=f"one of {', '.join(str(each) for each in kind)}",
+            )
 
 
 def limit(value: int) -> int | None:

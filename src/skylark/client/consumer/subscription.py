@@ -35,10 +35,13 @@ _TAGS_NEEDLE: Final = needle_of(PROPERTY_TAGS.encode())
 class Subscription:
     """One topic as a group consumes it. ``data`` is replaced, never changed, when it is renewed."""
 
-    __slots__ = ("_raw_tags", "_tags", "data")
+    __slots__ = ("_raw_tags", "_tags", "data", "pull_version")
 
     def __init__(self, data: SubscriptionData) -> None:
         self.data = data
+        #: What pulls say. Brokers refuse a newer version than they have heard of, and a renewed one
+        #: wants nothing else: so pulls need not wait for the heartbeat that tells of it.
+        self.pull_version = data.sub_version
         self._tags = frozenset(data.tags_set)
         self._raw_tags = frozenset(tag.encode() for tag in data.tags_set)
 

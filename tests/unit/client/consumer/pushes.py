@@ -52,7 +52,7 @@ class PushWorld:
     def consumer(self, group: str = "g", **given: Any) -> PushConsumer:
         options = {
             name: given.pop(name)
-            for name in ("namespace", "instance_name", "rpc_hooks")
+            for name in ("namespace", "instance_name", "rpc_hooks", "metrics", "telemetry", "trace")
             if name in given
         }
         given.setdefault("consume_from_where", FIRST)
@@ -298,10 +298,11 @@ class Script:
     def keep_offsets(self) -> None:
         """Be a broker that remembers what is committed."""
 
-        def update(request: Command) -> None:
+        def update(request: Command) -> Command:
             ext = request.ext or {}
             if ext["topic"] == "T":
                 self.set_offset(int(ext["commitOffset"]))
+            return response_to(request, 0)
 
         self.server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
@@ -331,7 +332,7 @@ async def scripted(root: Path) -> AsyncIterator[Script]:
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             lambda request: response_to(request, 0, body=encode_body(route)),
         )
-        server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, None)
+        server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, 0)
         server.answer(RequestCode.UNLOCK_BATCH_MQ, 0)
         script = Script(made, server, route)
         script.set_offset(0)

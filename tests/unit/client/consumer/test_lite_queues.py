@@ -44,6 +44,17 @@ async def scripted(root: Path) -> AsyncIterator[tuple[World, ScriptedServer, Lit
             await w.finish(server.stop())
 
 
+async def test_brokers_before_5_know_plain_pulls_only(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as (w, server, consumer):
+        server.answer(RequestCode.LITE_PULL_MESSAGE, 3)
+        server.answer(RequestCode.PULL_MESSAGE, found(record(7), 8), found(record(8), 9), None)
+        await w.finish(consumer.start())
+        messages = await w.finish(consumer.poll()) + await w.finish(consumer.poll())
+        assert bodies(messages) == [b"7", b"8"]
+        assert len(server.of(RequestCode.LITE_PULL_MESSAGE)) == 1
+        assert len(server.of(RequestCode.PULL_MESSAGE)) == 3
+
+
 def record(offset: int) -> bytes:
     return encode_record("T", b"%d" % offset, b"a\x01b", queue_offset=offset)
 

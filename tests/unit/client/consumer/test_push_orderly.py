@@ -273,6 +273,25 @@ async def test_locks_are_renewed_and_lost(tmp_path: Path) -> None:
         assert seen == [b"0", b"1"]
 
 
+async def test_a_queue_that_was_lost_is_asked_for_until_it_is_ours(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        grant(script, QUEUE, RETRIES)
+        consumer = script.consumer()
+        consumer.subscribe("T", Seen().handler, orderly=True)
+        await script.start(consumer)
+
+        async def asked(seconds: float) -> int:
+            before = len(script.server.of(RequestCode.LOCK_BATCH_MQ))
+            await script.clock.advance(seconds=seconds)
+            return len(script.server.of(RequestCode.LOCK_BATCH_MQ)) - before
+
+        grant(script, RETRIES)  # somebody else has the other one, which has no messages
+        assert await asked(20) == 2
+        assert await asked(5) == 5
+        grant(script, QUEUE, RETRIES)
+        assert await asked(10) == 1
+
+
 async def test_a_queue_that_is_not_granted_is_tried_again_soon(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
         grant(script)
@@ -409,3 +428,19 @@ async def test_a_lock_that_came_to_nothing_is_given_back(tmp_path: Path) -> None
         await script.clock.advance(seconds=3)
         (unlocked,) = script.server.of(RequestCode.UNLOCK_BATCH_MQ)
         assert decode_body(UnlockBatchRequestBody, unlocked.body or b"").mq_set == [QUEUE]
+
+
+async def test_a_stop_asks_each_broker_once_for_all_stray_locks(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        grant(script, QUEUE, RETRIES)
+        script.server.answer(RequestCode.QUERY_CONSUMER_OFFSET, 1)  # so none can be taken up
+        consumer = script.consumer()
+        consumer.subscribe("T", Seen().handler, orderly=True)
+        await script.start(consumer)
+        script.server.answer(RequestCode.UNLOCK_BATCH_MQ, None)
+        before = script.clock.monotonic()
+        await script.finish(consumer.stop())
+        assert script.clock.monotonic() - before < 1.5  # the time of one request
+        (unlocked,) = script.server.of(RequestCode.UNLOCK_BATCH_MQ)
+        asked = decode_body(UnlockBatchRequestBody, unlocked.body or b"").mq_set
+        assert sorted(asked) == [RETRIES, QUEUE]

@@ -60,7 +60,7 @@ class ServerThread:
 
         server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route_of)
         server.answer_ok(RequestCode.QUERY_CONSUMER_OFFSET, {"offset": "0"})
-        server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, None)
+        server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, 0)
         server.answer(RequestCode.UNLOCK_BATCH_MQ, 0)
         body = LockBatchResponseBody(lock_ok_mq_set=[QUEUE])
         server.answer_ok(RequestCode.LOCK_BATCH_MQ, body=body)

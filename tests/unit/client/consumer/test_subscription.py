@@ -74,6 +74,7 @@ def test_a_renewed_version_leaves_what_was_sent_alone() -> None:
     sent = subscription.data
     subscription.renew(9)
     assert (sent.sub_version, subscription.data.sub_version) == (5, 9)
+    assert subscription.pull_version == 5  # which brokers know, and it wants the same
     assert subscription.data.tags_set == ["A"]
     assert repr(subscription) == "<Subscription T TAG 'A'>"
 

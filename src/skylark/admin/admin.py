@@ -1,0 +1,152 @@
+"""Administration of a running cluster.
+
+::
+
+    async with Admin(ClientOptions(namesrv="127.0.0.1:9876")) as admin:
+        await admin.topics.create("orders", queue_count=4)
+        for queue in (await admin.groups.progress("billing")).queues:
+            print(queue.queue, queue.lag)
+        plan = await admin.offsets.plan_reset("billing", "orders", to="earliest")
+        await admin.offsets.apply(plan)
+        report = await admin.dlq.redrive("billing", dry_run=True)
+
+An :class:`Admin` is a client like any other: name servers, credentials, namespace and timeouts come
+from :class:`~skylark.client.options.ClientOptions`. It registers with no group and leaves nothing
+behind. It belongs to the event loop on which it was started; its functions may be awaited there
+side by side. Results are structs that never change, times in milliseconds since 1970.
+
+========================  ==================================================================
+``admin.topics``          :mod:`skylark.admin.topics`
+``admin.groups``          :mod:`skylark.admin.groups`
+``admin.offsets``         :mod:`skylark.admin.offsets`
+``admin.stats``           :mod:`skylark.admin.stats`
+``admin.messages``        :mod:`skylark.admin.messages`
+``admin.dlq``             :mod:`skylark.admin.dlq`
+``admin.settings``        :mod:`skylark.admin.settings`
+========================  ==================================================================
+
+Answers to ``DefaultMQAdminExt``.
+"""
+
+from __future__ import annotations
+
+from skylark.admin.dlq import DeadLetterQueues
+from skylark.admin.groups import Groups
+from skylark.admin.messages import Messages
+from skylark.admin.offsets import Offsets
+from skylark.admin.session import TIMEOUT_S, Session
+from skylark.admin.settings import Settings
+from skylark.admin.stats import Stats
+from skylark.admin.topics import Topics
+from skylark.client.instance import ClientInstance
+from skylark.client.instances import acquire_instance
+from skylark.client.link import Link
+from skylark.client.options import ClientOptions, Duration, seconds
+from skylark.client.runtime import ClientRuntime
+from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.core.errors import ConfigError
+
+
+class Admin(Startable):
+    """See the module."""
+
+    def __init__(
+        self,
+        options: ClientOptions | None = None,
+        *,
+        timeout: Duration = TIMEOUT_S,
+        runtime: ClientRuntime | None = None,
+    ) -> None:
+        """``timeout``: seconds that each request to a server may take."""
+        if not seconds(timeout) > 0:
+            raise ConfigError(f"timeout must be positive, not {timeout!r}")
+        self.options = options or ClientOptions()
+        self.state = ServiceState.CREATE_JUST
+        self._timeout_s = seconds(timeout)
+        self._runtime = runtime
+        self._instance: ClientInstance | None = None
+        self._link: Link | None = None
+        self._session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.options!r} {self.state.value}>"
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin; asks nobody yet. Raises ConfigError for addresses that cannot be."""
+        require_new(self.state, "the admin client")
+        self.state = ServiceState.START_FAILED
+        client_id = self.options.client_id(stream=True)
+        instance = acquire_instance(self.options, client_id, self._runtime, stream=True)
+        try:
+            await instance.start()
+            self._link = instance.open_link()
+        except BaseException:
+            await instance.release()
+            raise
+        self._instance = instance
+        self._session = Session(
+            self._link,
+            [str(address) for address in instance.endpoint.namesrv],
+            instance.namespace,
+            timeout_s=self._timeout_s,
+        )
+        self.state = ServiceState.RUNNING
+
+    async def stop(self) -> None:
+        """Close the connections; does nothing if it does not run."""
+        self.state = ServiceState.SHUTDOWN_ALREADY
+        instance, link = self._instance, self._link
+        self._instance = self._link = self._session = None
+        try:
+            if link is not None:
+                await link.release()
+        finally:
+            if instance is not None:
+                await instance.release()
+
+    @property
+    def session(self) -> Session:
+        """What the functions stand on; raises ClientStateError unless it runs."""
+        if self._session is None:
+            require_running(self.state, "the admin client")
+            raise AssertionError("a running admin client has its session")
+        return self._session
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Topics:
+        """Make, list, describe, change and delete topics."""
+        return Topics(self.session)
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups: settings, members, progress; producers."""
+        return Groups(self.session)
+
+    @property
+    def offsets(self) -> Offsets:
+        """Where queues begin and end, and where groups stand in them; reset."""
+        return Offsets(self.session)
+
+    @property
+    def stats(self) -> Stats:
+        """Clusters, brokers, rates, replication."""
+        return Stats(self.session)
+
+    @property
+    def messages(self) -> Messages:
+        """Find messages by id, key, place and time; their traces."""
+        return Messages(self.session)
+
+    @property
+    def dlq(self) -> DeadLetterQueues:
+        """Dead letters: list, show, send again."""
+        return DeadLetterQueues(self.session)
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of brokers and name servers."""
+        return Settings(self.session)

@@ -1,0 +1,201 @@
+"""Dead letters: messages that a group could not consume, however often it tried.
+
+They lie in the topic ``%DLQ%<group>`` until they expire like all others. Here they are listed, read
+and sent again (:mod:`skylark.admin.redrive` says how)::
+
+    async for letter in admin.dlq.messages("billing"):
+        print(letter.msg_id, letter.properties["RETRY_TOPIC"], letter.body)
+    report = await admin.dlq.redrive("billing", where=lambda m: m.tag == "A", dry_run=True)
+    report = await admin.dlq.redrive("billing", rate=100)
+
+A run can be repeated, after a crash too: no letter is sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.letters import Destination
+from skylark.admin.queue_stats import topic_stats
+from skylark.admin.queues import committed_offset
+from skylark.admin.ranges import QueueRange, merged, queue_messages
+from skylark.admin.redrive import (
+    RedriveProgress,
+    RedriveReport,
+    RedriveTerms,
+    Run,
+    resume_at,
+    session_group,
+)
+from skylark.admin.session import Session, masters_of
+from skylark.admin.topics import Topics
+from skylark.client.message import MessageExt
+from skylark.client.routes import make_route
+from skylark.core.errors import ClientError, InvalidParameterError
+from skylark.core.names import DLQ_PREFIX, dlq_topic, is_dlq_topic
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.fields import INT64_MAX
+
+LIMIT: Final = 1_000
+TOPICS_AT_ONCE: Final = 8
+
+
+class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """The dead letters of one group."""
+
+    group: str
+    topic: str
+    count: int
+    pending: int  #: those that no run over the whole group has passed yet
+    last_time_ms: int | None  #: when the last one died
+    failures: tuple[ServerFailure, ...] = ()
+
+
+class DeadLetterQueues:
+    """The functions about dead letters."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def all(self) -> list[DeadLetters]:
+        """The groups that have a topic of dead letters, by name, with counts."""
+        topics = await Topics(self._session).names(with_internal=True)
+        names = [name for name in topics if is_dlq_topic(name)]
+        found = await few_at_a_time(names, self._letters, TOPICS_AT_ONCE)
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.group)
+
+    async def of(self, group: str) -> DeadLetters:
+        """The dead letters of one group, counted; raises NotFoundError if it never had any."""
+        found = await self._letters(dlq_topic(self._session.wrap(group)))
+        if found is None:
+            raise no_letters(group)
+        return found
+
+    async def _letters(self, topic: str) -> DeadLetters | None:
+        """Count what a topic has, named as servers know it; None if it is gone."""
+        session = self._session
+        route = await session.find_route(topic)
+        masters = {} if route is None else masters_of(route)
+        if not masters:
+            return None
+        group = topic.removeprefix(DLQ_PREFIX)
+        mark = session_group(session, group)
+        stats = await topic_stats(session, topic, masters)
+
+        async def pending(number: int) -> int:
+            ends = stats.queues[number]
+            queue = session.namespace.wrap_queue(ends.queue)
+            done = await committed_offset(session, masters[queue.broker_name], mark, queue)
+            return ends.max_offset - resume_at(done, ends.min_offset, ends.max_offset)
+
+        times = [ends.last_time_ms for ends in stats.queues if ends.last_time_ms is not None]
+        return DeadLetters(
+            group=session.unwrap(group),
+            topic=session.unwrap(topic),
+            count=sum(ends.count for ends in stats.queues),
+            pending=sum(await few_at_a_time(range(len(stats.queues)), pending)),
+            last_time_ms=max(times, default=None),
+            failures=stats.failures,
+        )
+
+    async def messages(self, group: str, *, limit: int = LIMIT) -> AsyncGenerator[MessageExt, None]:
+        """The dead letters of a group, the oldest first, at most ``limit``.
+
+        Raises NotFoundError if the group never had any.
+        """
+        if limit < 1:
+            raise InvalidParameterError(f"a limit of {limit} messages")
+        session = self._session
+        parts = await self._ranges(group)
+        found = merged([queue_messages(session, part, 0, INT64_MAX) for part in parts])
+        count = 0
+        try:
+            async for message in found:
+                yield message
+                count += 1
+                if count >= limit:
+                    return
+        finally:
+            await found.aclose()
+
+    async def redrive(
+        self,
+        group: str,
+        *,
+        messages: Sequence[MessageExt] | None = None,
+        where: Callable[[MessageExt], bool] | None = None,
+        to: Destination = "topic",
+        dry_run: bool = False,
+        rate: float | None = None,
+        limit: int | None = None,
+        restart: bool = False,
+        on_progress: Callable[[RedriveProgress], object] | None = None,
+    ) -> RedriveReport:
+        """Send dead letters of a group again: all that no run has passed yet, or these.
+
+        ``where`` picks from them; ``to="group"`` sends to the retries of the group, so that no
+        other group gets them; ``dry_run`` only says what would be done; ``rate`` is in letters per
+        second; ``limit`` ends the run after so many; ``restart`` looks at all letters again, and
+        sends those that were not sent. ``on_progress`` hears of every letter.
+
+        Raises NotFoundError if the group never had any. Letters that fail are in the report.
+        """
+        if rate is not None and not rate > 0:
+            raise InvalidParameterError(f"a rate of {rate} letters per second")
+        if limit is not None and limit < 1:
+            raise InvalidParameterError(f"a limit of {limit} letters")
+        if to not in ("topic", "group"):
+            raise InvalidParameterError(f"{to!r} is neither topic nor group")
+        terms = RedriveTerms(
+            to=to,
+            where=where,
+            dry_run=dry_run,
+            rate=rate,
+            limit=limit,
+            on_progress=on_progress,
+        )
+        run = Run(self._session, self._session.wrap(group), terms)
+        if messages is None:
+            return await run.over_queues(await self._ranges(group), restart=restart)
+        topic = dlq_topic(self._session.wrap(group))
+        for message in messages:
+            if message.record.topic != topic:
+                raise InvalidParameterError(
+                    f"message {message.msg_id} is no dead letter of {group}"
+                )
+        return await run.over_messages(messages)
+
+    async def _ranges(self, group: str) -> list[QueueRange]:
+        """All letters of a group as they are now."""
+        session, topic = self._session, dlq_topic(self._session.wrap(group))
+        route = await session.find_route(topic)
+        if route is None:
+            raise no_letters(group)
+        masters = masters_of(route)
+        queues = [q for q in make_route(topic, route).subscribe if q.broker_name in masters]
+        if not queues:
+            raise ClientError(
+                f"the dead letters of {group} cannot be read",
+                hint=f"old brokers make the topic for writing only: set {topic} to rw",
+            )
+
+        async def ends(queue: MessageQueue) -> QueueRange:
+            address = masters[queue.broker_name]
+            return QueueRange(
+                queue=queue,
+                address=address,
+                start=await session.calls.min_offset(address, queue),
+                end=await session.calls.max_offset(address, queue),
+            )
+
+        return await few_at_a_time(sorted(queues), ends)
+
+
+def no_letters(group: str) -> NotFoundError:
+    """What a group without dead letters ends in."""
+    return NotFoundError(f"group {group} has no dead letters")

@@ -1,0 +1,312 @@
+"""Consumer groups: list, create, change, describe and delete them; who is connected.
+
+A group exists on each broker by itself, like a topic. Most brokers create one when a consumer first
+shows up, so a group without settings of its own is nothing unusual. Asking a broker for one group
+(352) would create it; therefore the whole table is read (201).
+
+Answers to mqadmin's updateSubGroup, deleteSubGroup, consumerProgress, consumerConnection,
+consumerStatus, producerConnection.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
+from skylark.admin.members import (
+    Members,
+    Producers,
+    group_members,
+    producer_members,
+    running_info,
+)
+from skylark.admin.progress import GroupProgress, QueueProgress, group_progress
+from skylark.admin.session import Session
+from skylark.client.calls import make_request
+from skylark.core.errors import InvalidParameterError, SkylarkError
+from skylark.core.names import (
+    BUILT_IN_GROUPS,
+    dlq_topic,
+    group_problem,
+    is_system_group,
+    retry_topic,
+)
+from skylark.wire.bodies.admin import ConsumerRunningInfo
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.config import SubscriptionGroupConfig
+from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader
+from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.route import DeleteTopicFromNamesrvRequestHeader
+
+#: Members asked for the queues they read, at a time.
+OWNERS_AT_ONCE: Final = 8
+
+GroupTable: TypeAlias = dict[str, SubscriptionGroupConfig]
+
+
+class GroupOnBroker(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a group on one broker."""
+
+    broker: str
+    address: str
+    config: SubscriptionGroupConfig
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A group, and the brokers that know it."""
+
+    group: str
+    brokers: tuple[str, ...]
+
+
+class GroupListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups by name; brokers that did not answer are in ``failures``."""
+
+    groups: tuple[GroupSummary, ...]
+    failures: tuple[ServerFailure, ...] = ()
+
+
+class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """All about a group."""
+
+    group: str
+    configs: tuple[GroupOnBroker, ...]
+    members: Members
+    progress: GroupProgress
+    failures: tuple[ServerFailure, ...] = ()
+
+    @property
+    def is_online(self) -> bool:
+        return bool(self.members.members)
+
+
+class Groups:
+    """The functions about groups; ``cluster`` and ``broker`` narrow them, else all masters."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        config: SubscriptionGroupConfig,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[GroupOnBroker]:
+        """Make a group, or make it like this (200): every field counts.
+
+        Raises BrokerError for what a broker refuses, PartialFailureError.
+        """
+        session = self._session
+        wire = msgspec.structs.replace(config, group_name=self._checked(config.group_name))
+
+        async def put(name: str, address: str) -> GroupOnBroker:
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await session.call(address, make_request(code, body=wire))
+            return GroupOnBroker(broker=name, address=address, config=config)
+
+        return list((await on_each(await session.masters(cluster, broker), put)).all().values())
+
+    async def create(
+        self, group: str, *, cluster: str | None = None, broker: str | None = None
+    ) -> list[GroupOnBroker]:
+        """Make a group with the usual settings; where it exists, it stays as it is.
+
+        :meth:`put` takes settings. Raises BrokerError, PartialFailureError.
+        """
+        self._checked(group)
+        targets = await self._session.masters(cluster, broker)
+        tables = (await self._tables(targets)).all()
+        name = self._session.wrap(group)
+        missing = [server for server, table in tables.items() if name not in table]
+        results = [self._shown(b, targets[b], t[name]) for b, t in tables.items() if name in t]
+        for server in missing:
+            results += await self.put(SubscriptionGroupConfig(group_name=group), broker=server)
+        return sorted(results, key=lambda result: result.broker)
+
+    async def delete(
+        self,
+        group: str,
+        *,
+        with_data: bool = True,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[str]:
+        """Delete a group; the brokers. ``with_data``: its offsets, retries and dead letters, too.
+
+        Members that are still connected bring it back. Raises NotFoundError,
+        PartialFailureError.
+        """
+        session, name = self._session, self._checked(group)
+        targets = await session.masters(cluster, broker)
+        tables = (await self._tables(targets)).all()
+        if not any(name in table for table in tables.values()):
+            raise no_group(group)
+        header = DeleteSubscriptionGroupRequestHeader(group_name=name, clean_offset=with_data)
+        topics = [
+            topic
+            for topic in (retry_topic(name), dlq_topic(name))
+            if with_data and await session.find_route(topic) is not None
+        ]
+
+        async def delete(_: str, address: str) -> None:
+            code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+            await session.call(address, make_request(code, header))
+            for topic in topics:
+                code = RequestCode.DELETE_TOPIC_IN_BROKER
+                await session.call(address, make_request(code, TopicRequestHeader(topic=topic)))
+
+        brokers = list((await on_each(targets, delete)).all())
+        if topics and cluster is None and broker is None:
+            await self._forget(topics)
+        return brokers
+
+    async def _forget(self, topics: list[str]) -> None:
+        session = self._session
+
+        async def forget(_: str, address: str) -> None:
+            for topic in topics:
+                header = DeleteTopicFromNamesrvRequestHeader(topic=topic)
+                request = make_request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+                await session.call_name_server(address, request)
+
+        (await on_each(session.name_servers, forget)).all()
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    async def all(self, *, with_internal: bool = False) -> GroupListing:
+        """All groups that a broker knows; ``with_internal``: also those of RocketMQ itself."""
+        session = self._session
+        tables = await self._tables(await session.masters())
+        brokers: dict[str, list[str]] = {}
+        for broker, table in tables.some().items():
+            for name in table:
+                if session.is_ours(name) and (with_internal or not _is_internal(name)):
+                    brokers.setdefault(session.unwrap(name), []).append(broker)
+        return GroupListing(
+            groups=tuple(
+                GroupSummary(group=group, brokers=tuple(sorted(found)))
+                for group, found in sorted(brokers.items())
+            ),
+            failures=tables.failures,
+        )
+
+    async def describe(self, group: str, *, with_owners: bool = False) -> GroupDescription:
+        """Settings, members and progress; raises NotFoundError if no broker knows the group.
+
+        ``with_owners`` asks every member which queues it reads, as :meth:`progress` does.
+        """
+        session, name = self._session, self._session.wrap(group)
+        targets = await session.masters()
+        tables = await self._tables(targets)
+        members = await group_members(session, name)
+        progress = await group_progress(session, name)
+        configs = [
+            self._shown(broker, targets[broker], table[name])
+            for broker, table in tables.some().items()
+            if name in table
+        ]
+        failures = {f.server: f for f in (*tables.failures, *members.failures, *progress.failures)}
+        if not (configs or members.members or progress.queues or failures):
+            raise no_group(group)
+        if with_owners:
+            progress = await self._with_owners(progress, members)
+        return GroupDescription(
+            group=group,
+            configs=tuple(configs),
+            members=members,
+            progress=progress,
+            failures=tuple(failures.values()),
+        )
+
+    async def progress(
+        self, group: str, topic: str | None = None, *, with_owners: bool = False
+    ) -> GroupProgress:
+        """How far a group has come, per queue, its retry topic included.
+
+        ``with_owners`` also asks every member which queues it reads; one that does not answer has
+        none. Raises NotFoundError if nothing is known of the group.
+        """
+        session, name = self._session, self._session.wrap(group)
+        progress = await group_progress(
+            session, name, None if topic is None else session.wrap(topic)
+        )
+        if not progress.queues and not progress.failures:
+            hint = "it has committed nothing yet, or does not exist"
+            raise NotFoundError(f"group {group} has no offsets", hint=hint)
+        if with_owners:
+            progress = await self._with_owners(progress, await group_members(session, name))
+        return progress
+
+    async def members(self, group: str) -> Members:
+        """Who is connected (203); without members the group is offline."""
+        return await group_members(self._session, self._session.wrap(group))
+
+    async def producers(self, group: str) -> Producers:
+        """Producers of a group that are connected (204); raises NotFoundError if none is."""
+        return await producer_members(self._session, self._session.wrap(group))
+
+    async def running_info(
+        self, group: str, client_id: str, *, stack: bool = False
+    ) -> ConsumerRunningInfo:
+        """What a member says about itself (307); ``stack``: also what its threads do.
+
+        Raises NotFoundError if it is not connected, BrokerError if it does not answer in time.
+        """
+        wrapped = self._session.wrap(group)
+        return await running_info(self._session, wrapped, client_id, stack=stack)
+
+    async def _with_owners(self, progress: GroupProgress, members: Members) -> GroupProgress:
+        session, group = self._session, self._session.wrap(progress.group)
+
+        async def queues_of(client_id: str) -> list[tuple[MessageQueue, str]]:
+            try:
+                info = await running_info(session, group, client_id)
+            except SkylarkError:  # it left, or hangs: nobody is shown for its queues
+                return []
+            return [(session.unwrap_queue(queue), client_id) for queue in info.mq_table]
+
+        found = await few_at_a_time(
+            [member.client_id for member in members.members], queues_of, OWNERS_AT_ONCE
+        )
+        owners = dict(pair for pairs in found for pair in pairs)
+
+        def owned(queue: QueueProgress) -> QueueProgress:
+            return msgspec.structs.replace(queue, client_id=owners.get(queue.queue))
+
+        return msgspec.structs.replace(progress, queues=tuple(map(owned, progress.queues)))
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _checked(self, group: str) -> str:
+        if (problem := group_problem(group)) is not None:
+            raise InvalidParameterError(problem)
+        return self._session.wrap(group)
+
+    def _shown(self, broker: str, address: str, config: SubscriptionGroupConfig) -> GroupOnBroker:
+        shown = msgspec.structs.replace(config, group_name=self._session.unwrap(config.group_name))
+        return GroupOnBroker(broker=broker, address=address, config=shown)
+
+    async def _tables(self, targets: dict[str, str]) -> FannedOut[GroupTable]:
+        return await on_each(targets, self._table)
+
+    async def _table(self, _broker: str, address: str) -> GroupTable:
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        body = await self._session.ask(SubscriptionGroupWrapper, address, code)
+        return body.subscription_group_table
+
+
+def no_group(group: str) -> NotFoundError:
+    """What a group that no broker knows ends in."""
+    return NotFoundError(f"there is no group {group}", hint="`skylark group list` shows all")
+
+
+def _is_internal(group: str) -> bool:
+    return group in BUILT_IN_GROUPS or is_system_group(group)

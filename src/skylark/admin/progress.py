@@ -1,0 +1,93 @@
+"""How far consumer groups have come (208): per queue, with what waits and what is in flight.
+
+A broker answers for the topics of which the group has offsets there, its retry topic included, and
+leaves out those that an online group does not subscribe to any more. All masters are asked: a group
+has a part of its progress on each broker that has one of its topics. Answers to mqadmin's
+consumerProgress and to ``examineConsumeStats``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from skylark.admin.errors import ServerFailure
+from skylark.admin.fan_out import on_each
+from skylark.admin.session import Session
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.stats import ConsumeStats, OffsetWrapper
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers.admin import GetConsumeStatsRequestHeader
+
+
+class QueueProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue: where it ends, where the group stands, and what is between."""
+
+    queue: MessageQueue
+    broker_offset: int  #: of the next message to be stored
+    consumer_offset: int  #: committed
+    pull_offset: int  #: delivered to a member
+    last_time_ms: int | None  #: store time of the last message consumed
+    client_id: str | None = None  #: who reads it, where that was asked for
+
+    @property
+    def lag(self) -> int:
+        """Messages not consumed yet."""
+        return self.broker_offset - self.consumer_offset
+
+    @property
+    def in_flight(self) -> int:
+        """Messages delivered and not committed yet."""
+        return max(0, self.pull_offset - self.consumer_offset)
+
+
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """All queues of a group, by topic, broker and number."""
+
+    group: str
+    queues: tuple[QueueProgress, ...]
+    consume_tps: float
+    failures: tuple[ServerFailure, ...] = ()
+
+    @property
+    def lag(self) -> int:
+        """Messages not consumed yet, over all queues."""
+        return sum(queue.lag for queue in self.queues)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(queue.in_flight for queue in self.queues)
+
+
+async def group_progress(session: Session, group: str, topic: str | None = None) -> GroupProgress:
+    """Ask all masters about a group, and one topic if given, both as servers know them.
+
+    A group that nobody knows has no queues. Raises if no broker answers.
+    """
+    header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
+    code = RequestCode.GET_CONSUME_STATS
+    answers = await on_each(
+        await session.masters(),
+        lambda _, address: session.ask(ConsumeStats, address, code, header),
+    )
+    found = answers.some().values()
+    queues = [
+        _progress(session.unwrap_queue(queue), offsets)
+        for stats in found
+        for queue, offsets in stats.offset_table.items()
+    ]
+    return GroupProgress(
+        group=session.unwrap(group),
+        queues=tuple(sorted(queues, key=lambda progress: progress.queue)),
+        consume_tps=sum(stats.consume_tps for stats in found),
+        failures=answers.failures,
+    )
+
+
+def _progress(queue: MessageQueue, offsets: OffsetWrapper) -> QueueProgress:
+    return QueueProgress(
+        queue=queue,
+        broker_offset=offsets.broker_offset,
+        consumer_offset=offsets.consumer_offset,
+        pull_offset=offsets.pull_offset,
+        last_time_ms=offsets.last_timestamp or None,
+    )

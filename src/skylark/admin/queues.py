@@ -1,0 +1,78 @@
+"""The queues of a topic, one question about each of them, and the offsets of groups in them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import TypeAlias, TypeVar
+
+from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.session import Session, masters_of, no_topic
+from skylark.client.calls import make_request
+from skylark.client.routes import make_route
+from skylark.core.errors import BrokerError, QueryNotFoundError
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers.offset import UpdateConsumerOffsetRequestHeader
+
+T = TypeVar("T")
+
+#: A point in time: a datetime, or milliseconds since 1970.
+Moment: TypeAlias = datetime | int
+
+
+def to_ms(moment: Moment) -> int:
+    """A point in time in milliseconds since 1970."""
+    return moment if isinstance(moment, int) else round(moment.timestamp() * 1000)
+
+
+async def readable_queues(
+    session: Session, topic: str
+) -> tuple[list[MessageQueue], dict[str, str]]:
+    """The queues of a topic, as servers know them, and the addresses of their masters.
+
+    Queues of a broker that has no master now are left out; raises NotFoundError if that is all.
+    """
+    name = session.wrap(topic)
+    route = await session.route(name)
+    masters = masters_of(route)
+    queues = [q for q in make_route(name, route).subscribe if q.broker_name in masters]
+    if not queues:
+        raise no_topic(topic)
+    return sorted(queues), masters
+
+
+async def per_queue(
+    session: Session, queues: Sequence[MessageQueue], work: Callable[[MessageQueue], Awaitable[T]]
+) -> dict[MessageQueue, T]:
+    """What ``work`` makes of each queue, by queue as the application knows it."""
+    results = await few_at_a_time(queues, work)
+    return dict(zip(map(session.unwrap_queue, queues), results, strict=True))
+
+
+async def committed_offset(
+    session: Session, address: str, group: str, queue: MessageQueue
+) -> int | None:
+    """What a group has committed (14); None for nothing."""
+    try:
+        return await session.calls.query_offset(address, group, queue, set_zero_if_not_found=False)
+    except QueryNotFoundError:
+        return None
+
+
+async def commit_offset(
+    session: Session, address: str, group: str, queue: MessageQueue, offset: int
+) -> None:
+    """Commit for a group (15); raises BrokerError also if the broker ignores it."""
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+    )
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
+    request = make_request(code, header, broker_name=queue.broker_name)
+    answer = await session.call(address, request)
+    if answer.remark and "previously reset" in answer.remark:
+        raise BrokerError(
+            f"the offset of queue {queue.queue_id} is not set: {answer.remark}",
+            broker_address=address,
+            hint="a reset waits for the next pull of the group; reset it again instead",
+        )

@@ -1,0 +1,101 @@
+"""Messages of several queues in the order in which they were stored.
+
+Each queue is read by itself (:mod:`skylark.client.ranges`), only as far as somebody listens, and
+what the queues give is merged by store time. So a question for ten messages of a topic with many
+queues costs one small pull per queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import msgspec
+
+from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.lookup import message_of, records_of
+from skylark.admin.session import Session
+from skylark.client.errors import Missing
+from skylark.client.message import MessageExt
+from skylark.client.ranges import RangeTerms, fixed_address, pull_range
+from skylark.wire.bodies.common import MessageQueue
+
+log = logging.getLogger(__name__)
+
+#: Of one pull: small, because most of what is read may not be wanted.
+PULL_COUNT: Final = 32
+PULL_SIZE: Final = 1024 * 1024
+PATIENCE_S: Final = 10.0
+
+
+class QueueRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets [start, end) of a queue, named as servers know it, and where to read it."""
+
+    queue: MessageQueue
+    address: str
+    start: int
+    end: int
+
+
+async def queue_messages(
+    session: Session, part: QueueRange, begin_ms: int, end_ms: int, tags: str = "*"
+) -> AsyncGenerator[MessageExt, None]:
+    """The messages of a range that were stored in a time; what is gone is passed over."""
+    terms = RangeTerms(
+        expression=tags, count_max=PULL_COUNT, size_max=PULL_SIZE, patience_s=PATIENCE_S
+    )
+    pulls = pull_range(
+        session.calls,
+        fixed_address(part.address),
+        part.queue,
+        part.start,
+        part.end,
+        session.clock,
+        terms,
+        _note_missing,
+    )
+    try:
+        async for pulled in pulls:
+            for record in records_of(pulled):
+                in_range = part.start <= record.queue_offset < part.end
+                if in_range and begin_ms <= record.store_timestamp < end_ms:
+                    yield message_of(session, record, part.queue.broker_name)
+    finally:
+        await pulls.aclose()
+
+
+def _note_missing(missing: Missing) -> None:
+    log.info("%d messages of %s expired meanwhile", missing.count, missing.queue)
+
+
+async def merged(
+    sources: Sequence[AsyncGenerator[MessageExt, None]],
+) -> AsyncGenerator[MessageExt, None]:
+    """What all sources give, by store time; each is asked for one message ahead, and closed."""
+    try:
+        firsts = await few_at_a_time(sources, _next_of)
+        heads = [
+            (message.record.store_timestamp, number, message)
+            for number, message in enumerate(firsts)
+            if message is not None
+        ]
+        heapq.heapify(heads)
+        while heads:
+            _, number, message = heads[0]
+            yield message
+            following = await _next_of(sources[number])
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following.record.store_timestamp, number, following))
+    finally:
+        for source in sources:
+            await source.aclose()
+
+
+async def _next_of(source: AsyncGenerator[MessageExt, None]) -> MessageExt | None:
+    async for message in source:
+        return message
+    return None

@@ -1,0 +1,270 @@
+"""A run over dead letters: each is sent again, once (:mod:`skylark.admin.letters`), and counted.
+
+A run over all letters of a group commits how far it has come, for a consumer group of its own
+(:func:`progress_group`), every :data:`COMMIT_EVERY` letters and when it ends, however it ends; the
+next run goes on from there. It never commits past a letter that failed, or that was passed over by
+a filter: those that were sent behind it are recognised by their mark. A run ends where its queues
+ended when it began, so letters that die anew are for the next one.
+
+A letter that cannot be sent (its topic is gone, a broker refuses it) counts as failed, and the run
+goes on. After :data:`FAILURES_IN_A_ROW` that might have succeeded at another time it gives up:
+then it is not the letters, but the cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from skylark.admin.letters import Destination, Letter, Postman, restore
+from skylark.admin.queues import commit_offset, committed_offset
+from skylark.admin.ranges import QueueRange, queue_messages
+from skylark.admin.session import Session
+from skylark.client.calls import make_request
+from skylark.client.message import MessageExt
+from skylark.core.errors import SkylarkError
+from skylark.core.names import GROUP_LENGTH_MAX
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.config import SubscriptionGroupConfig
+from skylark.wire.codes import RequestCode
+from skylark.wire.fields import INT64_MAX
+
+COMMIT_EVERY: Final = 32
+FAILURES_IN_A_ROW: Final = 5
+GAVE_UP: Final = f"{FAILURES_IN_A_ROW} letters in a row could not be sent now"
+#: Single letters that a report lists; the counts are of all.
+LISTED_MAX: Final = 1_000
+
+Outcome: TypeAlias = Literal["sent", "planned", "already", "filtered", "failed"]
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one dead letter."""
+
+    msg_id: str
+    dead_letter_id: str  #: offset id of the letter
+    queue: MessageQueue
+    queue_offset: int
+    topic: str | None  #: where it went
+    outcome: Outcome
+    new_id: str | None = None  #: offset id of the copy
+    problem: str | None = None
+
+
+class RedriveProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is; also its sum in the end."""
+
+    total: int  #: letters to be looked at
+    seen: int = 0
+    sent: int = 0  #: with ``dry_run``: that would be
+    already: int = 0  #: sent by an earlier run
+    filtered: int = 0
+    failed: int = 0
+
+
+class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did."""
+
+    group: str
+    dry_run: bool
+    counts: RedriveProgress
+    letters: tuple[Redriven, ...]  #: the first of them, without those that were filtered
+    stopped: str | None = None  #: why it gave up before the end
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing failed, and the end was reached."""
+        return self.stopped is None and not self.counts.failed
+
+
+class RedriveTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run goes; see :meth:`skylark.admin.dlq.DeadLetterQueues.redrive`."""
+
+    to: Destination = "topic"
+    where: Callable[[MessageExt], bool] | None = None
+    dry_run: bool = False
+    rate: float | None = None
+    limit: int | None = None
+    on_progress: Callable[[RedriveProgress], object] | None = None
+
+
+def progress_group(group: str) -> str:
+    """The group under whose name the progress through the letters of a group is committed."""
+    name = f"REDRIVE-{group}"
+    if len(name) <= GROUP_LENGTH_MAX:
+        return name
+    digest = hashlib.sha256(group.encode()).hexdigest()[:16]
+    return f"{name[: GROUP_LENGTH_MAX - 17]}-{digest}"
+
+
+class Run:
+    """One run; ``group`` is named as servers know it."""
+
+    def __init__(self, session: Session, group: str, terms: RedriveTerms) -> None:
+        self._session = session
+        self._group = group
+        self._terms = terms
+        self._postman = Postman(session)
+        self._counts = RedriveProgress(total=0)
+        self._listed: list[Redriven] = []
+        self._failures = 0
+        self._due: float | None = None
+
+    def _report(self, stopped: str | None = None) -> RedriveReport:
+        return RedriveReport(
+            group=self._session.unwrap(self._group),
+            dry_run=self._terms.dry_run,
+            counts=self._counts,
+            letters=tuple(self._listed),
+            stopped=stopped,
+        )
+
+    # ---- all of a group --------------------------------------------------------------------------
+
+    async def over_queues(self, queues: Sequence[QueueRange], *, restart: bool) -> RedriveReport:
+        """Go through the queues, from where the last run ended, or with ``restart`` all of them."""
+        session, mark = self._session, session_group(self._session, self._group)
+        parts = []
+        for part in queues:
+            done = await committed_offset(session, part.address, mark, part.queue)
+            start = part.start if restart else resume_at(done, part.start, part.end)
+            parts.append(msgspec.structs.replace(part, start=start))
+        self._counts = RedriveProgress(total=sum(part.end - part.start for part in parts))
+        # A filter leaves holes behind, and holes cannot be committed.
+        commits = not self._terms.dry_run and self._terms.where is None
+        if commits:
+            for address in dict.fromkeys(part.address for part in parts):
+                config = SubscriptionGroupConfig(group_name=mark)
+                code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+                await session.call(address, make_request(code, body=config))
+        for part in parts:
+            stopped = await self._over_queue(part, mark if commits else None)
+            if stopped is not None:
+                return self._report(stopped)
+        return self._report()
+
+    async def _over_queue(self, part: QueueRange, mark: str | None) -> str | None:
+        """Go through one queue; why to give up, or None."""
+        committed = done = part.start
+        is_whole = True
+        messages = queue_messages(self._session, part, 0, INT64_MAX)
+        try:
+            async for message in messages:
+                if self._is_enough():
+                    return f"the limit of {self._terms.limit} letters"
+                outcome = await self._one(message)
+                is_whole = is_whole and outcome != "failed"
+                if is_whole:
+                    done = message.queue_offset + 1
+                if mark is not None and done - committed >= COMMIT_EVERY:
+                    await commit_offset(self._session, part.address, mark, part.queue, done)
+                    committed = done
+                if self._failures >= FAILURES_IN_A_ROW:
+                    return GAVE_UP
+            if is_whole:
+                done = part.end
+        finally:
+            await messages.aclose()
+            if mark is not None and done > committed:
+                await commit_offset(self._session, part.address, mark, part.queue, done)
+        return None
+
+    # ---- some letters ----------------------------------------------------------------------------
+
+    async def over_messages(self, messages: Sequence[MessageExt]) -> RedriveReport:
+        """Send these; nothing is committed."""
+        self._counts = RedriveProgress(total=len(messages))
+        for message in messages:
+            if self._is_enough():
+                return self._report(f"the limit of {self._terms.limit} letters")
+            await self._one(message)
+            if self._failures >= FAILURES_IN_A_ROW:
+                return self._report(GAVE_UP)
+        return self._report()
+
+    # ---- one letter ------------------------------------------------------------------------------
+
+    def _is_enough(self) -> bool:
+        return self._terms.limit is not None and self._counts.sent >= self._terms.limit
+
+    async def _one(self, message: MessageExt) -> Outcome:
+        where = self._terms.where
+        if where is not None and not where(message):
+            self._count("filtered")
+            return "filtered"
+        letter: Letter | None = None
+        outcome: Outcome = "failed"
+        new_id = problem = None
+        try:
+            letter = restore(message.record, self._group, self._terms.to)
+            await self._postman.check(letter.destination)
+            new_id = await self._postman.already_sent(letter)
+            if new_id is not None:
+                outcome = "already"
+            elif self._terms.dry_run:
+                outcome = "planned"
+            else:
+                await self._wait_turn()
+                new_id = await self._postman.send(letter, message)
+                outcome = "sent"
+        except SkylarkError as error:
+            problem = str(error)
+            self._failures += error.retriable
+        if outcome != "failed":
+            self._failures = 0
+        if len(self._listed) < LISTED_MAX:
+            self._listed.append(self._redriven(message, letter, outcome, new_id, problem))
+        self._count(outcome)
+        return outcome
+
+    def _redriven(
+        self,
+        message: MessageExt,
+        letter: Letter | None,
+        outcome: Outcome,
+        new_id: str | None,
+        problem: str | None,
+    ) -> Redriven:
+        return Redriven(
+            msg_id=message.msg_id,
+            dead_letter_id=message.offset_msg_id,
+            queue=self._session.unwrap_queue(message.queue),
+            queue_offset=message.queue_offset,
+            topic=None if letter is None else self._session.unwrap(letter.destination),
+            outcome=outcome,
+            new_id=new_id,
+            problem=problem,
+        )
+
+    def _count(self, outcome: Outcome) -> None:
+        field = "sent" if outcome == "planned" else outcome
+        now = {"seen": self._counts.seen + 1, field: getattr(self._counts, field) + 1}
+        self._counts = msgspec.structs.replace(self._counts, **now)
+        if self._terms.on_progress is not None:
+            self._terms.on_progress(self._counts)
+
+    async def _wait_turn(self) -> None:
+        """Keep to the rate: never more letters than it allows, and no catching up."""
+        rate, clock = self._terms.rate, self._session.clock
+        if rate is None:
+            return
+        now = clock.monotonic()
+        if self._due is not None and self._due > now:
+            await clock.sleep(self._due - now)
+        self._due = max(now, self._due or now) + 1 / rate
+
+
+def resume_at(done: int | None, start: int, end: int) -> int:
+    """Where to go on in a queue with offsets [start, end), of which a run has done so many.
+
+    More than there are means that the topic was deleted and made anew.
+    """
+    return start if done is None or done > end else max(start, done)
+
+
+def session_group(session: Session, group: str) -> str:
+    """:func:`progress_group` of a group, both as servers know them."""
+    return session.wrap(progress_group(session.unwrap(group)))

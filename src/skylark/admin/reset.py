@@ -1,0 +1,290 @@
+"""Sending a group elsewhere: first the plan, then the deed.
+
+**The plan** is made from what brokers say now: the bounds of every queue, what the group has
+committed, and for a time the first message stored then or later. A time after the last message
+means the end, also with old brokers, whose search gives the last message.
+
+**The deed**, broker by broker, as its settings (26) say:
+
+=============================  =====================================================================
+``useServerSideResetOffset``   222 for each queue with its offset: the broker sets it and lets the
+(5.x, the default)             next pull jump. Members may be connected or not
+without it (4.x), members      222 with the time for the whole topic: the broker works the offsets
+are connected                  out again and tells the members (220). An offset or a single queue
+                               cannot be had this way and is refused
+without it, nobody is          (206) the offsets are committed directly (15), as mqadmin falls back
+connected                      to its old form
+=============================  =====================================================================
+
+In the end every offset is read again: the result has what the brokers say, not what was wanted.
+Answers to ``ResetOffsetByTimeCommand``, ``resetOffsetByTimestamp`` and
+``resetOffsetByTimestampOld`` with ``force``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError
+from skylark.admin.fan_out import few_at_a_time, on_each
+from skylark.admin.members import group_members
+from skylark.admin.queue_stats import QueueStats, topic_stats
+from skylark.admin.queues import commit_offset, committed_offset, readable_queues, to_ms
+from skylark.admin.session import Session
+from skylark.client.calls import make_request
+from skylark.core.errors import (
+    BrokerError,
+    ClientError,
+    ConsumerNotOnlineError,
+    InvalidParameterError,
+)
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.headers.offset import ResetOffsetRequestHeader
+
+#: Where to: a time, or an offset in every queue.
+ResetTo: TypeAlias = Literal["earliest", "latest"] | datetime | int
+
+SERVER_SIDE: Final = b"useServerSideResetOffset=true"
+TO_END: Final = -1
+TO_START: Final = 0
+
+
+class QueueReset(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue of a plan."""
+
+    queue: MessageQueue
+    committed: int | None  #: None: nothing
+    new_offset: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def step(self) -> int:
+        """How far it goes: below zero, messages are consumed again; above, they are left out.
+
+        A group that has committed nothing counts as standing at the beginning.
+        """
+        return self.new_offset - (self.min_offset if self.committed is None else self.committed)
+
+
+class ResetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a group would go; ``time_ms`` is what brokers are told where offsets do not do."""
+
+    group: str
+    topic: str
+    queues: tuple[QueueReset, ...]
+    is_online: bool  #: a member was connected
+    time_ms: int | None  #: -1 for the end; None: only offsets do
+    is_whole: bool = True  #: all queues of the topic
+
+
+class QueueDone(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue after a reset."""
+
+    queue: MessageQueue
+    old_offset: int | None
+    offset: int | None  #: what the broker has now; members may not have jumped yet
+
+
+class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a reset."""
+
+    group: str
+    topic: str
+    queues: tuple[QueueDone, ...]
+    by_members: bool = False  #: members were told, and commit when they have jumped
+
+
+# ---- plan ----------------------------------------------------------------------------------------
+
+
+async def make_plan(
+    session: Session,
+    group: str,
+    topic: str,
+    to: ResetTo,
+    *,
+    broker_name: str | None = None,
+    queue_id: int | None = None,
+) -> ResetPlan:
+    """See :meth:`skylark.admin.offsets.Offsets.plan_reset`."""
+    _check_target(to)
+    all_queues, masters = await readable_queues(session, topic)
+    queues = [
+        queue
+        for queue in all_queues
+        if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+    ]
+    if not queues:
+        raise NotFoundError(f"topic {topic} has no such queue")
+    name = session.wrap(group)
+    members = await group_members(session, name)
+    stats = await topic_stats(session, session.wrap(topic), masters)
+    if stats.failures:
+        failed = stats.failures[0]
+        raise ClientError(f"no plan without {failed.server}: {failed.problem}")
+    bounds = {entry.queue: entry for entry in stats.queues}
+
+    async def plan(queue: MessageQueue) -> QueueReset:
+        address = masters[queue.broker_name]
+        shown = session.unwrap_queue(queue)
+        ends = bounds.get(shown) or QueueStats(
+            queue=shown, min_offset=0, max_offset=0, last_time_ms=None
+        )
+        return QueueReset(
+            queue=shown,
+            committed=await committed_offset(session, address, name, queue),
+            new_offset=await _target(session, address, queue, to, ends),
+            min_offset=ends.min_offset,
+            max_offset=ends.max_offset,
+        )
+
+    planned = await few_at_a_time(queues, plan)
+    if all(entry.committed is None for entry in planned):
+        await _require_group(session, name, masters)
+    return ResetPlan(
+        group=group,
+        topic=topic,
+        queues=tuple(planned),
+        is_online=bool(members.members),
+        time_ms=_time_of(to),
+        is_whole=len(queues) == len(all_queues),
+    )
+
+
+def _check_target(to: ResetTo) -> None:
+    if isinstance(to, str) and to not in ("earliest", "latest"):
+        raise InvalidParameterError(f"{to!r} is neither earliest nor latest, a time or an offset")
+    if isinstance(to, int) and to < 0:
+        raise InvalidParameterError(f"{to} is no offset")
+
+
+async def _target(
+    session: Session, address: str, queue: MessageQueue, to: ResetTo, ends: QueueStats
+) -> int:
+    if to == "earliest":
+        return ends.min_offset
+    if to == "latest":
+        return ends.max_offset
+    if isinstance(to, datetime):
+        time_ms = to_ms(to)
+        if ends.last_time_ms is None or time_ms > ends.last_time_ms:
+            return ends.max_offset
+        wanted = await session.calls.search_offset(address, queue, time_ms)
+    else:
+        assert isinstance(to, int)
+        wanted = to
+    return min(max(wanted, ends.min_offset), ends.max_offset)
+
+
+def _time_of(to: ResetTo) -> int | None:
+    if to == "earliest":
+        return TO_START
+    if to == "latest":
+        return TO_END
+    return to_ms(to) if isinstance(to, datetime) else None
+
+
+async def _require_group(session: Session, group: str, masters: dict[str, str]) -> None:
+    """Raise NotFoundError unless a broker of the topic knows the group."""
+    code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    tables = await on_each(
+        masters, lambda _, address: session.ask(SubscriptionGroupWrapper, address, code)
+    )
+    if not any(group in table.subscription_group_table for table in tables.all().values()):
+        raise NotFoundError(f"there is no group {session.unwrap(group)}")
+
+
+# ---- deed ----------------------------------------------------------------------------------------
+
+
+async def apply_reset(session: Session, plan: ResetPlan) -> GroupReset:
+    """See :meth:`skylark.admin.offsets.Offsets.apply`."""
+    by_broker: dict[str, list[QueueReset]] = {}
+    for queue in plan.queues:
+        by_broker.setdefault(queue.queue.broker_name, []).append(queue)
+    masters = await session.topic_masters(session.wrap(plan.topic))
+    if missing := by_broker.keys() - masters.keys():
+        raise NotFoundError(f"broker {', '.join(sorted(missing))} has no master now")
+
+    async def apply(broker: str, address: str) -> bool:
+        return await _apply_on(session, plan, address, by_broker[broker])
+
+    told = (await on_each({b: masters[b] for b in by_broker}, apply)).all()
+
+    async def read(queue: QueueReset) -> QueueDone:
+        return QueueDone(
+            queue=queue.queue,
+            old_offset=queue.committed,
+            offset=await committed_offset(
+                session,
+                masters[queue.queue.broker_name],
+                session.wrap(plan.group),
+                session.namespace.wrap_queue(queue.queue),
+            ),
+        )
+
+    return GroupReset(
+        group=plan.group,
+        topic=plan.topic,
+        queues=tuple(await few_at_a_time(plan.queues, read)),
+        by_members=any(told.values()),
+    )
+
+
+async def _apply_on(
+    session: Session, plan: ResetPlan, address: str, queues: Sequence[QueueReset]
+) -> bool:
+    """Carry out one broker's part of a plan; whether its members were told to jump."""
+    if await _resets_by_itself(session, address):
+        for queue in queues:
+            await session.call(
+                address, _request(session, plan, queue.queue.queue_id, queue.new_offset)
+            )
+        return False
+    if plan.time_ms is not None and plan.is_whole:
+        try:
+            await session.call(address, _request(session, plan))
+        except ConsumerNotOnlineError:
+            pass
+        else:
+            return True
+    elif plan.is_online:
+        raise ClientError(
+            f"this broker cannot send the members of {plan.group} to single offsets",
+            hint="stop them first, or reset all queues by time",
+        )
+    group = session.wrap(plan.group)
+    for queue in queues:
+        name = session.namespace.wrap_queue(queue.queue)
+        await commit_offset(session, address, group, name, queue.new_offset)
+    return False
+
+
+async def _resets_by_itself(session: Session, address: str) -> bool:
+    try:
+        answer = await session.call(address, make_request(RequestCode.GET_BROKER_CONFIG))
+    except BrokerError:  # settings may be hidden from this user: as by default
+        return True
+    return SERVER_SIDE in (answer.body or b"").split(b"\n")
+
+
+def _request(
+    session: Session, plan: ResetPlan, queue_id: int = -1, offset: int | None = None
+) -> Command:
+    header = ResetOffsetRequestHeader(
+        topic=session.wrap(plan.topic),
+        group=session.wrap(plan.group),
+        queue_id=queue_id,
+        offset=offset,
+        timestamp=TO_START if plan.time_ms is None else plan.time_ms,
+        is_force=True,
+    )
+    return make_request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)

@@ -1,0 +1,238 @@
+"""Who is asked, and over which connections: what all families of admin functions stand on.
+
+A :class:`Session` belongs to one event loop, the one its link was opened on. Name servers know the
+same, so for questions any of them will do: they are asked in the order given, beginning with the
+one that answered last. Changes of what they hold go to each (:meth:`Session.name_servers`).
+
+Names are those of the application: :meth:`wrap` puts them into the namespace on the way out, and
+:meth:`unwrap` takes them out of results. A broker may be given by its name or by its address; only
+masters are found by name. Every request has a time limit, ``timeout_s`` unless a function says
+otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.client.calls import BrokerCalls, checked, make_request
+from skylark.client.link import Link
+from skylark.client.namespace import Namespace
+from skylark.client.routes import MASTER_ID
+from skylark.core.clock import Clock
+from skylark.core.errors import (
+    ClientStateError,
+    ConfigError,
+    NoNameServerError,
+    TransportError,
+)
+from skylark.core.names import parse_address
+from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.route import ClusterInfo, TopicRouteData
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from skylark.wire.fields import Header
+from skylark.wire.headers.route import GetRouteInfoRequestHeader
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: What questions and changes get, each.
+TIMEOUT_S: Final = 6.0
+
+
+class Session:
+    """See the module."""
+
+    def __init__(
+        self,
+        link: Link,
+        name_servers: Sequence[str],
+        namespace: Namespace,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._link = link
+        self._name_servers = list(name_servers)
+        self.namespace = namespace
+        self.timeout_s = timeout_s
+        self.calls = BrokerCalls(link, timeout_s)
+
+    @property
+    def clock(self) -> Clock:
+        return self._link.clock
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def wrap(self, name: str) -> str:
+        """A topic or group as servers know it."""
+        return self.namespace.wrap(name)
+
+    def unwrap(self, name: str) -> str:
+        """A topic or group as the application knows it."""
+        return self.namespace.unwrap(name)
+
+    def is_ours(self, name: str) -> bool:
+        """Whether a topic or group belongs to the namespace; without one, all do."""
+        return not self.namespace.name or self.unwrap(name) != name
+
+    def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        return self.namespace.unwrap_queue(queue)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    async def call(
+        self, address: str, request: Command, *also: int, timeout_s: float | None = None
+    ) -> Command:
+        """A broker's answer, if its code is success or one of ``also``; else raises its error."""
+        self._check_loop()
+        answer = await self._link.call(address, request, timeout_s or self.timeout_s)
+        return checked(answer, address, *also)
+
+    async def ask(
+        self,
+        body_type: type[T],
+        address: str,
+        code: int,
+        header: Header | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """The body of a broker's answer."""
+        answer = await self.call(address, make_request(code, header), timeout_s=timeout_s)
+        return decode_body(body_type, answer.body or b"{}")
+
+    async def call_name_server(self, address: str, request: Command, *also: int) -> Command:
+        """The answer of one name server, checked."""
+        self._check_loop()
+        answer = await self._link.call_name_server(address, request, self.timeout_s)
+        return checked(answer, address, *also)
+
+    async def ask_name_servers(self, request: Command, *also: int) -> Command:
+        """The checked answer of the first name server that gives one.
+
+        Raises NoNameServerError if none does, and BrokerError for what is refused.
+        """
+        self._check_loop()
+        problems: list[str] = []
+        last: TransportError | None = None
+        for address in tuple(self._name_servers):
+            try:
+                answer = await self._link.call_name_server(address, request, self.timeout_s)
+            except TransportError as error:
+                log.info("name server %s does not answer: %s", address, error)
+                problems.append(str(error))
+                last = error
+                self._name_servers.remove(address)
+                self._name_servers.append(address)
+            else:
+                return checked(answer, address, *also)
+        raise NoNameServerError(
+            f"no name server answered: {'; '.join(dict.fromkeys(problems))}",
+            hint="start one with `skylark up`, or say where it is with -n HOST:PORT",
+        ) from last
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._link.loop:
+            raise ClientStateError(
+                "this admin client belongs to another event loop",
+                hint="make one per loop, or use skylark.sync from threads",
+            )
+
+    @property
+    def name_servers(self) -> dict[str, str]:
+        """All name servers, for changes that each must hear of: address by address."""
+        return {address: address for address in sorted(self._name_servers)}
+
+    # ---- who is there ----------------------------------------------------------------------------
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All clusters and brokers (106)."""
+        answer = await self.ask_name_servers(make_request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return decode_body(ClusterInfo, answer.body or b"{}")
+
+    async def masters(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> dict[str, str]:
+        """Name -> address of every master, of those of one cluster, or of one broker.
+
+        Raises NoBrokerError if there is none, NotFoundError for a broker that is not known.
+        """
+        if broker is not None:
+            return dict([await self.broker(broker)])
+        info = await self.cluster_info()
+        found = {
+            name: data.broker_addrs[MASTER_ID]
+            for name, data in sorted(info.broker_addr_table.items())
+            if MASTER_ID in data.broker_addrs and cluster in (None, data.cluster)
+        }
+        if not found:
+            where = "" if cluster is None else f" of cluster {cluster}"
+            clusters = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            raise NoBrokerError(
+                f"no broker{where} is registered with {';'.join(self.name_servers)}",
+                hint=f"clusters there: {clusters}",
+            )
+        return found
+
+    async def broker(self, broker: str) -> tuple[str, str]:
+        """Name and address of a broker: of the master with this name, or of any at this address.
+
+        Raises NotFoundError. An address that is not registered is used as it is.
+        """
+        info = await self.cluster_info()
+        data = info.broker_addr_table.get(broker)
+        if data is not None and MASTER_ID in data.broker_addrs:
+            return broker, data.broker_addrs[MASTER_ID]
+        for name, other in info.broker_addr_table.items():
+            if broker in other.broker_addrs.values():
+                return name, broker
+        known = ", ".join(sorted(info.broker_addr_table)) or "none"
+        if data is not None:
+            raise NotFoundError(f"broker {broker} has no master now", hint="is it running?")
+        try:
+            return broker, str(parse_address(broker))
+        except ConfigError:
+            raise NotFoundError(f"there is no broker {broker}", hint=f"known: {known}") from None
+
+    async def find_route(self, topic: str) -> TopicRouteData | None:
+        """The route (105) of a topic as servers know it; None if it has none."""
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        request = make_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        answer = await self.ask_name_servers(request, ResponseCode.TOPIC_NOT_EXIST)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return decode_body(TopicRouteData, answer.body or b"{}")
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """The route of a topic as servers know it; raises NotFoundError."""
+        route = await self.find_route(topic)
+        if route is None:
+            raise no_topic(self.unwrap(topic))
+        return route
+
+    async def topic_masters(self, topic: str) -> dict[str, str]:
+        """Name -> address of the masters that have a topic; raises NotFoundError."""
+        return masters_of(await self.route(topic))
+
+
+def masters_of(route: TopicRouteData) -> dict[str, str]:
+    """Name -> address of the masters of a route; a group without a master is left out."""
+    return {
+        data.broker_name: data.broker_addrs[MASTER_ID]
+        for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
+        if MASTER_ID in data.broker_addrs
+    }
+
+
+def no_topic(topic: str) -> NotFoundError:
+    """What a topic without a route ends in."""
+    return NotFoundError(
+        f"there is no topic {topic}",
+        hint=f"create it with `skylark topic create {topic}`, or check that its brokers run",
+    )

@@ -1,0 +1,238 @@
+"""Settings of running servers: brokers, name servers, the name servers' key-value table, and
+write permission by way of the routes.
+
+Name servers do not talk to each other, so what is set at one is set at all; each is asked, and
+those that failed are reported. A broker's settings are its own. Answers to mqadmin's
+getBrokerConfig, updateBrokerConfig, getNamesrvConfig, updateNamesrvConfig, updateKvConfig,
+deleteKvConfig, wipeWritePerm, addWritePerm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import on_each
+from skylark.admin.session import Session
+from skylark.client.calls import make_request
+from skylark.core.config import format_properties, parse_properties
+from skylark.core.errors import ConfigError, InvalidParameterError, RemoteProtocolError
+from skylark.wire.bodies.common import KVTable
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from skylark.wire.fields import decode_ext
+from skylark.wire.headers.route import (
+    AddWritePermOfBrokerRequestHeader,
+    AddWritePermOfBrokerResponseHeader,
+    DeleteKVConfigRequestHeader,
+    GetKVConfigRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    PutKVConfigRequestHeader,
+    WipeWritePermOfBrokerRequestHeader,
+    WipeWritePermOfBrokerResponseHeader,
+)
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one server, by their Java names."""
+
+    server: str
+    address: str
+    settings: dict[str, str]
+
+
+class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of several servers, and those that did not tell."""
+
+    servers: tuple[ServerSettings, ...]
+    failures: tuple[ServerFailure, ...] = ()
+
+
+class Settings:
+    """The functions about settings."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # ---- brokers ---------------------------------------------------------------------------------
+
+    async def brokers(
+        self, *, cluster: str | None = None, broker: str | None = None
+    ) -> SettingsReport:
+        """The settings of all masters, those of a cluster, or one broker (26)."""
+        session = self._session
+
+        async def get(name: str, address: str) -> ServerSettings:
+            answer = await session.call(address, make_request(RequestCode.GET_BROKER_CONFIG))
+            return ServerSettings(server=name, address=address, settings=_settings(answer))
+
+        found = await on_each(await session.masters(cluster, broker), get)
+        return SettingsReport(servers=tuple(found.some().values()), failures=found.failures)
+
+    async def set_brokers(
+        self,
+        changes: Mapping[str, str],
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> list[str]:
+        """Change settings while brokers run (25); the brokers that took them.
+
+        Raises NoPermissionError for what is fixed at start, BrokerError, PartialFailureError.
+        """
+        session = self._session
+        body = _body(changes)
+
+        async def put(name: str, address: str) -> str:
+            request = Command(code=RequestCode.UPDATE_BROKER_CONFIG, ext={}, body=body)
+            await session.call(address, request)
+            return name
+
+        return list((await on_each(await session.masters(cluster, broker), put)).all())
+
+    # ---- name servers ----------------------------------------------------------------------------
+
+    async def name_servers(self) -> SettingsReport:
+        """The settings of each name server (319)."""
+        session = self._session
+
+        async def get(name: str, address: str) -> ServerSettings:
+            request = make_request(RequestCode.GET_NAMESRV_CONFIG)
+            answer = await session.call_name_server(address, request)
+            return ServerSettings(server=name, address=address, settings=_settings(answer))
+
+        found = await on_each(session.name_servers, get)
+        return SettingsReport(servers=tuple(found.some().values()), failures=found.failures)
+
+    async def set_name_servers(self, changes: Mapping[str, str]) -> list[str]:
+        """Change settings of all name servers (318); raises PartialFailureError."""
+        session = self._session
+        request = Command(code=RequestCode.UPDATE_NAMESRV_CONFIG, ext={}, body=_body(changes))
+        done = await on_each(
+            session.name_servers, lambda _, address: session.call_name_server(address, request)
+        )
+        return list(done.all())
+
+    # ---- the key-value table ---------------------------------------------------------------------
+
+    async def kv(self, namespace: str, key: str) -> str:
+        """One value (101); raises NotFoundError."""
+        value = await kv_get(self._session, namespace, key)
+        if value is None:
+            raise NotFoundError(f"there is no key {key} in namespace {namespace}")
+        return value
+
+    async def kv_list(self, namespace: str) -> dict[str, str]:
+        """All keys of a namespace (219); raises NotFoundError for an empty one."""
+        header = GetKVListByNamespaceRequestHeader(namespace=namespace)
+        request = make_request(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
+        answer = await self._session.ask_name_servers(request, ResponseCode.QUERY_NOT_FOUND)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            raise NotFoundError(f"there is nothing in namespace {namespace}")
+        return decode_body(KVTable, answer.body or b"{}").table
+
+    async def kv_put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value at all name servers; raises PartialFailureError."""
+        await kv_put(self._session, namespace, key, value)
+
+    async def kv_delete(self, namespace: str, key: str) -> None:
+        """Remove a key from all name servers, if it is there; raises PartialFailureError."""
+        await kv_delete(self._session, namespace, key)
+
+    # ---- write permission ------------------------------------------------------------------------
+
+    async def wipe_write_perm(self, broker: str) -> dict[str, int]:
+        """Take a broker out of the routes for sends (205): topics changed, by name server.
+
+        Readers go on; so a broker is emptied before it is taken away. It holds until the broker
+        registers anew from a restart. Raises NotFoundError, PartialFailureError.
+        """
+        session = self._session
+        await self._known(broker)
+        header = WipeWritePermOfBrokerRequestHeader(broker_name=broker)
+
+        async def wipe(_: str, address: str) -> int:
+            request = make_request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
+            answer = await session.call_name_server(address, request)
+            return decode_ext(WipeWritePermOfBrokerResponseHeader, answer.ext).wipe_topic_count
+
+        return (await on_each(session.name_servers, wipe)).all()
+
+    async def add_write_perm(self, broker: str) -> dict[str, int]:
+        """Put a broker back into the routes for sends (327): topics changed, by name server."""
+        session = self._session
+        await self._known(broker)
+        header = AddWritePermOfBrokerRequestHeader(broker_name=broker)
+
+        async def add(_: str, address: str) -> int:
+            request = make_request(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
+            answer = await session.call_name_server(address, request)
+            return decode_ext(AddWritePermOfBrokerResponseHeader, answer.ext).add_topic_count
+
+        return (await on_each(session.name_servers, add)).all()
+
+    async def _known(self, broker: str) -> None:
+        known = (await self._session.cluster_info()).broker_addr_table
+        if broker not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise NotFoundError(f"there is no broker {broker}", hint=f"known: {names}")
+
+
+async def kv_get(session: Session, namespace: str, key: str) -> str | None:
+    """A value of the key-value table; None if there is none."""
+    header = GetKVConfigRequestHeader(namespace=namespace, key=key)
+    request = make_request(RequestCode.GET_KV_CONFIG, header)
+    answer = await session.ask_name_servers(request, ResponseCode.QUERY_NOT_FOUND)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return None
+    return decode_ext(GetKVConfigResponseHeader, answer.ext).value
+
+
+async def kv_put(session: Session, namespace: str, key: str, value: str) -> None:
+    """PUT_KV_CONFIG (100) at all name servers; raises PartialFailureError."""
+    header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
+    done = await on_each(
+        session.name_servers,
+        lambda _, address: session.call_name_server(
+            address, make_request(RequestCode.PUT_KV_CONFIG, header)
+        ),
+    )
+    done.all()
+
+
+async def kv_delete(session: Session, namespace: str, key: str) -> None:
+    """DELETE_KV_CONFIG (102) at all name servers; raises PartialFailureError."""
+    header = DeleteKVConfigRequestHeader(namespace=namespace, key=key)
+    done = await on_each(
+        session.name_servers,
+        lambda _, address: session.call_name_server(
+            address, make_request(RequestCode.DELETE_KV_CONFIG, header)
+        ),
+    )
+    done.all()
+
+
+def _settings(answer: Command) -> dict[str, str]:
+    """Settings as sent: ``key=value`` lines in UTF-8, and nothing in them is escaped."""
+    try:
+        text = (answer.body or b"").decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("the settings are no text") from error
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key: value for key, _, value in pairs}
+
+
+def _body(changes: Mapping[str, str]) -> bytes:
+    if not changes:
+        raise InvalidParameterError("there is nothing to change")
+    body = format_properties(changes).encode("iso-8859-1")
+    try:
+        if parse_properties(body) == dict(changes):
+            return body
+    except ConfigError:
+        pass
+    raise InvalidParameterError("these settings cannot be written as properties")

@@ -1,0 +1,252 @@
+"""Clusters, brokers and rates: what monitoring asks for.
+
+A broker tells about itself in a table of strings (28); :class:`BrokerState` has the part that
+``mqadmin clusterList`` shows, with its types, and the table itself for the rest. Statistics (315)
+are sums and rates over the last minute, hour and day. What one broker cannot tell is a failure in
+the result, not an error, as long as another can.
+
+Answers to mqadmin's clusterList, brokerStatus, haStatus, topicStatus, statsAll,
+brokerConsumeStats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import on_each
+from skylark.admin.queue_stats import TopicStats, topic_stats
+from skylark.admin.session import Session
+from skylark.core.errors import BrokerError
+from skylark.wire.bodies.common import KVTable
+from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem, ConsumeStatsList
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers.admin import (
+    GetConsumeStatsInBrokerRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
+)
+
+TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
+GROUP_GET_NUMS: Final = "GROUP_GET_NUMS"
+#: The whole of a large broker: its queues are counted one by one.
+ALL_GROUPS_TIMEOUT_S: Final = 30.0
+
+
+class BrokerState(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker of a cluster, master or slave; None where it does not say."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    address: str
+    version: str | None = None
+    is_active: bool | None = None
+    put_tps: float | None = None  #: messages stored per second, over the last 10 seconds
+    get_tps: float | None = None  #: messages delivered per second, likewise
+    put_count_today: int | None = None
+    get_count_today: int | None = None
+    disk_ratio: float | None = None  #: how full the disk of the log is, 0 to 1
+    dispatch_behind_bytes: int | None = None  #: of the log, not in the queues yet
+    earliest_time_ms: int | None = None  #: store time of the oldest message
+    runtime: dict[str, str] = {}  #: all it says
+
+
+class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All brokers of all clusters, by cluster, name and id."""
+
+    brokers: tuple[BrokerState, ...]
+    failures: tuple[ServerFailure, ...] = ()  #: these are in ``brokers`` too, by name only
+
+
+class HaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of replication as one broker sees it."""
+
+    broker: str
+    address: str
+    status: HARuntimeInfo
+
+
+class StatsSum(msgspec.Struct, frozen=True, kw_only=True):
+    """A sum over a period and per second, over all brokers that were asked."""
+
+    total: int
+    tps: float
+
+
+class StatsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One statistic over three periods."""
+
+    name: str
+    key: str
+    minute: StatsSum
+    hour: StatsSum
+    day: StatsSum
+    failures: tuple[ServerFailure, ...] = ()
+
+
+class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """All groups of one broker: what waits, and the consume stats as the broker gives them."""
+
+    broker: str
+    address: str
+    lag: int
+    in_flight: int
+    stats: ConsumeStatsList
+
+
+class Stats:
+    """The functions about states and rates."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def clusters(self, cluster: str | None = None) -> ClusterReport:
+        """All brokers, slaves too, or those of one cluster; raises NotFoundError for it."""
+        session = self._session
+        info = await session.cluster_info()
+        if cluster is not None and cluster not in info.cluster_addr_table:
+            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            raise NotFoundError(f"there is no cluster {cluster}", hint=f"known: {known}")
+        known_brokers = {
+            address: BrokerState(
+                cluster=data.cluster, broker=name, broker_id=broker_id, address=address
+            )
+            for name, data in info.broker_addr_table.items()
+            if cluster in (None, data.cluster)
+            for broker_id, address in data.broker_addrs.items()
+        }
+        tables = await on_each(
+            {address: address for address in known_brokers},
+            lambda _, address: self._runtime(address),
+        )
+        states = [
+            _state(broker, tables.results.get(address)) for address, broker in known_brokers.items()
+        ]
+        states.sort(key=lambda state: (state.cluster, state.broker, state.broker_id))
+        named = tuple(
+            msgspec.structs.replace(failure, server=known_brokers[failure.address].broker)
+            for failure in tables.failures
+        )
+        return ClusterReport(brokers=tuple(states), failures=named)
+
+    async def runtime(self, broker: str) -> dict[str, str]:
+        """All that a broker says about itself (28), by name or address; raises NotFoundError."""
+        _, address = await self._session.broker(broker)
+        return await self._runtime(address)
+
+    async def _runtime(self, address: str) -> dict[str, str]:
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        return (await self._session.ask(KVTable, address, code)).table
+
+    async def topic(self, topic: str) -> TopicStats:
+        """The ends of every queue, and the rate of sends; raises NotFoundError."""
+        name = self._session.wrap(topic)
+        return await topic_stats(self._session, name, await self._session.topic_masters(name))
+
+    async def ha(self, broker: str) -> HaReport:
+        """State of replication (907): the slaves of a master, or the link of a slave."""
+        name, address = await self._session.broker(broker)
+        code = RequestCode.GET_BROKER_HA_STATUS
+        status = await self._session.ask(HARuntimeInfo, address, code)
+        return HaReport(broker=name, address=address, status=status)
+
+    async def groups(self, broker: str, *, only_order: bool = False) -> BrokerGroups:
+        """What waits for all groups of a broker (317); ``only_order``: in ordered topics."""
+        name, address = await self._session.broker(broker)
+        header = GetConsumeStatsInBrokerRequestHeader(is_order=only_order)
+        code = RequestCode.GET_BROKER_CONSUME_STATS
+        stats = await self._session.ask(
+            ConsumeStatsList, address, code, header, timeout_s=ALL_GROUPS_TIMEOUT_S
+        )
+        return BrokerGroups(
+            broker=name,
+            address=address,
+            lag=stats.total_diff,
+            in_flight=max(0, stats.total_inflight_diff),  # Java takes what was pulled for 0
+            stats=stats,
+        )
+
+    async def view(self, name: str, key: str, *, broker: str | None = None) -> StatsReport:
+        """One statistic (315), over all masters or of one broker.
+
+        Names are those of RocketMQ: ``TOPIC_PUT_NUMS`` with a topic as key, ``GROUP_GET_NUMS`` with
+        ``topic@group``. Raises NotFoundError if no broker has it: it begins with the first event.
+        """
+        return await self._view(name, key, await self._session.masters(broker=broker))
+
+    async def put_rate(self, topic: str) -> StatsReport:
+        """Messages sent to a topic; raises NotFoundError."""
+        name = self._session.wrap(topic)
+        return await self._view(TOPIC_PUT_NUMS, name, await self._session.topic_masters(name))
+
+    async def get_rate(self, group: str, topic: str) -> StatsReport:
+        """Messages of a topic delivered to a group; raises NotFoundError."""
+        name = self._session.wrap(topic)
+        key = f"{name}@{self._session.wrap(group)}"
+        return await self._view(GROUP_GET_NUMS, key, await self._session.topic_masters(name))
+
+    async def _view(self, name: str, key: str, masters: Mapping[str, str]) -> StatsReport:
+        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+        code = RequestCode.VIEW_BROKER_STATS_DATA
+        answers = await on_each(
+            masters, lambda _, address: self._session.ask(BrokerStatsData, address, code, header)
+        )
+        others = answers.without(BrokerError)  # code 1: it has counted nothing of this kind
+        if not answers.results:
+            if not others.errors:
+                raise NotFoundError(f"no broker has a statistic {name} of {key}")
+            others.all()
+        found = answers.results.values()
+        return StatsReport(
+            name=name,
+            key=key,
+            minute=_sum([data.stats_minute for data in found]),
+            hour=_sum([data.stats_hour for data in found]),
+            day=_sum([data.stats_day for data in found]),
+            failures=others.failures,
+        )
+
+
+def _sum(items: list[BrokerStatsItem | None]) -> StatsSum:
+    known = [item for item in items if item is not None]
+    return StatsSum(total=sum(item.sum for item in known), tps=sum(item.tps for item in known))
+
+
+def _state(broker: BrokerState, table: Mapping[str, str] | None) -> BrokerState:
+    if table is None:
+        return broker
+    put, get = _integer(table, "msgPutTotalTodayNow"), _integer(table, "msgGetTotalTodayNow")
+    put_before = _integer(table, "msgPutTotalTodayMorning")
+    get_before = _integer(table, "msgGetTotalTodayMorning")
+    return msgspec.structs.replace(
+        broker,
+        version=table.get("brokerVersionDesc"),
+        is_active=table["brokerActive"] == "true" if "brokerActive" in table else None,
+        put_tps=_number(table, "putTps"),
+        get_tps=_number(table, "getTransferredTps"),
+        put_count_today=None if put is None else put - (put_before or 0),
+        get_count_today=None if get is None else get - (get_before or 0),
+        disk_ratio=_number(table, "commitLogDiskRatio"),
+        dispatch_behind_bytes=_integer(table, "dispatchBehindBytes"),
+        earliest_time_ms=_integer(table, "earliestMessageTimeStamp"),
+        runtime=dict(table),
+    )
+
+
+def _number(table: Mapping[str, str], key: str) -> float | None:
+    """The first of the numbers of an entry; None for what is none."""
+    try:
+        return float(table.get(key, "").split()[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def _integer(table: Mapping[str, str], key: str) -> int | None:
+    try:
+        return int(table.get(key, ""))
+    except ValueError:
+        return None

@@ -1,0 +1,100 @@
+"""The trace of a message: what producers and consumers told about it, read from the trace topic.
+
+Records are found by the message's unique id, which the index of the trace topic has as a key
+(:mod:`skylark.client.trace` has the records). Before and after of one call of a handler share a
+request id; they may lie in different messages, or one of them may be missing: the consumer died,
+or the record has not been written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError
+from skylark.admin.lookup import by_key
+from skylark.admin.session import Session
+from skylark.client.trace import (
+    EndTransactionTrace,
+    PubTrace,
+    SubAfterTrace,
+    SubBeforeTrace,
+    Trace,
+    decode_traces,
+)
+from skylark.core.errors import RemoteProtocolError
+
+#: Messages of the trace topic that are looked at.
+COUNT_MAX: Final = 64
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a handler; without ``before`` or ``after``, that record was not found."""
+
+    request_id: str
+    before: SubBeforeTrace | None = None
+    after: SubAfterTrace | None = None
+
+    @property
+    def group(self) -> str | None:
+        for trace in (self.before, self.after):
+            if trace is not None and trace.group:
+                return trace.group
+        return None
+
+    @property
+    def time_ms(self) -> int:
+        if self.before is not None:
+            return self.before.time_ms
+        return self.after.time_ms or 0 if self.after is not None else 0
+
+
+class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was told about a message, each kind by time."""
+
+    msg_id: str
+    sends: tuple[PubTrace, ...] = ()
+    transactions: tuple[EndTransactionTrace, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+
+
+async def message_trace(session: Session, message_id: str, trace_topic: str) -> MessageTrace:
+    """Read and sort the traces of a message; raises NotFoundError if there are none."""
+    found = await by_key(session, trace_topic, message_id, count_max=COUNT_MAX)
+    traces: list[Trace] = []
+    for message in found:
+        try:
+            traces += decode_traces(message.body.decode("utf-8", "replace"))
+        except RemoteProtocolError:  # a record that nobody can read says nothing
+            continue
+    ours = [trace for trace in traces if trace.msg_id == message_id]
+    if not ours:
+        raise NotFoundError(
+            f"there is no trace of message {message_id} in {trace_topic}",
+            hint="producer and consumer need trace=True, and the broker traceTopicEnable",
+        )
+    return arrange(message_id, ours)
+
+
+def arrange(message_id: str, traces: Iterable[Trace]) -> MessageTrace:
+    """Sort traces of one message by kind and time, and pair up before and after."""
+    sends: list[PubTrace] = []
+    transactions: list[EndTransactionTrace] = []
+    deliveries: dict[str, Delivery] = {}
+    for trace in dict.fromkeys(traces):  # a message that was sent twice tells everything twice
+        if isinstance(trace, PubTrace):
+            sends.append(trace)
+        elif isinstance(trace, EndTransactionTrace):
+            transactions.append(trace)
+        elif isinstance(trace, SubBeforeTrace | SubAfterTrace):
+            known = deliveries.get(trace.request_id) or Delivery(request_id=trace.request_id)
+            part = "before" if isinstance(trace, SubBeforeTrace) else "after"
+            deliveries[trace.request_id] = msgspec.structs.replace(known, **{part: trace})
+    return MessageTrace(
+        msg_id=message_id,
+        sends=tuple(sorted(sends, key=lambda trace: trace.time_ms)),
+        transactions=tuple(sorted(transactions, key=lambda trace: trace.time_ms)),
+        deliveries=tuple(sorted(deliveries.values(), key=lambda delivery: delivery.time_ms)),
+    )

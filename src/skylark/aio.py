@@ -1,0 +1,39 @@
+"""Clients for asyncio: all of them belong to the event loop on which they are started.
+
+::
+
+    from skylark import Message
+    from skylark.aio import Producer
+
+    async with Producer("orders") as producer:
+        await producer.send(Message("T", b"hello"))
+
+:mod:`skylark.sync` has the same names without ``await``; :mod:`skylark` has what both share.
+"""
+
+from skylark.admin.admin import Admin
+from skylark.admin.errors import NotFoundError, PartialFailureError
+from skylark.client.arrow import read_arrow
+from skylark.client.consumer.classic_pull import PullConsumer, PullSchedule, PullTask
+from skylark.client.consumer.lite_pull import LitePullConsumer
+from skylark.client.consumer.pull_access import PullResult
+from skylark.client.consumer.push import PushConsumer
+from skylark.client.producer import Producer
+from skylark.client.txn_producer import Transaction, TransactionListener, TransactionResult
+
+__all__ = [
+    "Admin",
+    "LitePullConsumer",
+    "NotFoundError",
+    "PartialFailureError",
+    "Producer",
+    "PullConsumer",
+    "PullResult",
+    "PullSchedule",
+    "PullTask",
+    "PushConsumer",
+    "Transaction",
+    "TransactionListener",
+    "TransactionResult",
+    "read_arrow",
+]

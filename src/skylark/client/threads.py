@@ -1,0 +1,141 @@
+"""Threads for what must not block an event loop; all of them are daemons.
+
+A daemon never keeps a program from ending, however long its work takes. That is why neither the
+threads of ``asyncio.to_thread`` nor those of a plain ``ThreadPoolExecutor`` will do: the
+interpreter waits for them at its end.
+
+======================  ========================================================================
+:func:`call_in_thread`  a function of the application, in a thread of its own
+:class:`DaemonExecutor`  short work of ours (compression, name look-ups), a few threads for all
+:class:`SerialThread`   callbacks of the application, one after the other
+======================  ========================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+
+DAEMON_THREADS_MAX = 4
+
+
+async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a function that may block, in a new thread; a cancellation ends only the wait.
+
+    A thread of its own rather than one of a pool: a function that hangs, or that needs another one
+    to go on, holds up nobody else.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(result)  # type: ignore[arg-type]
+        else:
+            outcome.set_exception(error)
+
+    def work() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = context.run(function, *args)
+        except (StopIteration, SystemExit, KeyboardInterrupt) as raised:
+            # A future cannot hold the first; the others would end the loop of whoever waits.
+            error = RuntimeError(f"{_name(function)} raised {raised!r}")
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller gets it
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            log.debug("%r is closed, nobody wants the result of %r", loop, function)
+
+    threading.Thread(target=work, name=f"skylark-{_name(function)}", daemon=True).start()
+    return await outcome
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """An executor for loops whose thread is a daemon as well; loops insist on this base class."""
+
+    def __init__(self, threads_max: int = DAEMON_THREADS_MAX) -> None:
+        super().__init__(threads_max)
+        self._threads_max = threads_max
+        self._started = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See :meth:`concurrent.futures.Executor.submit`."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            elif self._started < self._threads_max:
+                self._started += 1
+                name = f"skylark-work-{self._started}"
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._work.put(partial(_complete, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            self._work.get()()
+            with self._lock:
+                self._idle += 1
+
+
+def _complete(future: Future[T], function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class SerialThread:
+    """Calls functions in a thread of its own, in the order given; it starts with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def post(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call ``function(*args)`` soon; what it raises is logged."""
+        self._calls.put(partial(function, *args))
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                call()
+            except Exception:
+                log.exception("a listener failed")

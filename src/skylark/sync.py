@@ -1,0 +1,40 @@
+"""Blocking clients, for threads: the names of :mod:`skylark.aio` without ``await``.
+
+::
+
+    from skylark import Message
+    from skylark.sync import Producer
+
+    with Producer("orders") as producer:
+        producer.send(Message("T", b"hello"))
+
+Any thread may call any of them at any time. They are a facade over the asyncio clients on one
+private loop thread, see :mod:`skylark.client.blocking`; :mod:`skylark` has what both share.
+"""
+
+from skylark.admin.blocking import Admin
+from skylark.admin.errors import NotFoundError, PartialFailureError
+from skylark.client.blocking.arrow import read_arrow
+from skylark.client.blocking.classic_pull import PullConsumer, PullSchedule, PullTask
+from skylark.client.blocking.lite_pull import LitePullConsumer
+from skylark.client.blocking.producer import Producer, Transaction, TransactionListener
+from skylark.client.blocking.push import PushConsumer
+from skylark.client.consumer.pull_access import PullResult
+from skylark.client.txn_producer import TransactionResult
+
+__all__ = [
+    "Admin",
+    "LitePullConsumer",
+    "NotFoundError",
+    "PartialFailureError",
+    "Producer",
+    "PullConsumer",
+    "PullResult",
+    "PullSchedule",
+    "PullTask",
+    "PushConsumer",
+    "Transaction",
+    "TransactionListener",
+    "TransactionResult",
+    "read_arrow",
+]
