@@ -37,6 +37,7 @@ from skylark.wire.rows.row import Priority, Row
 from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
+from tests.interop.broker_scenarios.table import Scenario as ClientScenario
 
 ROOT: Final = Path(__file__).parent.parent
 DOCUMENT: Final = ROOT / "docs" / "compatibility.md"
@@ -74,6 +75,7 @@ What works, what is refused and what comes later. "Works" stands only where a te
 
 ```console
 $ make interop PART=broker
+$ make interop PART=mqadmin
 ```
 
 A refused request is answered with code 3, and if 5.5.0 sends it also with its name and the reason.
@@ -204,12 +206,18 @@ def document() -> str:
 
 def _clients() -> str:
     rows = [
-        [scenario.title, *(scenario.without.get(client, "yes") for client in CLIENTS)]
+        [scenario.title, *(client_cell(scenario, client) for client in CLIENTS)]
         for scenario in SCENARIOS
     ]
-    return "## Clients\n\nA cell is *yes*, or says why not.\n\n" + _table(
+    return "## Clients\n\nA cell is *yes*, perhaps with a limit, or says why not.\n\n" + _table(
         ["Scenario", *CLIENTS.values()], rows
     )
+
+
+def client_cell(scenario: ClientScenario, client: str) -> str:
+    """What the table says of a scenario with one client."""
+    note = scenario.notes.get(client)
+    return scenario.without.get(client, "yes" if note is None else f"yes; {note}")
 
 
 def _commands(evidence: Evidence) -> str:

@@ -1,8 +1,8 @@
 """``skylark up`` in a process of its own, and the real mqadmin asking it.
 
-An :class:`AdminView` notes which commands were run and which requests the broker has answered
-well, by its own metric ``rocketmq_rpc_latency``; so what a test declares with ``shows`` is checked
-against what has happened.
+An :class:`AdminView` notes which commands were run and which requests the broker has answered well
+(:mod:`tests.interop.answered`); so what a test declares with ``shows`` is checked against what has
+happened.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
+from tests.interop.answered import answered_requests
 from tests.interop.cluster import Cluster
-from tests.interop.java import HOST, MqAdmin
+from tests.interop.java import MqAdmin
 from tests.interop.process import ManagedProcess, draw_port
-
-_ANSWERED: Final = re.compile(r"^rocketmq_rpc_latency_count\{(.*)\} (\S+)$", re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 class SkylarkUp(ManagedProcess):
@@ -56,14 +52,7 @@ class SkylarkUp(ManagedProcess):
 
     def answered(self) -> Counter[str]:
         """Requests that the broker has answered with success up to now, by name."""
-        with urllib.request.urlopen(f"http://{HOST}:{self._metrics_port}/metrics") as answer:
-            text = answer.read().decode()
-        counts: Counter[str] = Counter()
-        for labels, count in _ANSWERED.findall(text):
-            shown = dict(_LABEL.findall(labels))
-            if shown["response_code"] == "success":
-                counts[shown["request_code"].upper()] += int(float(count))
-        return counts
+        return answered_requests(self._metrics_port)
 
 
 class AdminView(Cluster):

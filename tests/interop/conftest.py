@@ -8,12 +8,26 @@ from functools import cache
 
 import pytest
 
-from tests.interop.broker_scenarios.scene import Scene, Site, running_client, running_site
+from tests.interop.broker_scenarios.scene import (
+    QUEUES,
+    Scene,
+    Site,
+    running_client,
+    running_site,
+)
 from tests.interop.broker_scenarios.table import JAVA_5
+from tests.interop.client_scenarios import stage as client_stage
+from tests.interop.cluster import Cluster
 from tests.interop.driver import Client
 from tests.interop.java import MqAdmin
 from tests.interop.shown import shown_by
-from tests.interop.toolchain import OLD_CLIENT, ToolchainError, check_tools, classpath
+from tests.interop.toolchain import (
+    OLD_CLIENT,
+    OLD_SERVERS,
+    ToolchainError,
+    check_tools,
+    classpath,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +40,7 @@ def _java_side() -> None:
         check_tools()
         classpath()
         classpath(OLD_CLIENT)
+        classpath(OLD_SERVERS)
     except ToolchainError as error:
         pytest.exit(str(error), returncode=2)
 
@@ -78,6 +93,48 @@ def scene(
     """One scenario with one client; its topic has four queues."""
     made = Scene(client_of(kind), site, scene_name(request))
     made.create_topic()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def apache_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Site]]:
+    """The site with Apache's servers of a release; each starts when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(release: str) -> Site:
+            folder = tmp_path_factory.mktemp(f"apache-{release}")
+            return stack.enter_context(client_stage.running_site(folder, release))
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def member_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Client]]:
+    """A process with our client or one of Java's; each starts when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(kind: str) -> Client:
+            folder = tmp_path_factory.mktemp(f"member-{kind}")
+            return stack.enter_context(client_stage.running_client(kind, folder))
+
+        yield started
+
+
+@pytest.fixture(params=client_stage.SITES)
+def stage(
+    apache_of: Callable[[str], Site],
+    member_of: Callable[[str], Client],
+    mqadmin: MqAdmin,
+    request: pytest.FixtureRequest,
+) -> Iterator[client_stage.Stage]:
+    """One scenario of our client on servers of Apache's; its topic has four queues."""
+    site = apache_of(request.param)
+    cluster = Cluster(mqadmin, site.namesrv.address)
+    made = client_stage.Stage(site, member_of, cluster, scene_name(request).replace(".", "_"))
+    site.create_topic(made.topic, QUEUES)
     yield made
     made.close()
 

@@ -32,6 +32,8 @@ _MQADMIN_CLASS: Final = "org.apache.rocketmq.tools.command.MQAdminStartup"
 #: One line of a Java program's standard output.
 Record = dict[str, object]
 
+_LOGGING: Final = Path(__file__).resolve().parent / "java" / "logback.xml"
+
 # RocketMQ reaches into packages that Java 17 has closed.
 _JVM_FLAGS: Final = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -39,7 +41,7 @@ _JVM_FLAGS: Final = (
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "-XX:+UseSerialGC",
-    f"-Drmq.logback.configurationFile={Path(__file__).resolve().parent / 'java' / 'logback.xml'}",
+    f"-Drmq.logback.configurationFile={_LOGGING}",
 )
 
 # Small files: tests start many brokers, and a fresh store of the defaults takes gigabytes.
@@ -108,8 +110,11 @@ class ApacheServer(JavaProcess):
         folder: Path | None,
         port: int | None,
         heap_mb: int,
+        version: str,
     ) -> None:
-        super().__init__(name, main_class="Leashed", folder=folder, heap_mb=heap_mb)
+        super().__init__(
+            name, main_class="Leashed", version=version, folder=folder, heap_mb=heap_mb
+        )
         self._startup_class = startup_class
         self.port = port or draw_port(self._PORT_OFFSETS)
         self.settings: dict[str, object] = {"listenPort": self.port, **settings}
@@ -121,6 +126,10 @@ class ApacheServer(JavaProcess):
     def arguments(self) -> list[str]:
         config = self.folder / f"{self.name}.conf"
         config.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        # Servers of 4.x do not start without this file.
+        logging = self.folder / "conf" / f"logback_{self.name}.xml"
+        logging.parent.mkdir(exist_ok=True)
+        logging.write_bytes(_LOGGING.read_bytes())
         return [self._startup_class, "-c", str(config)]
 
     def wait_ready(self) -> None:
@@ -141,6 +150,7 @@ class ApacheNamesrv(ApacheServer):
         folder: Path | None = None,
         port: int | None = None,
         heap_mb: int = 512,
+        version: str = CURRENT,
     ) -> None:
         super().__init__(
             "namesrv",
@@ -149,6 +159,7 @@ class ApacheNamesrv(ApacheServer):
             folder=folder,
             port=port,
             heap_mb=heap_mb,
+            version=version,
         )
 
 
@@ -166,6 +177,7 @@ class ApacheBroker(ApacheServer):
         folder: Path | None = None,
         port: int | None = None,
         heap_mb: int = 512,
+        version: str = CURRENT,
     ) -> None:
         super().__init__(
             "broker",
@@ -174,6 +186,7 @@ class ApacheBroker(ApacheServer):
             folder=folder,
             port=port,
             heap_mb=heap_mb,
+            version=version,
         )
         self.store = self.folder / "store"
         self.settings |= _BROKER_DEFAULTS

@@ -1,6 +1,6 @@
 """All commands of mqadmin 5.5.0, and why some of them do not work.
 
-``test_broker_mqadmin.py`` compares the names with what mqadmin prints, and tries each refusal.
+``test_mqadmin.py`` compares the names with what mqadmin prints, and tries each refusal.
 ``docs/compatibility.md`` is made from this, and says that a command works only where a test shows
 it (``shown.py``).
 """

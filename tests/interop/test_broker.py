@@ -31,6 +31,7 @@ from tests.interop.shown import shows
 pytestmark = pytest.mark.interop
 
 COUNT = 100
+LITE_BATCH_SIZE = 10  # most messages of a pull of DefaultLitePullConsumer
 
 
 def test_every_row_of_the_table_has_its_test() -> None:
@@ -263,11 +264,28 @@ def test_lite_pull_assigned(scene: Scene) -> None:
         if {each.keys for each in scene.got("c")} == keys("lite", COUNT):
             break
         scene.call("poll", "c", timeout_ms=1_000)
-    # One batch may come twice, seemingly a pull that was under way when the client seeked.
     orders = queue_orders(scene.got("c"))
-    assert {queue: sorted(set(order)) for queue, order in orders.items()} == {
+    assert {queue: without_early_batch(order) for queue, order in orders.items()} == {
         queue: list(range(COUNT // QUEUES)) for queue in range(QUEUES)
     }
+
+
+def without_early_batch(order: list[int]) -> list[int]:
+    """The order of a queue without the batch that the client had asked for before it seeked.
+
+    A pull may be under way when Java's client seeks. It drops what that pull brings only if the
+    pull after the seek has not begun yet, so now and then one batch comes in addition, anywhere:
+    seen with Apache's broker, too.
+    """
+    extra = len(order) - COUNT // QUEUES
+    if extra <= 0:
+        return order
+    assert extra <= LITE_BATCH_SIZE
+    for start in range(len(order) - extra + 1):
+        batch, rest = order[start : start + extra], order[:start] + order[start + extra :]
+        if rest == sorted(rest) and batch == list(range(batch[0], batch[0] + extra)):
+            return rest
+    return order
 
 
 def poll_all(scene: Scene, consumer: str, count: int) -> None:

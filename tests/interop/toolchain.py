@@ -30,6 +30,8 @@ JAVA_VERSION_MIN: Final = 17
 CURRENT: Final = "5.5.0"
 #: The last client of the 4.x line.
 OLD_CLIENT: Final = "4.9.8"
+#: The last servers of the 4.x line that were published as jars; there are none of 4.9.8.
+OLD_SERVERS: Final = "4.9.7"
 
 _ARTIFACTS: Final = {
     CURRENT: (
@@ -40,6 +42,7 @@ _ARTIFACTS: Final = {
         "rocketmq-example",
     ),
     OLD_CLIENT: ("rocketmq-client",),
+    OLD_SERVERS: ("rocketmq-namesrv", "rocketmq-broker"),
 }
 _COPY_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _MAVEN_TIMEOUT_S: Final = 1200

@@ -8,12 +8,13 @@
     await broker.stop()
 
 Its parts are made and wired in :mod:`skylark.broker.graph`. Port 0 draws a port such that the fast
-port, two below, is free as well.
+port, two below, and the HA port, one above, are free as well.
 
-**Start**: tables, store (recovered while nothing is served yet), servers, delivery of delayed
-messages, registration. **Stop**: deliver no more, unregister, answer what is held, in work or waits
-for the disk while new requests are sent away, close the connections, save the tables, close the
-store. Answers to ``BrokerController``.
+**Start**: tables, store (recovered while nothing is served yet), replication, servers, delivery of
+delayed messages or, at a slave, the copying of its master's tables, registration. **Stop**: deliver
+no more, unregister, answer what is held, in work or waits for the disk or for slaves while new
+requests are sent away, close the connections, let slaves have the rest, save the tables, sync the
+log and then the timer, which counts on it, close the store. Answers to ``BrokerController``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from skylark.broker.config import BrokerConfig
+from skylark.broker.config import PORT_MAX, BrokerConfig
 from skylark.broker.graph import BrokerGraph
 from skylark.broker.persist import (
     InThread,
@@ -33,13 +34,14 @@ from skylark.core.errors import TransportError
 from skylark.core.names import Address
 from skylark.net.dispatch import Interceptor
 from skylark.net.transport import Network, TcpNetwork
-from skylark.store.config import BrokerRole
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 3.0
+#: How often a broker that stops looks whether its slaves have everything.
+FEED_LOOK_S: Final = 0.02
 DRAWS_MAX: Final = 100
 
 
@@ -129,7 +131,8 @@ class Broker:
         await self._open_store(graph)
         graph.resume()
         graph.store.start()
-        if config.store.broker_role is not BrokerRole.SLAVE:
+        await graph.replication.start(config.bind_address, config.ha_port)
+        if graph.slave is None:
             graph.transactions.start()
         await graph.saver.start()
         await graph.sampler.start()
@@ -138,7 +141,9 @@ class Broker:
         await graph.server.start(config.bind_address, config.listen_port)
         await graph.fast_server.start(config.bind_address, config.fast_port)
         await graph.exporter.start()
-        if config.store.broker_role is not BrokerRole.SLAVE:
+        if graph.slave is not None:
+            graph.slave.sync.start()
+        else:
             graph.schedule.start()
             if graph.timer is not None:
                 graph.timer.start()
@@ -177,10 +182,14 @@ class Broker:
         try:
             await graph.schedule.stop()
             await graph.registration.stop()
+            if graph.slave is not None:
+                await graph.slave.sync.stop()
             for server in graph.servers:
                 server.dispatcher.shutting_down = True
+            graph.replication.stop_listening()
             graph.pulls.stop()
             await self._answer_parked(graph)
+            graph.replication.release()
             await graph.liveness.stop()
             await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in graph.servers))
             await graph.exporter.stop()
@@ -190,14 +199,16 @@ class Broker:
             graph.transactions.stop()
             if graph.timer is not None:
                 await graph.timer.stop()
+            await self._feed_slaves(graph)
             await graph.saver.stop()
         finally:
+            await graph.replication.stop()
             await self._close_store(graph)
 
     async def _close_store(self, graph: BrokerGraph) -> None:
         """Sync in a thread, as at start; a closing that is given up is waited for."""
         graph.store.stop()
-        syncing = asyncio.ensure_future(self._in_thread(graph.store.bring_to_disk))
+        syncing = asyncio.ensure_future(self._in_thread(graph.bring_to_disk))
         try:
             await asyncio.shield(syncing)
         except asyncio.CancelledError:
@@ -211,7 +222,19 @@ class Broker:
             async with self._clock.timeout(STOP_GRACE_S):
                 await graph.put_answers.none_parked()
         except TimeoutError:
-            log.warning("messages still wait for the disk after %.0f s", STOP_GRACE_S)
+            log.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
+
+    async def _feed_slaves(self, graph: BrokerGraph) -> None:
+        """Let slaves that are near have all: perhaps one of them is the next master."""
+        try:
+            async with self._clock.timeout(STOP_GRACE_S):
+                while any(
+                    slave.in_sync and slave.diff
+                    for slave in graph.replication.runtime_info().ha_connection_info
+                ):
+                    await self._clock.sleep(FEED_LOOK_S)
+        except TimeoutError:
+            log.warning("a slave does not have everything after %.0f s", STOP_GRACE_S)
 
     def clock_advanced(self, from_ms: int, to_ms: int, clients_alive: bool) -> None:
         """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
@@ -223,12 +246,15 @@ class Broker:
 
 
 async def _draw_port(network: Network, host: str) -> int:
-    """A port that is free, with the one two below it."""
+    """A port that is free, with the fast port two below it and the HA port after it."""
     for _ in range(DRAWS_MAX):
         listeners = [await network.listen(asyncio.Protocol, host, 0)]
         port = listeners[0].addresses[0][1]
         try:
+            if port + 1 > PORT_MAX:
+                continue
             listeners.append(await network.listen(asyncio.Protocol, host, port - 2))
+            listeners.append(await network.listen(asyncio.Protocol, host, port + 1))
         except TransportError:
             continue
         finally:
@@ -236,4 +262,4 @@ async def _draw_port(network: Network, host: str) -> int:
                 listener.close()
                 await listener.wait_closed()
         return port
-    raise TransportError(f"no two free ports on {host} in {DRAWS_MAX} draws")
+    raise TransportError(f"no free ports p-2, p and p+1 on {host} in {DRAWS_MAX} draws")

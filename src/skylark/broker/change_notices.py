@@ -31,16 +31,19 @@ class ChangeNotices:
     """The saved-up news of all groups."""
 
     def __init__(self, *, batch_ms: int = 0) -> None:
-        self._batch_ms = batch_ms
-        self._delay_ms_max = max(batch_ms, DELAY_MS_MAX)
+        self.batch_ms = batch_ms
         self._told_ms: dict[str, int] = {}  # the last round of each large group
         self._due_ms: dict[str, int] = {}  # groups that have saved-up news
         self._heap: list[tuple[int, str]] = []  # entries that differ from _due_ms are void
 
+    @property
+    def _delay_ms_max(self) -> int:
+        return max(self.batch_ms, DELAY_MS_MAX)
+
     def changed(self, group: str, member_count: int, now_ms: int) -> bool:
         """Take note of a change; whether everybody is to be told now."""
-        if self._batch_ms:
-            self._save(group, now_ms + self._batch_ms)
+        if self.batch_ms:
+            self._save(group, now_ms + self.batch_ms)
             return False
         if member_count <= SMALL_GROUP_SIZE:
             self.forget(group)  # this round tells what was saved up as well
@@ -77,7 +80,7 @@ class ChangeNotices:
         while self._heap and not now_ms < self._heap[0][0] <= now_ms + self._delay_ms_max:
             _, group = heapq.heappop(self._heap)
             del self._due_ms[group]
-            if not self._batch_ms:
+            if not self.batch_ms:
                 self._told_ms[group] = now_ms
             groups.append(group)
             self._drop_void()

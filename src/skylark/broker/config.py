@@ -3,7 +3,8 @@
 A properties file written for ``mqbroker`` loads unchanged. Its keys fall in three groups:
 
 * :class:`BrokerConfig` holds what has an effect in the broker;
-* its section ``store`` holds what has an effect in the message store;
+* its section ``store`` holds what has an effect in the message store, and its section
+  ``replication`` what has one between a master and its slaves;
 * its section ``ignored`` holds the rest (:mod:`skylark.broker.ignored_settings`), and refuses what
   may not be ignored: access control, TLS, POP, a controller.
 
@@ -14,8 +15,8 @@ that the broker binds to, or, where that stands for all of them, the address of 
 port follows the port, as the fast port does: clients and slaves compute both.
 
 **Changes at run time** (request 25) are made by :class:`skylark.broker.live_settings.LiveSettings`.
-What is read once at start then waits for the next one, as in Java. No setting that holds a path or
-a command can be changed that way, whoever asks: :attr:`BrokerConfig.black_list`.
+Most hold at once; what is read at start waits for the next one, as in Java. No setting that holds
+a path or a command can be changed that way, whoever asks: :attr:`BrokerConfig.black_list`.
 
 One difference from Java in defaults: ``bindAddress`` is loopback unless set, because nothing
 protects a broker from who reaches it.
@@ -44,6 +45,7 @@ from skylark.core.config import (
 )
 from skylark.core.errors import ConfigError
 from skylark.core.names import TRACE_TOPIC, Address, is_loopback, parse_addresses, topic_problem
+from skylark.replication.config import ReplicationConfig
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.timer.timer_store import TimerOptions
 from skylark.wire.command import SerializeType
@@ -53,7 +55,7 @@ REGISTER_PERIOD_MS_MIN: Final = 10_000
 REGISTER_PERIOD_MS_MAX: Final = 60_000
 TIMER_PRECISIONS_MS: Final = (100, 200, 500, 1_000)
 
-_PORT_MAX: Final = 65_535
+PORT_MAX: Final = 65_535
 _INT_MAX: Final = (1 << 31) - 1
 #: Settings that are text to us, but name a path, or code to be run, in Java.
 _PATHS_AND_CODE: Final = frozenset(
@@ -100,12 +102,12 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         Setting(
             "Port to listen on; the fast port is two below. 0 draws free ones.",
             minimum=0,
-            maximum=_PORT_MAX,
+            maximum=PORT_MAX,
         ),
     ] = 10_911
     ha_listen_port: Annotated[
         int,
-        Setting("Port for slaves; 0: the one after listenPort.", minimum=0, maximum=_PORT_MAX),
+        Setting("Port for slaves; 0: the one after listenPort.", minimum=0, maximum=PORT_MAX),
     ] = 0
     broker_ip1: Annotated[
         str | None, Setting("Host that clients are told to connect to.", java="brokerIP1")
@@ -386,7 +388,7 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         str, Setting("Address to serve them on; empty: bindAddress.")
     ] = ""
     metrics_prom_exporter_port: Annotated[
-        int, Setting("Port to serve them on; 0 draws one.", minimum=0, maximum=_PORT_MAX)
+        int, Setting("Port to serve them on; 0 draws one.", minimum=0, maximum=PORT_MAX)
     ] = 5_557
     metrics_label: Annotated[str, Setting("Further labels, as name:value joined by ','.")] = ""
 
@@ -430,6 +432,12 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
         int, Setting("Consumer groups; a further one is not created.", minimum=1)
     ] = 100_000
 
+    slave_sync_interval: Annotated[
+        int,
+        Setting("How often a slave copies the tables of its master.", unit="ms", minimum=100),
+    ] = 10_000
+
+    replication: ReplicationConfig = ReplicationConfig()
     ignored: IgnoredSettings = IgnoredSettings()
 
     def check(self) -> Iterable[str]:

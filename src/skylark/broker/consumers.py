@@ -190,10 +190,10 @@ class ConsumerTable:
     ) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
         self._groups_of: dict[Connection, set[str]] = {}
-        self._notify_enabled = notify_enabled
-        self._notices = ChangeNotices(batch_ms=notice_batch_ms)
-        self._channel_expired_ms = channel_expired_ms
-        self._compensation_ms = compensation_ms
+        self.notify_enabled = notify_enabled
+        self.notices = ChangeNotices(batch_ms=notice_batch_ms)
+        self.channel_expired_ms = channel_expired_ms
+        self.compensation_ms = compensation_ms
         # (group, topic) -> (subscription, time of the last pull), the oldest first
         self._compensation: dict[tuple[str, str], tuple[SubscriptionData, int]] = {}
 
@@ -240,7 +240,7 @@ class ConsumerTable:
             silent = [
                 member.channel
                 for member in group.members.values()
-                if now_ms - member.last_update_ms > self._channel_expired_ms
+                if now_ms - member.last_update_ms > self.channel_expired_ms
             ]
             for channel in silent:
                 log.warning("consumer group %s: %s fell silent", group.name, channel)
@@ -262,11 +262,11 @@ class ConsumerTable:
 
     def next_notice_ms(self, now_ms: int) -> int | None:
         """When :meth:`due_notices` is to be called; ask after every event."""
-        return self._notices.next_due(now_ms)
+        return self.notices.next_due(now_ms)
 
     def due_notices(self, now_ms: int) -> list[GroupNotice]:
         """Notices whose time has come."""
-        groups = map(self._groups.get, self._notices.take_due(now_ms))
+        groups = map(self._groups.get, self.notices.take_due(now_ms))
         return [group.notice() for group in groups if group is not None]
 
     # --- subscriptions that came with a pull ----------------------------------------------------
@@ -282,7 +282,7 @@ class ConsumerTable:
     def _expire_compensation(self, now_ms: int) -> None:
         old = []
         for key, (_, pulled_ms) in self._compensation.items():
-            if now_ms - pulled_ms <= self._compensation_ms:
+            if now_ms - pulled_ms <= self.compensation_ms:
                 break
             old.append(key)
         for key in old:
@@ -351,9 +351,9 @@ class ConsumerTable:
 
     def _news_of(self, group: ConsumerGroup, now_ms: int) -> GroupNotice | None:
         """The notice to send now, if any; otherwise the news is saved up or does not matter."""
-        if not self._notify_enabled or group.is_broadcasting:
+        if not self.notify_enabled or group.is_broadcasting:
             return None
-        if not self._notices.changed(group.name, len(group.members), now_ms):
+        if not self.notices.changed(group.name, len(group.members), now_ms):
             return None
         return group.notice()
 
@@ -388,4 +388,4 @@ class ConsumerTable:
             del self._groups_of[connection]
         if not group.members:
             del self._groups[group.name]
-            self._notices.forget(group.name)
+            self.notices.forget(group.name)

@@ -118,6 +118,7 @@ class Exporter:
         _watch_clients(self.metrics, graph)
         _watch_store(self.metrics, graph)
         _watch_timer(self.metrics, graph)
+        _watch_replication(self.metrics, graph)
         _watch_transactions(self.metrics, graph)
         _watch_lags(self.metrics, lags)
 
@@ -239,6 +240,19 @@ def _watch_timer(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
             ((*STORAGE_LABELS, topic), count) for topic, count in timer.timing_counts().items()
         ],
     )
+
+
+def _watch_replication(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    replication = graph.replication
+    if graph.slave is not None:
+        metrics.watch("skylark_ha_following", lambda: replication.status.is_following)
+        metrics.watch("skylark_ha_diverged", lambda: replication.status.divergence is not None)
+        return
+    metrics.watch("skylark_ha_slaves", lambda: replication.status.slave_count)
+    metrics.watch("skylark_ha_slaves_in_sync", lambda: replication.status.in_sync_count)
+    metrics.watch("skylark_ha_behind_bytes", lambda: replication.status.behind_bytes)
+    metrics.watch("skylark_ha_waiting_puts", lambda: replication.status.waiting_count)
+    metrics.watch("skylark_ha_timed_out_puts_total", lambda: replication.status.timeout_count)
 
 
 def _watch_transactions(metrics: BrokerMetrics, graph: BrokerGraph) -> None:

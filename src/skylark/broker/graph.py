@@ -6,6 +6,7 @@
     message can be read -> PullHandlers -> held pulls
     connection closed, timer -> ClientLiveness -> tables of clients, held pulls
     tables -> TableSaver -> disk;   topics -> Registration -> name servers
+    MessageStore <-> Replication;   master's tables -> SlaveService -> tables
 
 :class:`skylark.broker.app.Broker` leads the life of a :class:`BrokerGraph`, which is made at start,
 when the port is known: it stands in every record and in every answer.
@@ -22,6 +23,7 @@ from typing import Any, Final
 
 from skylark.broker.attributes import QUEUE_TYPE
 from skylark.broker.broadcast_offsets import BroadcastOffsets
+from skylark.broker.change_notices import BATCH_MS
 from skylark.broker.client_liveness import ClientLiveness
 from skylark.broker.config import BrokerConfig
 from skylark.broker.consumers import ConsumerTable
@@ -65,6 +67,7 @@ from skylark.broker.overload import (
     WatchedClock,
 )
 from skylark.broker.persist import (
+    CONFIG_DIRECTORY,
     SLOW_INTERVAL_MS,
     InThread,
     SettingsFile,
@@ -72,12 +75,13 @@ from skylark.broker.persist import (
     load_tables,
 )
 from skylark.broker.producers import ProducerTable
-from skylark.broker.registration import Registration
+from skylark.broker.registration import MasterAddress, Registration
 from skylark.broker.request_modes import RequestModes
 from skylark.broker.rewriting import Diverter
 from skylark.broker.runtime_info import TimerFacts
 from skylark.broker.sampling import StatsSampler
 from skylark.broker.schedule import ScheduleService
+from skylark.broker.slave.service import SlaveService
 from skylark.broker.stats import BrokerStats, idle_max_ms
 from skylark.broker.store_stats import DayTotals, StoreStats
 from skylark.broker.timer import TimerDoor, TimerService
@@ -95,6 +99,7 @@ from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network
+from skylark.replication.service import Replication
 from skylark.store.config import BrokerRole
 from skylark.store.config_files import (
     CONSUMER_FILTERS,
@@ -109,9 +114,6 @@ from skylark.store.reput import Arrival
 from skylark.store.timer.timer_store import TimerStore
 from skylark.wire.message import pack_host
 
-CONFIG_DIRECTORY: Final = "config"
-#: How long notices of changed groups are saved up without ``realTimeNotifyConsumerChange``.
-NOTICE_BATCH_MS: Final = 15_000
 _PORT_SIZE: Final = 4  # bytes of the port in a packed host
 
 
@@ -139,6 +141,7 @@ class BrokerGraph:
         self.config_files = ConfigFiles(files, config.store.store_path_root_dir / CONFIG_DIRECTORY)
         self.saver = TableSaver(self.config_files, clock, in_thread=in_thread)
         self.saved = self.saver.add_tables(self.live, self.topics, self.groups, self.offsets)
+        self.modes_saved = self.saver.on_change(MESSAGE_REQUEST_MODES, self.request_modes.snapshot)
         self._store_host = _store_host(config)
         self.store = MessageStore(
             config.store,
@@ -149,24 +152,25 @@ class BrokerGraph:
             on_arrival=self._arrived,
             ram_size=ram_size,
         )
-        self.stats = BrokerStats(
-            config.broker_cluster_name,
-            idle_max_ms=idle_max_ms(config.max_stats_idle_time_in_minutes),
-        )
+        self.stats = BrokerStats(config.broker_cluster_name)
         self.store_stats = StoreStats(clock.now_ms())
         self.sampler = StatsSampler(self.stats, self.store_stats, DayTotals(), clock)
+        self.outstanding = OutstandingBytes(self.held_size, config.held_size_max)
         self.guard = OverloadGuard(
             self.live,
             self.loop_watch,
             clock,
             arrival_of=attrgetter("arrived_at"),
-            outstanding=OutstandingBytes(self.held_size, config.held_size_max),
+            outstanding=self.outstanding,
             pool_is_empty=lambda: self.store.is_busy,
         )
         self._make_services(config, files, in_thread)
         self._make_client(config, network)
+        self._make_replication(config, network, files, in_thread)
         self._make_servers(network, files, in_thread, tuple(interceptors))
         self.exporter.watch(self)
+        self._set_limits(config)
+        self.live.follow(self._follow)
 
     def _make_services(self, config: BrokerConfig, files: FileSystem, in_thread: InThread) -> None:
         clock = self.clock
@@ -180,13 +184,7 @@ class BrokerGraph:
             appended=self.guard.appended,
         )
         self.transactions = TransactionService(
-            self.live,
-            self.writer,
-            self.producers,
-            self.topics,
-            self.offsets,
-            self.stats,
-            clock,
+            self.live, self.writer, self.producers, self.topics, self.offsets, self.stats, clock
         )
         self.schedule = ScheduleService(self.live, self.writer, self.topics, self.stats, clock)
         self.timer: TimerService | None = None
@@ -210,8 +208,32 @@ class BrokerGraph:
             self.topics,
             self.client,
             clock,
-            on_master=lambda _master: self.pulls.wake_all(),
+            on_master=self._master_changed,
         )
+
+    def _make_replication(
+        self, config: BrokerConfig, network: Network, files: FileSystem, in_thread: InThread
+    ) -> None:
+        self.replication = Replication(
+            self.store, config.replication, network, self.clock, call=self.client.call
+        )
+        self.slave: SlaveService | None = None
+        if config.is_slave:
+            self.slave = SlaveService(
+                self.live,
+                self.topics,
+                self.groups,
+                self.offsets,
+                self.request_modes,
+                self.store,
+                self.config_files,
+                files,
+                self.clock,
+                call=self.client.call,
+                delete_queues=self._delete_queues,
+                modes_saved=self.modes_saved.mark,
+                in_thread=in_thread,
+            )
 
     def _make_servers(
         self,
@@ -269,13 +291,8 @@ class BrokerGraph:
         self.topics = TopicTable(self.live, self.clock)
         self.groups = GroupTable(self.live, self.clock)
         self.offsets = OffsetTable(self.live, self.clock)
-        self.consumers = ConsumerTable(
-            notify_enabled=config.notify_consumer_ids_changed_enable,
-            notice_batch_ms=0 if config.real_time_notify_consumer_change else NOTICE_BATCH_MS,
-            channel_expired_ms=config.channel_expired_timeout,
-            compensation_ms=config.subscription_expired_timeout,
-        )
-        self.producers = ProducerTable(channel_expired_ms=config.channel_expired_timeout)
+        self.consumers = ConsumerTable()
+        self.producers = ProducerTable()
         self.request_modes = RequestModes()
         self.locks = QueueLocks()
         self.filters = ConsumerFilterTable(
@@ -332,7 +349,7 @@ class BrokerGraph:
             self.stats,
             self.store_stats,
             self.clock,
-            has_master=lambda: self.registration.master is not None,
+            has_master=self._has_master,
             at_work=self.loop_watch.arrived_at,
         )
 
@@ -356,9 +373,7 @@ class BrokerGraph:
                 self.consumers,
                 self.request_modes,
                 TopicRoutes(self.live, self.topics, self.client, self.clock),
-                modes_saved=self.saver.on_change(
-                    MESSAGE_REQUEST_MODES, self.request_modes.snapshot
-                ),
+                modes_saved=self.modes_saved,
             ),
         ]
 
@@ -421,7 +436,7 @@ class BrokerGraph:
                 self.offsets,
                 self.request_modes,
                 self.clock,
-                delay_offsets=self.schedule.snapshot,
+                delay_offsets=self.slave.delays if self.slave else self.schedule.snapshot,
                 timer=self.timer,
             ),
             RuntimeHandlers(
@@ -431,6 +446,7 @@ class BrokerGraph:
                 self.sampler,
                 self.loop_watch,
                 self.clock,
+                self.replication,
                 ServiceFacts(
                     schedule_offsets=self.schedule.progress,
                     timer=TimerFacts if self.timer is None else self.timer.facts,
@@ -476,19 +492,30 @@ class BrokerGraph:
         """Take over the messages. May take long, and may run in a thread while nothing is served:
         whoever opens a store owns it, and hands it over by returning."""
         self.store.open(is_batch_topic=self._is_batch_topic)
-        if not self.live.current.is_slave:
+        if self.store.replica is None:
             self.transactions.recover()
+        else:
+            self.store.replica.on_grown = self.pulls.grown
+
+    def bring_to_disk(self) -> None:
+        """The end of an orderly stop, after ``store.stop()``; in any thread, as ``open_store``."""
+        self.store.bring_to_disk()
+        if self.timer is not None:
+            self.timer.save()
 
     def resume(self) -> None:
         """Take over where the delivery of messages has stopped; after the store was opened."""
         if self.timer is not None:
             self.timer.load()
         self.schedule.load(self.config_files.load(DELAY_OFFSETS))
-        self.saver.every(
-            DELAY_OFFSETS,
-            self.schedule.snapshot,
-            interval_ms=lambda: self.live.current.flush_delay_offset_interval,
-        )
+        if self.slave is not None:
+            self.slave.load(self.saver)
+        else:
+            self.saver.every(
+                DELAY_OFFSETS,
+                self.schedule.snapshot,
+                interval_ms=lambda: self.live.current.flush_delay_offset_interval,
+            )
         counts = self.transactions.counts
         counts.load(self.config_files.load(TRANSACTION_METRICS))
         self.saver.every(
@@ -497,6 +524,22 @@ class BrokerGraph:
             interval_ms=lambda: self.live.current.transaction_metric_flush_interval,
             changes=lambda: counts.change_count,
         )
+
+    def _follow(self, config: BrokerConfig) -> None:
+        """Hand changed settings to the parts that do not ask ``live`` for them."""
+        self.store.follow(config.store)
+        self._set_limits(config)
+
+    def _set_limits(self, config: BrokerConfig) -> None:
+        consumers, producers = self.consumers, self.producers
+        consumers.notify_enabled = config.notify_consumer_ids_changed_enable
+        consumers.notices.batch_ms = 0 if config.real_time_notify_consumer_change else BATCH_MS
+        consumers.channel_expired_ms = config.channel_expired_timeout
+        consumers.compensation_ms = config.subscription_expired_timeout
+        producers.channel_expired_ms = config.channel_expired_timeout
+        self.stats.idle_max_ms = idle_max_ms(config.max_stats_idle_time_in_minutes)
+        self.outstanding.size_max = config.held_size_max
+        self.pulls.held.count_max = config.held_pull_count_max
 
     def _is_batch_topic(self, topic: str) -> bool:
         config = self.topics.get(topic)
@@ -508,6 +551,19 @@ class BrokerGraph:
             self.schedule.arrived(arrival)
         elif arrival.topic == TIMER_TOPIC and self.timer is not None:
             self.timer.wake()
+
+    def _master_changed(self, master: MasterAddress | None) -> None:
+        """Who name servers lose is not given up: it may come back, and links to it may live."""
+        if master is not None and self.slave is not None:
+            self.replication.set_master(master.ha_addr, master.addr)
+            self.slave.sync.set_master(master.addr)
+        self.pulls.wake_all()
+
+    def _has_master(self) -> bool:
+        """Whether a slave can send clients to its master; name servers hear late of its end."""
+        if self.slave is None or self.registration.master is None:
+            return False
+        return self.slave.sync.is_reached and not self.replication.status.is_cut_off
 
     def _delete_queues(self, topics: Collection[str]) -> None:
         for topic in topics:

@@ -22,7 +22,7 @@ The table is bounded by ``groupCountMax``. Answers to Java's ``SubscriptionGroup
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -206,6 +206,19 @@ class GroupTable:
         if table.data_version != DataVersion():
             self.version = table.data_version
 
+    def copy_from(
+        self,
+        table: Mapping[str, SubscriptionGroupConfig],
+        bans: Mapping[str, dict[str, int]],
+        version: DataVersion,
+    ) -> None:
+        """Take over the groups of a master, and its version; built-in groups stay."""
+        built_in = {n: c for n, c in self._groups.items() if n in names.BUILT_IN_GROUPS}
+        self._groups = {**built_in, **table}
+        self._bans = dict(bans)
+        self.version = version
+        self._tell()
+
     # --- inside ---
 
     @property
@@ -215,6 +228,9 @@ class GroupTable:
     def _changed(self, steps: int = 1) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in self._listeners:
             listener()
 

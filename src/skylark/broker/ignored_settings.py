@@ -102,16 +102,11 @@ IGNORED: Final[dict[str, str]] = {
         liteTtlCheckInterval=120000 maxClientEventCount=100 maxLiteSubscriptionCount=100000
         maxLmqConsumeQueueNum=20000 minLiteTTl=900000
         """,
-    "replication is not built yet": """
-        haFlowControlEnable=false haHousekeepingInterval=20000 haMasterAddress
-        haMaxGapNotInSync=268435456 haMaxTimeSlaveNotCatchup=15000 haSendHeartbeatInterval=5000
-        haTransferBatchSize=32768 inSyncReplicas=1 maxHaTransferByteInSecond=104857600
-        maxSlaveResendLength=268435456 minInSyncReplicas=1 enableAutoInSyncReplicas=false
-        allAckInSyncStateSet=false replicasPerDiskPartition=1 slaveTimeout=3000
-        syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false totalReplicas=1
-        forwardTimeout=3000
-        """,
     "slaves that act as master, and brokers run by a controller, are not supported": """
+        allAckInSyncStateSet=false enableAutoInSyncReplicas=false forwardTimeout=3000
+        haMaxTimeSlaveNotCatchup=15000 maxSlaveResendLength=268435456 minInSyncReplicas=1
+        replicasPerDiskPartition=1 syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false
+        totalReplicas=1
         asyncLearner=false brokerElectionPriority=2147483647 brokerHeartbeatInterval=1000
         brokerNotActiveTimeoutMillis=10000 checkSyncStateSetPeriod=5000
         compatibleWithOldNameSrv=true controllerAddr= controllerHeartBeatTimeoutMills=10000

@@ -1,8 +1,16 @@
 """The settings in force, as requests 25 and 26 change and show them.
 
-A :class:`BrokerConfig` never changes; a change is another one. Whoever must follow changes keeps
-the :class:`LiveSettings` and reads ``live.current.some_setting`` when it needs it; whoever reads a
-setting once keeps what it read, and the change waits for the next start.
+A :class:`BrokerConfig` never changes; a change is another one. There are two ways to follow:
+
+* keep the :class:`LiveSettings` and read ``live.current.some_setting`` whenever it is needed;
+* :meth:`LiveSettings.follow`: be called with the settings after each change. That is for parts
+  that know nothing of brokers, above all the store.
+
+**Some settings wait for the next start** (:data:`READ_AT_START`): files, threads, ports or the
+broker's identity depend on them. Request 25 takes them, shows them and saves them, as Java does,
+and the log says that they wait; in ``current`` they stay what they were, so no part of the broker
+can see half a change. All others hold at once, for the next request or the next look of whoever
+works at intervals.
 
 The version goes up by one with every change that was accepted, also if it named only keys that
 nobody knows, as in Java. Keys of the settings file that are not known here are never shown, since
@@ -14,15 +22,18 @@ Answers to Java's ``Configuration``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from skylark.broker.config import BrokerConfig
 from skylark.core.config import (
+    Scalar,
     format_properties,
     parse_properties,
+    settings,
     to_mapping,
     unknown_keys,
     with_changes,
@@ -33,14 +44,62 @@ log = logging.getLogger(__name__)
 
 #: What request 26 says besides the settings: abilities of a broker of ours that clients look for.
 FACTS: Final = {"transactionEndIdempotent": "true"}
+#: Reason -> keys of the settings that are read at start and never again.
+START_REASONS: Final[dict[str, str]] = {
+    "who the broker is, and where it listens": """
+        bindAddress brokerClusterName brokerIP1 brokerIP2 brokerId brokerName brokerRole
+        haListenPort listenPort
+        """,
+    "the servers are made with them": """
+        connectionCountMax requestCountMax rocketmq.serialize.type serverChannelMaxIdleTimeSeconds
+        writeBufferSizeMax
+        """,
+    "the exporter of metrics is made with them": """
+        metricsExporterType metricsLabel metricsPromExporterHost metricsPromExporterPort
+        """,
+    "the rhythm of registrations is set once": "registerNameServerPeriod",
+    "the links between master and slaves are made with them": """
+        haCompatible4x haFlowControlEnable haHousekeepingInterval haMasterAddress haMaxGapNotInSync
+        haSendHeartbeatInterval haSlaveFallbehindMax haSyncFromStart haTransferBatchSize
+        haTruncateAhead inSyncReplicas maxHaTransferByteInSecond slaveTimeout
+        """,
+    "topics of the system are made with them": """
+        brokerTopicEnable clusterTopicEnable defaultTopicQueueNums msgTraceTopicName reviveQueueNum
+        traceTopicEnable
+        """,
+    "the Bloom filters in the queues are made with them": """
+        expectConsumerNumUseFilter maxErrorRateOfBloomFilter
+        """,
+    "files on disk have this shape": """
+        enabledAppendPropCRC mappedFileSizeCommitLog mappedFileSizeConsumeQueue
+        mappedFileSizeTimerLog mapperFileSizeBatchConsumeQueue maxHashSlotNum maxIndexNum
+        messageIndexEnable timerPrecisionMs timerRollWindowSlot timerWheelEnable
+        """,
+    "tags codes of stored messages follow from it": "messageDelayLevel",
+    "how messages reach the disk, and when readers see them, is decided once": """
+        flushDiskType readUnCommitted transientStorePoolEnable transientStorePoolSize
+        """,
+    "memory and descriptors are planned with them": """
+        commitLogAllocateAhead commitLogOpenFilesMax consumeQueueOpenFilesMax
+        consumeQueueRecentSize consumeQueueTailSizeMax dataReadAheadEnable
+        flushLeastPagesWhenWarmMapedFile indexOpenFilesMax warmMapedFileEnable
+        """,
+    "recovery reads them": """
+        checkCRCOnRecover commitLogRecoverMaxNum forceVerifyPropCRC messageIndexSafe
+        """,
+}
+READ_AT_START: Final = frozenset(key for keys in START_REASONS.values() for key in keys.split())
+
+SettingsListener = Callable[[BrokerConfig], None]
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
     """What request 25 did."""
 
     named: frozenset[str]  # keys in the request; a named key counts even if its value is the same
-    old: BrokerConfig
-    new: BrokerConfig
+    old: BrokerConfig  # in force before
+    new: BrokerConfig  # in force now
+    waiting: frozenset[str]  # changed keys that wait for the next start
 
 
 class LiveSettings:
@@ -50,9 +109,15 @@ class LiveSettings:
         self, config: BrokerConfig, *, now_ms: int, given: Mapping[str, str] | None = None
     ) -> None:
         """``given`` are the properties that the broker was started with, known or not."""
-        self.current = config
+        self.current = config  # what is in force
+        self._stated = config  # what is shown and saved: the next start has it in force
+        self._listeners: list[SettingsListener] = []
         self.version = DataVersion(timestamp=now_ms)
         self._foreign = {key: (given or {})[key] for key in unknown_keys(BrokerConfig, given or ())}
+
+    def follow(self, listener: SettingsListener) -> None:
+        """Call ``listener`` with the settings in force, after each change."""
+        self._listeners.append(listener)
 
     def update(self, changes: str | bytes, now_ms: int) -> SettingsChange:
         """Apply the properties text of request 25: all of it or nothing.
@@ -62,16 +127,46 @@ class LiveSettings:
         """
         texts = parse_properties(changes)
         old = self.current
-        self.current = with_changes(old, texts, black_list=old.black_list)
+        stated = with_changes(self._stated, texts, black_list=old.black_list)
+        current = _with_start_values(stated, old)
+        waiting = _changed_keys(current, stated) & texts.keys()
+        self._stated, self.current = stated, current
         self.version = self.version.next(now_ms)
         log.info("settings changed: %s", ", ".join(sorted(texts)))
-        return SettingsChange(named=frozenset(texts), old=old, new=self.current)
+        if waiting:
+            log.warning("these settings wait for a restart: %s", ", ".join(sorted(waiting)))
+        for listener in self._listeners:
+            listener(current)
+        return SettingsChange(named=frozenset(texts), old=old, new=current, waiting=waiting)
 
     def text(self) -> str:
         """The body of request 26: ``key=value`` lines, sorted and not escaped."""
-        lines = sorted((to_mapping(self.current) | FACTS).items())
+        lines = sorted((to_mapping(self._stated) | FACTS).items())
         return "".join(f"{key}={value}\n" for key, value in lines)
 
     def encode(self) -> bytes:
         """The content of the settings file after a change."""
-        return format_properties(self._foreign | to_mapping(self.current)).encode("ascii")
+        return format_properties(self._foreign | to_mapping(self._stated)).encode("ascii")
+
+
+def _with_start_values(stated: BrokerConfig, started: BrokerConfig) -> BrokerConfig:
+    """The settings as stated, but those that are read at start as they were then."""
+    kept: dict[tuple[str, ...], dict[str, Scalar]] = defaultdict(dict)
+    for info in settings(BrokerConfig):
+        if info.java in READ_AT_START:
+            source: object = getattr(started, info.section[0]) if info.section else started
+            kept[info.section][info.name] = getattr(source, info.name)
+    replace = msgspec.structs.replace
+    return replace(
+        stated,
+        store=replace(stated.store, **kept["store",]),
+        replication=replace(stated.replication, **kept["replication",]),
+        **kept[()],
+    )
+
+
+def _changed_keys(one: BrokerConfig, other: BrokerConfig) -> frozenset[str]:
+    texts, others = to_mapping(one), to_mapping(other)
+    return frozenset(
+        key for key in texts.keys() | others.keys() if texts.get(key) != others.get(key)
+    )

@@ -94,7 +94,7 @@ class HeldPulls(Generic[Token]):
         per_connection_max: int = HELD_PER_CONNECTION_MAX,
     ) -> None:
         self._check_interval_ms = check_interval_ms
-        self._count_max = count_max
+        self.count_max = count_max
         self._per_queue_max = per_queue_max
         self._per_connection_max = per_connection_max
         self._count = 0
@@ -131,7 +131,7 @@ class HeldPulls(Generic[Token]):
         waiters = self._queues.get(key, {})
         pulls = self._connections.get(connection, {})
         if (
-            self._count >= self._count_max
+            self._count >= self.count_max
             or len(waiters) >= self._per_queue_max
             or len(pulls) >= self._per_connection_max
         ):

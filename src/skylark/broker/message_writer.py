@@ -21,7 +21,22 @@ from skylark.store.commit_log import Draft
 from skylark.store.message_store import MessageStore
 from skylark.store.results import PutResult, PutStatus, PutWaiter
 from skylark.wire.batch import BatchMessage
+from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties
+
+
+def copy_of(record: MessageRecord, topic: str, queue_id: int) -> Draft:
+    """A stored message once more, for another queue; its properties are up to the caller."""
+    return Draft(
+        topic,
+        queue_id,
+        record.body,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+    )
 
 
 class MessageWriter:

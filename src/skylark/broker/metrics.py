@@ -136,6 +136,14 @@ ROWS: Final = (
     Row("rocketmq_timer_enqueue_lag", "gauge", "Messages on their way into the timer.", _STORAGE),
     Row("rocketmq_timer_dequeue_lag", "gauge", "Messages due and not delivered.", _STORAGE),
     Row("rocketmq_timing_messages", "gauge", "Messages in the timer.", (*_STORAGE, "topic")),
+    # replication
+    Row("skylark_ha_slaves", "gauge", "Slaves that are connected."),
+    Row("skylark_ha_slaves_in_sync", "gauge", "Of these, slaves that are near."),
+    Row("skylark_ha_behind_bytes", "gauge", "Bytes of the log that the farthest slave lacks."),
+    Row("skylark_ha_waiting_puts", "gauge", "Messages that wait for slaves."),
+    Row("skylark_ha_timed_out_puts_total", "counter", "Messages that no slave had in time."),
+    Row("skylark_ha_following", "gauge", "1 while this slave follows its master."),
+    Row("skylark_ha_diverged", "gauge", "1 if this slave has other bytes than its master."),
     # POP
     Row("rocketmq_pop_revive_lag", "gauge", "Check-points not looked at yet.", ("queue_id",)),
     Row("rocketmq_pop_revive_latency", "gauge", "Age of the first, in ms.", ("queue_id",)),

@@ -260,14 +260,14 @@ class OutstandingBytes:
 
     def __init__(self, measure: Callable[[], int], size_max: int) -> None:
         self._measure = measure
-        self._size_max = size_max
+        self.size_max = size_max
         self._due_at = -math.inf
         self.exceeded = False
 
     def check(self, now: float) -> bool:
         if now >= self._due_at:
             self._due_at = now + MEASURE_S
-            self.exceeded = self._measure() > self._size_max
+            self.exceeded = self._measure() > self.size_max
         return self.exceeded
 
 

@@ -52,6 +52,8 @@ from skylark.store.file_system import FileSystem
 
 log = logging.getLogger(__name__)
 
+#: Where the tables are, within the directory of a store.
+CONFIG_DIRECTORY: Final = "config"
 FIRST_SAVE_S: Final = 10.0
 RETRY_S: Final = 1.0
 #: How often filters and the order of POP consumption are written.

@@ -68,9 +68,14 @@ class ProducerTable:
         self._clients: dict[Connection, _Client] = {}
         # client id -> its channels, the newest last
         self._connections: dict[str, dict[Connection, None]] = {}
-        self._channel_expired_ms = channel_expired_ms
+        self.channel_expired_ms = channel_expired_ms
 
     # --- events ---------------------------------------------------------------------------------
+
+    def knows(self, group_name: str, connection: Connection) -> bool:
+        """Whether a connection is registered in a group."""
+        client = self._clients.get(connection)
+        return client is not None and group_name in client.groups
 
     def heartbeat(self, group_name: str, channel: ClientChannel, now_ms: int) -> bool:
         """One producer group of a heartbeat; whether it is registered now."""
@@ -114,7 +119,7 @@ class ProducerTable:
             (group_name, self._clients[connection])
             for group_name, group in self._groups.items()
             for connection, heard_ms in group.heard_ms.items()
-            if now_ms - heard_ms > self._channel_expired_ms
+            if now_ms - heard_ms > self.channel_expired_ms
         ]
         for group_name, client in silent:
             log.warning("producer group %s: %s fell silent", group_name, client.channel)

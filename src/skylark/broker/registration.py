@@ -9,7 +9,8 @@ lost connections, another ``namesrvAddr`` (by request 25). At the end it unregis
 From the answers come
 
 * for a slave, where its master is (:attr:`Registration.master`). The first name server of the list
-  that knows a master is believed; while none answers, what was known last stays.
+  that knows a master is believed; while none answers, what was known last stays. A slave without
+  master asks every few seconds who is there (106), and registers as soon as its master does.
 * the order configuration of the cluster, which marks topics as ordered.
 
 ``compressed`` in the header tells the truth, unlike in Java 5.x, whose name server goes by it and
@@ -30,7 +31,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from skylark.broker.config import BrokerConfig
+from skylark.broker.config import MASTER_ID, BrokerConfig
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.registration_plan import Announcement, RegistrationPlan
 from skylark.broker.topics import TopicChange
@@ -46,7 +47,7 @@ from skylark.wire.bodies.register import (
     encode_register_body,
     register_body_crc,
 )
-from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.route import ClusterInfo, QueueData, TopicRouteData
 from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
@@ -58,6 +59,8 @@ log = logging.getLogger(__name__)
 
 #: How often connections to name servers, and the list of these, are looked at; no I/O.
 LOOK_MS: Final = 1_000
+#: How often a slave without master asks for one.
+MASTER_LOOK_MS: Final = 3_000
 UNREGISTER_TIMEOUT_S: Final = 3.0
 SINGLE_TOPIC_TIMEOUT_S: Final = 3.0
 #: About 5 MB as JSON, a third of the longest frame that is taken.
@@ -114,10 +117,11 @@ class Registration:
         self._plan = RegistrationPlan(period_ms=live.current.register_period_ms)
         self._namesrv_addr: str | None = None  # the setting that the plan follows
         self._masters: dict[str, MasterAddress | None] = {}  # the last answer of each name server
-        self._tasks = Tasks("registration", limit=2 * ADDRESS_COUNT_MAX)
+        self._tasks = Tasks("registration", limit=3 * ADDRESS_COUNT_MAX)
         self._timer: TimerHandle | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for so many changes
         self._running = False
+        self._master_look_ms = 0
 
     # --- life ---
 
@@ -192,6 +196,10 @@ class Registration:
             self._tasks.spawn(
                 self._carry_out(announcement, config, bodies), name=announcement.address
             )
+        if config.is_slave and self.master is None and now_ms >= self._master_look_ms:
+            self._master_look_ms = now_ms + MASTER_LOOK_MS
+            for address in self._plan.registered:
+                self._tasks.spawn(self._look_for_master(address), name=f"master at {address}")
         self._wake_waiting()
         self._arm(now_ms)
 
@@ -240,6 +248,8 @@ class Registration:
             error = caught
         finally:
             changed = self._plan.done(announcement, self._now_ms(), succeeded=succeeded)
+            if succeeded and config.is_slave and self._masters.get(address) is None:
+                self._plan.seek(address, self._now_ms())
             self._choose_master()
             self._log_outcome(address, succeeded, changed, error)
             self._step()
@@ -304,6 +314,20 @@ class Registration:
             return not decode_ext(headers.QueryDataVersionResponseHeader, answer.ext).changed
         except SkylarkError:
             return False
+
+    async def _look_for_master(self, address: str) -> None:
+        """GET_BROKER_CLUSTER_INFO (106); how to reach a master is said when we register."""
+        request = Command(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await self._call(address, request, MASTER_LOOK_MS / 1000)
+            brokers = decode_body(ClusterInfo, answer.body or b"{}").broker_addr_table
+        except SkylarkError as error:
+            log.debug("name server %s does not say who is there: %s", address, error)
+            return
+        own = brokers.get(self._live.current.broker_name)
+        if own is not None and MASTER_ID in own.broker_addrs and self.master is None:
+            self._plan.all_changed(self._now_ms())
+            self._step()
 
     async def _unregister(self, address: str) -> None:
         config = self._live.current

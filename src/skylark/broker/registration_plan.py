@@ -20,6 +20,9 @@ The answers of a name server are signs of life in both directions. Rules, each p
   if the name server knows the version. Java asks all and then registers with all or none; here one
   name server never causes or delays work with another.
 
+A slave that hears of no master registers again soon (:meth:`RegistrationPlan.seek`): when both
+start together, the slave may be the first, and nobody is told when the other comes.
+
 Times are milliseconds of a clock that never steps.
 """
 
@@ -35,6 +38,7 @@ from skylark.wire.bodies.config import TopicConfig
 FIRST_ROUND_MS: Final = 10_000
 RETRY_MS_FIRST: Final = 1_000
 RETRY_MS_MOST: Final = 10_000
+SEEK_MS: Final = 3_000
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +127,12 @@ class RegistrationPlan:
         server.whole_due_ms = now_ms
         server.heard_count = -1
         return True
+
+    def seek(self, address: str, now_ms: int) -> None:
+        """The answer of a name server lacks something that will come: the master of a slave."""
+        server = self._servers.get(address)
+        if server is not None:
+            server.whole_due_ms = min(server.whole_due_ms, now_ms + SEEK_MS)
 
     def done(self, announcement: Announcement, now_ms: int, *, succeeded: bool) -> bool:
         """How an announcement ended; whether this changes what we know of the name server."""

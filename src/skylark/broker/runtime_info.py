@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from skylark.core.java_text import java_double
+from skylark.replication.service import ReplicationStatus
 from skylark.wire.codes import CURRENT_VERSION, version_name
 
 #: What Java shows while there is no pool of buffers that could run out.
@@ -71,6 +72,7 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: Name in :data:`POOLS`, or ``endTransaction`` -> requests that are known to wait.
     waiting_counts: Mapping[str, int] = {}
     loop_wait_ms: int = 0
+    replication: ReplicationStatus = ReplicationStatus(is_master=True)
 
 
 def runtime_info(
@@ -78,6 +80,7 @@ def runtime_info(
 ) -> dict[str, str]:
     """The whole table; the rows are those of ``StoreStats`` and ``DayTotals``."""
     table = {**store_rows, **total_rows, **_log_rows(facts), **_timer_rows(facts.timer)}
+    table |= replication_rows(facts.replication)
     for level, (delivered, end) in sorted(facts.schedule_offsets.items()):
         table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
     table |= {
@@ -125,6 +128,21 @@ def _timer_rows(timer: TimerFacts) -> dict[str, str]:
         "timerCongestNum": str(timer.congest_count),
         "timerEnqueueTps": java_double(timer.enqueue_tps),
         "timerDequeueTps": java_double(timer.dequeue_tps),
+    }
+
+
+def replication_rows(status: ReplicationStatus) -> dict[str, str]:
+    """Rows that Java does not have: of a slave, and of a master that has any."""
+    if not status.is_master:
+        return {"haPhase": status.phase or "", "haDivergence": status.divergence or ""}
+    if not status.slave_count and not status.timeout_count:
+        return {}
+    return {
+        "haSlaves": str(status.slave_count),
+        "haSlavesInSync": str(status.in_sync_count),
+        "haBehindBytes": str(status.behind_bytes),
+        "haWaitingPuts": str(status.waiting_count),
+        "haTimedOutPuts": str(status.timeout_count),
     }
 
 

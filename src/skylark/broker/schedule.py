@@ -37,7 +37,7 @@ from collections import deque
 from typing import Final
 
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.message_writer import MessageWriter
+from skylark.broker.message_writer import MessageWriter, copy_of
 from skylark.broker.rewriting import NO_DESTINATIONS
 from skylark.broker.schedule_state import DelayLevel, DelayLevels
 from skylark.broker.stats import BrokerStats
@@ -97,17 +97,9 @@ def delivery_of(record: MessageRecord) -> Draft:
         raise NotDeliverableError(f"it belongs to {topic}, to which nobody may send")
     if _CRC32 in properties:  # of the record that it was in
         properties = without_property(properties, _CRC32)
-    return Draft(
-        topic,
-        int(queue_id),
-        record.body,
-        properties,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-    )
+    draft = copy_of(record, topic, int(queue_id))
+    draft.properties = properties
+    return draft
 
 
 class _Lane:

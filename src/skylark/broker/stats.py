@@ -186,7 +186,7 @@ class BrokerStats:
         idle_max_ms: int = IDLE_MAX_MS,
     ) -> None:
         self._cluster = cluster
-        self._idle_max_ms = idle_max_ms
+        self.idle_max_ms = idle_max_ms
         self.topic_puts: MeterTable[str, Meter] = MeterTable(
             "puts by topic", Meter, count_max=count_max
         )
@@ -270,7 +270,7 @@ class BrokerStats:
 
     def expire(self) -> None:
         """Drop meters that stood still for too long; due after each sample of the hour."""
-        count = sum(table.expire(self._idle_max_ms) for table in self.tables)
+        count = sum(table.expire(self.idle_max_ms) for table in self.tables)
         if count:
             log.info("%d statistics dropped: nothing was counted for long", count)
 

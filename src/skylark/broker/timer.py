@@ -18,9 +18,9 @@ messages at all, because its disk is full, is waited for in any case: Java would
 that is due meanwhile. What can never be stored is dropped at once.
 
 **On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
-when the commit log has what was delivered. So a crash delivers the last seconds again, and an
-orderly stop, which finishes the slot under way, delivers nothing twice
-(:mod:`skylark.store.timer.recovery`).
+when the commit log has what was delivered. So a crash delivers the last seconds again. An orderly
+stop delivers nothing twice (:mod:`skylark.store.timer.recovery`): it finishes the slot under way
+while messages are still taken, and saves the state after the log was brought to disk.
 
 Runs on masters only. Answers to the threads of Java's ``TimerMessageStore``.
 """
@@ -128,6 +128,7 @@ class TimerService:
         self._delivery = Delivery(live, timer, writer, stats, clock)
         self._tasks = Tasks("timer")
         self._running = False
+        self._has_run = False
         self._turn: TimerHandle | None = None
         self._wake_timer: TimerHandle | None = None
         self._wait_until = 0.0  # monotonic: a put has failed, or the disk
@@ -154,16 +155,12 @@ class TimerService:
 
     def start(self) -> None:
         """Take messages in and deliver from now on."""
-        self._running = True
+        self._running = self._has_run = True
         self.wake()
 
     async def stop(self) -> None:
-        """Finish the slot under way, and bring everything to disk.
-
-        What does not get there is done again by the next start.
-        """
+        """Finish the slot under way, and do no more; :meth:`save` follows."""
         if not self._running:
-            self.timer.close()
             return
         self._running = False
         for timer in (self._turn, self._wake_timer, self._flush_timer, self._expiry_timer):
@@ -172,22 +169,28 @@ class TimerService:
         await self._tasks.wait()
         try:
             await self._finish_slot()
-            await self._save_all()
+        except StoreError as error:
+            log.error("the slot under way will be repeated: %s", error)  # noqa: TRY400
+
+    def save(self) -> None:
+        """Bring the state to disk, and close the files; in any thread.
+
+        To be called when nothing is put any more and the log is on disk: a checkpoint that calls
+        messages delivered before the log has them would lose them. What does not get to disk is
+        done again by the next start.
+        """
+        timer = self.timer
+        try:
+            if self._has_run and not timer.is_rebuilding and (timer.is_dirty or self._snapshot):
+                snapshot = self._take_snapshot()
+                if self._is_on_disk(snapshot):
+                    timer.begin_write(snapshot)
+                    timer.write(snapshot)
+                    timer.end_write(snapshot)
         except StoreError as error:
             log.error("the timer's state is not on disk: %s", error)  # noqa: TRY400
         finally:
-            self.timer.close()
-
-    async def _save_all(self) -> None:
-        timer = self.timer
-        if timer.is_rebuilding or not (timer.is_dirty or self._snapshot is not None):
-            return
-        self._store.log.files.sync()
-        snapshot = self._take_snapshot()
-        # With a transient pool the log may have less than was put; then the checkpoint stays, and a
-        # restart delivers the last messages again.
-        if self._is_on_disk(snapshot):
-            await self._write(snapshot)
+            timer.close()
 
     async def _finish_slot(self) -> None:
         """Deliver the rest of a slot that is half done: otherwise its first half comes twice."""

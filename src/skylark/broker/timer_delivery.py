@@ -15,13 +15,12 @@ import logging
 from typing import Final
 
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.message_writer import MessageWriter
+from skylark.broker.message_writer import MessageWriter, copy_of
 from skylark.broker.rewriting import NO_DESTINATIONS
 from skylark.broker.stats import BrokerStats
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError
 from skylark.core.names import is_system_topic
-from skylark.store.commit_log import Draft
 from skylark.store.results import PutStatus
 from skylark.store.timer.log import Unit
 from skylark.store.timer.timer_store import TimerStore
@@ -141,18 +140,8 @@ class Delivery:
                 log.warning("the timed message at %s may not go to %s", record.log_offset, topic)
                 return Outcome.DROPPED
             queue_id = int(text)
-        draft = Draft(
-            topic,
-            queue_id,
-            record.body,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
         try:
-            result = self._writer.put_own(draft, properties)
+            result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
         except BrokerError as error:  # its delay level is no number
             log.warning("the timed message at %s is dropped: %s", record.log_offset, error)
             return Outcome.DROPPED

@@ -49,6 +49,7 @@ READ_WRITE: Final = Perm.READ | Perm.WRITE
 #: Queues of one topic; Java has no limit, and answers of some requests grow with them.
 QUEUE_COUNT_MAX: Final = 65_536
 SCHEDULE_QUEUE_COUNT: Final = 18
+_QUEUE_DIGITS_MAX: Final = 9
 
 
 class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +91,13 @@ class TopicTable:
 
     def get(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
+
+    def has_queue(self, topic: str, queue_id: str) -> bool:
+        """Whether a topic has this queue, for readers or for writers; the id is somebody's text."""
+        config = self._topics.get(topic)
+        if config is None or not queue_id.isdecimal() or len(queue_id) > _QUEUE_DIGITS_MAX:
+            return False
+        return int(queue_id) < max(config.read_queue_nums, config.write_queue_nums)
 
     def is_order(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -331,6 +339,18 @@ class TopicTable:
         if table.data_version != DataVersion():
             self.version = table.data_version
 
+    def copy_from(self, table: Mapping[str, TopicConfig], version: DataVersion) -> TopicChange:
+        """Take over the topics of a master, and its version; own system topics stay."""
+        gone = [name for name in self._topics if name not in table and not self.is_system(name)]
+        changed = [config for name, config in table.items() if self._topics.get(name) != config]
+        for name in gone:
+            del self._topics[name]
+        self._topics.update((config.topic_name, config) for config in changed)
+        self.version = version
+        change = TopicChange(register=tuple(changed), deleted=tuple(gone))
+        self._tell(change)
+        return change
+
     # --- inside ---
 
     @property
@@ -348,6 +368,9 @@ class TopicTable:
     def _changed(self, steps: int, change: TopicChange) -> None:
         for _ in range(steps):
             self.version = self.version.next(self._clock.now_ms())
+        self._tell(change)
+
+    def _tell(self, change: TopicChange) -> None:
         for listener in self._listeners:
             listener(change)
 

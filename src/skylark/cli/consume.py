@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.context import CliContext
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.exits import explained
+from skylark.cli.name_servers import client_options, namesrv_option
 from skylark.cli.output import Output, cell_text
-from skylark.cli.produce import client_options, explained
 
 if TYPE_CHECKING:
     import asyncio
@@ -409,7 +409,8 @@ class _QueueReader:
         """Messages, and where to go on; errors that may pass are waited out, those of following
         for ever.
         """
-        from skylark.client.consumer.pull_access import PullTerms, UndecodableError
+        from skylark.client.consumer.pull_access import PullTerms
+        from skylark.client.errors import UndecodableError
         from skylark.core.errors import (
             NoPermissionError,
             SkylarkError,
@@ -426,7 +427,7 @@ class _QueueReader:
                 result, _ = await self._access.pull(self.queue, self._subscription, offset, terms)
             except UndecodableError as error:
                 self._output.note(f"{error}: passed over")
-                return [], offset + 1
+                return [], error.next_offset
             except (TopicNotExistError, NoPermissionError, SubscriptionGroupNotExistError):
                 raise
             except SkylarkError as error:

@@ -11,12 +11,17 @@ code    name         meaning
 130     INTERRUPTED  the interrupt key, as shells report it
 ======  ===========  ====================================================================
 
-A user sees one sentence, never a traceback: :func:`sentence`.
+A user sees one sentence, never a traceback: :func:`sentence`. Commands that act as a client say in
+it what to do at the shell: :func:`explained`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+
+import click
 
 
 class ExitCode(IntEnum):
@@ -30,15 +35,30 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class UnreachableError(click.ClickException):
+    """Nobody answers."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class TopicMissingError(click.ClickException):
+    """There is no such topic."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
 def exit_code(error: Exception) -> ExitCode:
     """The code for an error that ended a command."""
+    from skylark.admin.errors import NotFoundError
     from skylark.core import errors
 
     # The first row that matches decides.
     table: tuple[tuple[type[Exception], ExitCode], ...] = (
         (errors.ConfigError, ExitCode.USAGE),
+        (errors.SendTimeoutError, ExitCode.UNREACHABLE),
         (errors.TooManyRequestsError, ExitCode.FAILED),  # refused by ourselves, not by the network
         (errors.TransportError, ExitCode.UNREACHABLE),
+        (NotFoundError, ExitCode.NOT_FOUND),
         (errors.TopicNotExistError, ExitCode.NOT_FOUND),
         (errors.QueryNotFoundError, ExitCode.NOT_FOUND),
         (errors.SubscriptionGroupNotExistError, ExitCode.NOT_FOUND),
@@ -60,3 +80,30 @@ def sentence(error: Exception) -> str:
     if isinstance(error, SkylarkError | OSError):
         return text or type(error).__name__
     return f"internal error, please report it: {type(error).__name__}: {text} (see --debug)"
+
+
+@contextmanager
+def explained(topic: str) -> Iterator[None]:
+    """Give errors of clients their exit code, and say what to do about them at the shell."""
+    from skylark.core.errors import (
+        NoNameServerError,
+        NoRouteError,
+        SendFailedError,
+        TransportError,
+    )
+
+    try:
+        yield
+    except NoNameServerError as error:
+        raise UnreachableError(
+            f"{error.message}; start one with skylark up, or say where it is with -n HOST:PORT"
+        ) from error
+    except NoRouteError as error:
+        raise TopicMissingError(
+            f"there is no topic {topic}, or none of its brokers runs:"
+            f" create it with skylark topic create {topic}"
+        ) from error
+    except SendFailedError as error:
+        if isinstance(error.__cause__, TransportError):
+            raise UnreachableError(str(error)) from error
+        raise

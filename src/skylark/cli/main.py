@@ -33,6 +33,7 @@ class LazyCommand(NamedTuple):
 
 COMMANDS: dict[str, LazyCommand] = {
     "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
+    "cluster": LazyCommand("skylark.cli.cluster:command", "Show brokers and their replicas."),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
     "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
@@ -40,6 +41,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "skylark.cli.store:command", "Check or dump the files of a message store."
     ),
     "topic": LazyCommand("skylark.cli.topic:command", "Create and list topics."),
+    "txn": LazyCommand("skylark.cli.txn:command", "Watch and repair exactly-once sinks of Spark."),
     "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers."),
 }
 

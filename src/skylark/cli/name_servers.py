@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from skylark.core.names import Address
+    from skylark.client.options import ClientOptions
 
 namesrv_option = click.option(
     "-n",
@@ -21,10 +21,16 @@ namesrv_option = click.option(
 )
 
 
-def resolve(argument: str | None) -> tuple[Address, ...]:
-    """The addresses of the name servers; raises ConfigError."""
+def client_options(argument: str | None) -> ClientOptions:
+    """Options of a client of the cluster that ``-n`` names: addresses, or a URL with all it says.
+
+    Raises ConfigError for what is neither.
+    """
     import os
 
+    from skylark.client.options import ClientOptions
     from skylark.core.names import LOCAL_NAMESRV, resolve_namesrv
 
-    return resolve_namesrv(argument, os.environ, default=LOCAL_NAMESRV).namesrv
+    found = resolve_namesrv(argument, os.environ, default=LOCAL_NAMESRV)
+    sources = {"argument": argument, "default": LOCAL_NAMESRV}
+    return ClientOptions(namesrv=sources.get(found.source) or os.environ[found.source])

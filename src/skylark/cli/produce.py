@@ -8,22 +8,22 @@ to one queue and keep their order there; otherwise those of a piece are under wa
 
 A message that fails does not undo the others: the rest of its piece is reported, then the command
 ends with the first error. What went wrong between us and the cluster is told with what to do about
-it (:func:`explained`), here and in ``skylark consume``.
+it (:func:`skylark.cli.exits.explained`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
 from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.exits import explained
+from skylark.cli.name_servers import client_options, namesrv_option
 
 if TYPE_CHECKING:
     from skylark.client.message import Message, SendResult
@@ -41,18 +41,6 @@ LINE_SIZE_MAX = 8 * 1024 * 1024
 #: From so many messages on a person who cannot see the results is shown progress.
 LONG_COUNT = 1_000
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-class UnreachableError(click.ClickException):
-    """Nobody answers."""
-
-    exit_code = ExitCode.UNREACHABLE
-
-
-class TopicMissingError(click.ClickException):
-    """There is no such topic."""
-
-    exit_code = ExitCode.NOT_FOUND
 
 
 @dataclass
@@ -350,44 +338,3 @@ def duration_s(text: str, option: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is not a time such as 10s or 5m", param_hint=option)
     return float(found[1]) * _UNITS_S[found[2] or "s"]
-
-
-# ---- also for consume ----------------------------------------------------------------------------
-
-
-def client_options(argument: str | None) -> ClientOptions:
-    """Options of a client of the cluster that ``-n`` names; raises ConfigError."""
-    import os
-
-    from skylark.client.options import ClientOptions
-    from skylark.core.names import LOCAL_NAMESRV, NAMESRV_VARIABLES
-
-    sources = (argument, *(os.environ.get(name) for name in NAMESRV_VARIABLES), LOCAL_NAMESRV)
-    return ClientOptions(namesrv=next(text for text in sources if text and text.strip()))
-
-
-@contextmanager
-def explained(topic: str) -> Iterator[None]:
-    """Give errors of clients their exit code, and say what to do about them at the shell."""
-    from skylark.core.errors import (
-        NoNameServerError,
-        NoRouteError,
-        SendFailedError,
-        TransportError,
-    )
-
-    try:
-        yield
-    except NoNameServerError as error:
-        raise UnreachableError(
-            f"{error.message}; start one with skylark up, or say where it is with -n HOST:PORT"
-        ) from error
-    except NoRouteError as error:
-        raise TopicMissingError(
-            f"there is no topic {topic}, or none of its brokers runs:"
-            f" create it with skylark topic create {topic}"
-        ) from error
-    except SendFailedError as error:
-        if isinstance(error.__cause__, TransportError):
-            raise UnreachableError(str(error)) from error
-        raise

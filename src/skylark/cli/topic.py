@@ -11,7 +11,7 @@ from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.client.calls import Caller
+    from skylark.admin.admin import Admin
 
 T = TypeVar("T")
 
@@ -54,20 +54,15 @@ def create(
     """Create a topic; one that exists stays as it is."""
     import msgspec
 
-    from skylark.admin.topics import topic_create
-    from skylark.cli.name_servers import resolve
-
-    servers = resolve(namesrv)
     results = _run(
-        lambda caller: topic_create(
-            caller,
-            servers,
+        namesrv,
+        lambda admin: admin.topics.create(
             topic,
             queue_count=queue_count,
             cluster=cluster,
             order=order,
             attributes=dict(map(_attribute, attributes)),
-        )
+        ),
     )
     columns = ("topic", "broker", "address", "created", "queue_count")
     context.output.rows(columns, map(msgspec.structs.asdict, results))
@@ -81,23 +76,20 @@ def list_topics(context: CliContext, namesrv: str | None, with_internal: bool) -
     """List the topics of the cluster."""
     import msgspec
 
-    from skylark.admin.topics import topic_list
-    from skylark.cli.name_servers import resolve
-
-    servers = resolve(namesrv)
-    topics = _run(lambda caller: topic_list(caller, servers, with_internal=with_internal))
+    topics = _run(namesrv, lambda admin: admin.topics.all(with_internal=with_internal))
     columns = ("topic", "brokers", "queue_count", "perm")
     context.output.rows(columns, map(msgspec.structs.asdict, topics))
 
 
-def _run(ask: Callable[[Caller], Awaitable[T]]) -> T:
+def _run(namesrv: str | None, ask: Callable[[Admin], Awaitable[T]]) -> T:
     import asyncio
 
-    from skylark.client.calls import open_caller
+    from skylark.admin.admin import Admin
+    from skylark.cli.name_servers import client_options
 
     async def run() -> T:
-        async with open_caller() as caller:
-            return await ask(caller)
+        async with Admin(client_options(namesrv)) as admin:
+            return await ask(admin)
 
     return asyncio.run(run())
 

@@ -2,7 +2,7 @@
 
 On stdout there is one line, ``ready namesrv=HOST:PORT broker-a=HOST:PORT ...``, once clients can
 work. Log lines go to stderr. SIGTERM and the interrupt key stop everything in order, with exit code
-0; a broker that dies ends the whole with exit code 1.
+0; a broker in a process of its own that dies is started again.
 """
 
 from __future__ import annotations
@@ -66,6 +66,19 @@ PORT = click.IntRange(0, 65_535)
     help="Number of brokers; several get a process each.",
 )
 @click.option(
+    "--replicas",
+    "replica_count",
+    type=click.IntRange(0, 4),
+    default=0,
+    show_default=True,
+    help="Slaves of each broker, in processes of their own, on ports 4, 8, ... above it.",
+)
+@click.option(
+    "--sync",
+    is_flag=True,
+    help="Acknowledge a message when all replicas have it; with --replicas.",
+)
+@click.option(
     "--set",
     "settings",
     metavar="KEY=VALUE",
@@ -88,6 +101,8 @@ def command(
     namesrv_port: int,
     broker_port: int,
     broker_count: int,
+    replica_count: int,
+    sync: bool,
     settings: tuple[str, ...],
     topics: tuple[str, ...],
 ) -> None:
@@ -109,6 +124,8 @@ def command(
             namesrv_port=namesrv_port,
             broker_port=broker_port,
             broker_count=broker_count,
+            replica_count=replica_count,
+            sync=sync,
             settings=dict(map(_setting, settings)),
         )
         context.configure_logging("info")
@@ -141,17 +158,25 @@ async def _serve(
 
 
 async def _work(cluster: Cluster, topics: list[tuple[str, int]]) -> None:
-    from skylark.admin.topics import topic_create
-    from skylark.client.calls import open_caller
+    import asyncio
+    import logging
+
+    from skylark.admin.admin import Admin
+    from skylark.client.options import ClientOptions
+    from skylark.spark.resolver import resolve_forever
 
     await cluster.start()
     if topics:
-        async with open_caller() as caller:
+        async with Admin(ClientOptions(namesrv=str(cluster.namesrv))) as admin:
             for name, queue_count in topics:
-                await topic_create(caller, [cluster.namesrv], name, queue_count=queue_count)
+                await admin.topics.create(name, queue_count=queue_count)
     servers = {"namesrv": cluster.namesrv, **cluster.brokers}
     click.echo(f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}")
-    await cluster.watch()
+    # The supervisor says by itself who died: that a client of ours misses it is no news.
+    logging.getLogger("skylark.client").setLevel(logging.ERROR)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(resolve_forever(str(cluster.namesrv)))
+        group.create_task(cluster.watch())
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class BrokerDiedError(SkylarkError):
 
 
 class BrokerProcess:
-    """A broker that runs elsewhere; starts and stops once."""
+    """A broker that runs elsewhere; after it has died it can be started again."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class BrokerProcess:
         *,
         arguments: Sequence[str] = (),
     ) -> None:
-        """``folder`` gets the settings file; ``arguments`` are options of ``skylark`` itself."""
+        """``name`` is for people; ``folder`` gets the settings file; ``arguments`` are options of
+        ``skylark`` itself."""
         self.name = name
         self.address: Address | None = None
         self._settings = settings
@@ -51,6 +52,7 @@ class BrokerProcess:
 
     async def start(self) -> None:
         """Run it until it is ready; raises BrokerDiedError."""
+        self.address = None
         self._file.write_text(format_properties(self._settings))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "skylark", *self._arguments, "broker", "-c", str(self._file),
@@ -60,10 +62,12 @@ class BrokerProcess:
         )  # fmt: skip
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode().strip()
-        prefix = f"ready {self.name}="
+        prefix = f"ready {self._settings['brokerName']}="
         if not line.startswith(prefix):
             raise await self.died()
         self.address = parse_address(line.removeprefix(prefix))
+        # One that has drawn its port keeps it: slaves and clients look for it there.
+        self._settings = {**self._settings, "listenPort": str(self.address.port)}
 
     async def died(self) -> BrokerDiedError:
         """Wait until the process ends; says how it did."""

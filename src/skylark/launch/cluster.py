@@ -5,21 +5,28 @@
     cluster = Cluster(LaunchOptions(data=folder))
     await cluster.start()
     print(cluster.namesrv, cluster.brokers)      # 127.0.0.1:9876 {'broker-a': 127.0.0.1:10911}
-    await cluster.watch()                        # until a broker dies, which raises
+    await cluster.watch()                        # until cancelled
     await cluster.stop()
 
 One broker shares the process and the event loop with the name server. Several get a process each,
-for a broker uses one core; the name server stays with the supervisor. When ``start`` returns, the
-name server knows all brokers, so clients find them.
+for a broker uses one core, and so do a broker and its replicas, which are to survive each other;
+the name server stays with the supervisor. Masters are started before their slaves. When ``start``
+returns, the name server knows all brokers, so clients find them.
 
-**A broker that dies** takes the rest along: the others are stopped in order, and the message says
-who died, and of what. Only a kill of the supervisor itself (SIGKILL) leaves children behind; they
-keep their folders locked, so a second cluster on the same data says so instead of harming it.
+**A broker that dies** is started again by :meth:`Cluster.watch`, and the log says who died, of
+what, and when it is back; until then clients use the others. The first attempt comes after a
+second. If the broker dies again within a minute, the next one takes twice as long, a minute at
+most. During the start of the cluster nothing is tried twice: what is wrong then is wrong with the
+settings.
+
+Only a kill of the supervisor itself (SIGKILL) leaves children behind; they keep their folders
+locked, so a second cluster on the same data says so instead of harming it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -33,8 +40,8 @@ from skylark.core.config import load
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Component
 from skylark.core.names import Address
-from skylark.launch.broker_process import BrokerProcess
-from skylark.launch.plan import FRIENDLY, LaunchOptions, within_reach
+from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
+from skylark.launch.plan import FRIENDLY, BrokerPlace, LaunchOptions, within_reach
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 
@@ -43,6 +50,11 @@ log = logging.getLogger(__name__)
 #: How long brokers that are ready may take until the name server knows them.
 REGISTERED_TIMEOUT_S: Final = 30.0
 _LOOK_INTERVAL_S: Final = 0.01
+#: Time before a broker that has died is started again: at first, and at most.
+RESTART_DELAY_S: Final = 1.0
+RESTART_DELAY_S_MAX: Final = 60.0
+#: Who runs for so long has recovered from whatever it was.
+STEADY_S: Final = 60.0
 
 
 class Cluster:
@@ -89,7 +101,7 @@ class Cluster:
         log.info("settings other than Java's: %s", ", ".join(changed) or "none")
         try:
             await self._start_one(self._name_server)
-            if self._options.broker_count == 1:
+            if self._options.broker_count == 1 and not self._options.replica_count:
                 await self._start_within()
             else:
                 await self._start_children()
@@ -104,36 +116,38 @@ class Cluster:
         await component.start()
 
     async def _start_within(self) -> None:
-        texts = self._options.broker_settings(0, self.namesrv)
+        (place,) = self._options.masters
+        texts = self._options.broker_settings(place, self.namesrv)
         self._broker = Broker(load_broker_config(texts), clock=self._clock, given=texts)
         await self._start_one(self._broker)
 
     async def _start_children(self) -> None:
         self._settings_folder = tempfile.TemporaryDirectory(prefix="skylark-")
-        for index, name in enumerate(self._options.broker_names):
-            texts = self._options.broker_settings(index, self.namesrv)
-            load_broker_config(texts)  # what is wrong with them is said here, and once
-            self._children.append(
-                BrokerProcess(
-                    name,
-                    texts,
-                    Path(self._settings_folder.name),
-                    self._clock,
-                    arguments=self._child_arguments,
-                )
-            )
+        folder = Path(self._settings_folder.name)
+        masters = [self._child(place, folder) for place in self._options.masters]
+        slaves = [self._child(place, folder) for place in self._options.slaves]
+        self._children = [*masters, *slaves]
         try:
-            async with asyncio.TaskGroup() as group:
-                for child in self._children:
-                    group.create_task(self._start_one(child))
+            for children in (masters, slaves):
+                async with asyncio.TaskGroup() as group:
+                    for child in children:
+                        group.create_task(self._start_one(child))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the others are consequences, or alike
 
+    def _child(self, place: BrokerPlace, folder: Path) -> BrokerProcess:
+        texts = self._options.broker_settings(place, self.namesrv)
+        load_broker_config(texts)  # what is wrong with them is said here, and once
+        return BrokerProcess(
+            place.name, texts, folder, self._clock, arguments=self._child_arguments
+        )
+
     async def _registered(self) -> None:
-        wanted = set(self._options.broker_names)
+        options = self._options
+        wanted = {(it.broker_name, it.replica) for it in (*options.masters, *options.slaves)}
         try:
             async with self._clock.timeout(REGISTERED_TIMEOUT_S):
-                while wanted - self._name_server.tables.cluster_info().broker_addr_table.keys():
+                while wanted - self._known_brokers():
                     await self._clock.sleep(_LOOK_INTERVAL_S)
         except TimeoutError as error:
             raise SkylarkError(
@@ -141,17 +155,31 @@ class Cluster:
                 f" within {REGISTERED_TIMEOUT_S:.0f} s"
             ) from error
 
+    def _known_brokers(self) -> set[tuple[str, int]]:
+        table = self._name_server.tables.cluster_info().broker_addr_table
+        return {(name, number) for name, data in table.items() for number in data.broker_addrs}
+
     async def watch(self) -> None:
-        """Wait for the end of a broker that should not have ended; raises BrokerDiedError."""
+        """Start brokers again that have died; until cancelled, which comes before ``stop``."""
         if not self._children:
             await asyncio.get_running_loop().create_future()  # it ends with this process
-        ends = [asyncio.ensure_future(child.died()) for child in self._children]
-        try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
-        raise done.pop().result()
+        async with asyncio.TaskGroup() as group:
+            for child in self._children:
+                group.create_task(self._keep_running(child))
+
+    async def _keep_running(self, child: BrokerProcess) -> None:
+        delay_s = RESTART_DELAY_S
+        while True:
+            began_at = self._clock.monotonic()
+            death = await child.died()
+            if self._clock.monotonic() - began_at > STEADY_S:
+                delay_s = RESTART_DELAY_S
+            log.error("%s; it is started again in %.0f s", death.message, delay_s)
+            await self._clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, RESTART_DELAY_S_MAX)
+            with contextlib.suppress(BrokerDiedError):  # died() says so again
+                await child.start()
+                log.warning("%s runs again, on %s", child.name, child.address)
 
     async def stop(self) -> None:
         """Stop the brokers, then the name server, each in order; raises the first error."""

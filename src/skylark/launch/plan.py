@@ -3,8 +3,12 @@
 ::
 
     port        broker i listens on base + 20 i; the fast port is two below, the HA port one above
-    folder      DATA/broker-a, DATA/broker-b, ... are stores, DATA/namesrv holds the KV table
-    settings    Java's defaults < FRIENDLY < EPHEMERAL < --set < what the plan itself decides
+                its replica r on + 4 r
+    name        broker-a, broker-b, ...; their first replicas are broker-a-1, broker-b-1, ...
+    folder      DATA/broker-a, DATA/broker-a-1, ... are stores, DATA/namesrv holds the KV table
+    settings    Java's defaults < FRIENDLY < EPHEMERAL < REPLICATED < --set < what the plan decides
+
+A replica is a slave: a broker of the same ``brokerName`` with an id of its own.
 
 Port 0 lets every server draw a free one. Clients reach the brokers by the host by which they
 reached the name server, so a broker that listens on all addresses needs no address of its own to
@@ -29,6 +33,8 @@ from skylark.core.names import Address
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10_911
 PORT_STEP: Final = 20
+REPLICA_PORT_STEP: Final = 4
+REPLICA_COUNT_MAX: Final = PORT_STEP // REPLICA_PORT_STEP - 1
 BROKER_COUNT_MAX: Final = len(ascii_lowercase)
 LOOPBACK: Final = "127.0.0.1"
 #: Settings that are friendlier than Java's defaults; ``skylark broker`` keeps Java's.
@@ -44,17 +50,40 @@ EPHEMERAL: Final = {
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
 }
+#: With replicas: they get the whole log, and are read from while their master is away.
+REPLICATED: Final = {
+    "haSyncFromStart": "true",
+    "slaveReadEnable": "true",
+}
 #: Settings that follow from the options of the command, each with the option.
 _DECIDED: Final = {
     "bindAddress": "--host",
-    "brokerId": "--brokers",
+    "brokerId": "--replicas",
     "brokerName": "--brokers",
-    "brokerRole": "--brokers",
+    "brokerRole": "--replicas and --sync",
+    "haListenPort": "--broker-port",
     "listenPort": "--broker-port",
     "namesrvAddr": "--namesrv-port",
     "storePathCommitLog": "--data",
     "storePathRootDir": "--data",
 }
+
+
+class BrokerPlace(msgspec.Struct, frozen=True):
+    """One broker to be run: ``replica`` 0 is a master, any other a slave of it."""
+
+    index: int
+    replica: int = 0
+
+    @property
+    def broker_name(self) -> str:
+        """What it is registered as, like the others of its group."""
+        return f"broker-{ascii_lowercase[self.index]}"
+
+    @property
+    def name(self) -> str:
+        """What it is called here, like nobody else."""
+        return f"{self.broker_name}-{self.replica}" if self.replica else self.broker_name
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +95,21 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     namesrv_port: int = NAMESRV_PORT
     broker_port: int = BROKER_PORT
     broker_count: int = 1
+    replica_count: int = 0  # of each broker
+    sync: bool = False  # a message is acknowledged when all replicas have it
     settings: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker_count <= BROKER_COUNT_MAX:
             raise ConfigError(f"--brokers {self.broker_count}: 1 to {BROKER_COUNT_MAX} can be run")
-        highest = self.broker_port + PORT_STEP * (self.broker_count - 1) + 1
+        if not 0 <= self.replica_count <= REPLICA_COUNT_MAX:
+            raise ConfigError(
+                f"--replicas {self.replica_count}: 0 to {REPLICA_COUNT_MAX} can be run"
+            )
+        if self.sync and not self.replica_count:
+            raise ConfigError("--sync: there is no replica to wait for", hint="add --replicas 1")
+        last = BrokerPlace(self.broker_count - 1, self.replica_count)
+        highest = self.broker_port + _port_offset(last) + 1
         if self.broker_port and not 3 <= self.broker_port <= highest <= 65_535:
             raise ConfigError(
                 f"--broker-port {self.broker_port}: the brokers need ports up to {highest}",
@@ -87,7 +125,19 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broker_names(self) -> tuple[str, ...]:
-        return tuple(f"broker-{letter}" for letter in ascii_lowercase[: self.broker_count])
+        return tuple(place.broker_name for place in self.masters)
+
+    @property
+    def masters(self) -> tuple[BrokerPlace, ...]:
+        return tuple(BrokerPlace(index) for index in range(self.broker_count))
+
+    @property
+    def slaves(self) -> tuple[BrokerPlace, ...]:
+        return tuple(
+            BrokerPlace(index, replica)
+            for index in range(self.broker_count)
+            for replica in range(1, self.replica_count + 1)
+        )
 
     def namesrv_settings(self) -> dict[str, str]:
         """The settings of the name server, by their Java names."""
@@ -97,22 +147,33 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "kvConfigPath": str(self.data / "namesrv" / "kvConfig.json"),
         }
 
-    def broker_settings(self, index: int, namesrv: Address) -> dict[str, str]:
+    def broker_settings(self, place: BrokerPlace, namesrv: Address) -> dict[str, str]:
         """The settings of one broker, by their Java names."""
-        name = self.broker_names[index]
         texts = {**FRIENDLY, **(EPHEMERAL if self.ephemeral else {})}
+        if self.replica_count:
+            texts.update(REPLICATED)
+        if self.sync:
+            texts["inSyncReplicas"] = str(self.replica_count + 1)
         if _is_wildcard(self.host):
             texts["brokerIP1"] = LOOPBACK
         texts.update(self.settings)
-        port = self.broker_port + PORT_STEP * index if self.broker_port else 0
+        port = self.broker_port + _port_offset(place) if self.broker_port else 0
         texts.update(
-            brokerName=name,
+            brokerName=place.broker_name,
             bindAddress=self.host,
             listenPort=str(port),
             namesrvAddr=str(namesrv),
-            storePathRootDir=str(self.data / name),
+            storePathRootDir=str(self.data / place.name),
         )
+        if place.replica:
+            texts.update(brokerRole="SLAVE", brokerId=str(place.replica))
+        elif self.sync:
+            texts["brokerRole"] = "SYNC_MASTER"
         return texts
+
+
+def _port_offset(place: BrokerPlace) -> int:
+    return PORT_STEP * place.index + REPLICA_PORT_STEP * place.replica
 
 
 def within_reach(address: Address) -> Address:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from skylark.core.clock import Clock
@@ -25,6 +26,8 @@ CloseListener = Callable[[Connection, Exception | None], None]
 
 #: What a handler gets to end after it was cancelled.
 CANCEL_GRACE_S = 1.0
+#: Time between two log lines about refused connections.
+REFUSAL_LINE_INTERVAL_S = 10.0
 
 
 class RemotingServer:
@@ -45,6 +48,7 @@ class RemotingServer:
         self.dispatcher = dispatcher
         self.connections: set[Connection] = set()
         self.connections_refused = 0
+        self._refusals_said_at = -math.inf
         self._network = network
         self._clock = clock
         self._limits = limits or NetLimits()
@@ -107,13 +111,21 @@ class RemotingServer:
             connection.abort()
             return
         if len(self.connections) >= self._limits.connections_max:
-            self.connections_refused += 1
-            log.warning(
-                "%r refused: %d connections are open, the limit", connection, len(self.connections)
-            )
+            self._note_refusal(connection)
             connection.abort()
             return
         self.connections.add(connection)
+
+    def _note_refusal(self, connection: Connection) -> None:
+        """A crowd at the door must not fill the log: one line now and then, with their number."""
+        self.connections_refused += 1
+        now = self._clock.monotonic()
+        if now >= self._refusals_said_at + REFUSAL_LINE_INTERVAL_S:
+            log.warning(
+                "%r refused, %d so far: %d connections are open, the limit",
+                connection, self.connections_refused, len(self.connections),
+            )  # fmt: skip
+            self._refusals_said_at = now
 
     def _closed(self, connection: Connection, error: Exception | None) -> None:
         if connection not in self.connections:

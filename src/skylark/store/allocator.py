@@ -39,7 +39,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from skylark.store.errors import StoreFileError, StoreFullError
+from skylark.store.errors import (
+    StoreFileError,
+    StoreFileExistsError,
+    StoreFileMissingError,
+    StoreFullError,
+)
 from skylark.store.file_system import PAGE_SIZE, Advice, FileHandle, FileSystem
 from skylark.store.mapped_file import MappedFile
 from skylark.store.scheduling import Post, post_when_done
@@ -96,6 +101,9 @@ class Allocator:
         self._warm_up = warm_up
         self._create_wait_s = create_wait_s
         self._spare: _Spare | None = None
+        #: Files that could be neither finished nor removed. Used by one thread at a time: the
+        #: owner makes a file only when no worker does.
+        self._left_behind: set[Path] = set()
         self._extension: Future[None] | None = None
         self._populate_ahead = 0 if executor is None else populate_ahead
         self._population: Future[bool] | None = None
@@ -139,7 +147,7 @@ class Allocator:
             logger.debug("there was no spare file: %s", error)
             return
         handle.close()
-        self._remove(spare.path)
+        self._take_back(spare.path)
 
     def _collect(self, spare: _Spare) -> FileHandle | None:
         """The spare's handle, once it is made; None if it has to be made by the caller."""
@@ -165,7 +173,15 @@ class Allocator:
         Crash, line by line: no file, or one of length 0 or ``size``; the same; all zeros; durable
         in length, perhaps without a name; durable.
         """
-        handle = self._file_system.create_file(path, size)
+        if path in self._left_behind:
+            self._take_back(path)
+        try:
+            handle = self._file_system.create_file(path, size)
+        except StoreFileExistsError:
+            raise  # not one of ours
+        except StoreFileError:
+            self._left_behind.add(path)  # perhaps: made, but not with its length
+            raise
         try:
             handle.allocate(0, size if warm_up is not None else min(size, self._ahead))
             if warm_up is not None:
@@ -175,12 +191,17 @@ class Allocator:
         except StoreFileError:
             with contextlib.suppress(StoreFileError):
                 handle.close()
-                self._remove(path)
+            with contextlib.suppress(StoreFileError):
+                self._take_back(path)
             raise
         return handle
 
-    def _remove(self, path: Path) -> None:
-        self._file_system.remove(path)
+    def _take_back(self, path: Path) -> None:
+        """Remove a file that holds nothing; if that fails, whoever wants the name tries again."""
+        self._left_behind.add(path)
+        with contextlib.suppress(StoreFileMissingError):
+            self._file_system.remove(path)
+        self._left_behind.discard(path)
         self._file_system.sync_directory(path.parent)
 
     def let_cool(self, file: MappedFile) -> None:

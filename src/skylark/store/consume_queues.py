@@ -101,6 +101,7 @@ class ConsumeQueues:
             (BatchQueue, root / BATCH_QUEUE_DIRECTORY, batch_queue_file_size),
         )
         self._views = views
+        self._topics_found: set[str] = set()  # that had a directory when the store was loaded
 
     # ---- look-up ---------------------------------------------------------------------------------
 
@@ -186,6 +187,7 @@ class ConsumeQueues:
         """Find the queues on disk; ``clean``: the last run ended in order."""
         for kind, directory, _ in self._kinds:
             for topic in self._subdirectories(directory):
+                self._topics_found.add(topic)
                 if not clean:  # see QueueFiles.load
                     for parent in (directory / topic, directory, directory.parent):
                         self._views.renamed(parent)
@@ -196,6 +198,10 @@ class ConsumeQueues:
                         self._add(kind, topic, int(name)).load(clean=clean)
                     else:
                         logger.warning("%s-%s has queues of two kinds", topic, name)
+
+    def were_deleted(self, topic: str) -> bool:
+        """Whether all queues of a topic were deleted: it had a directory, which is empty."""
+        return topic in self._topics_found and topic not in self.by_topic
 
     def _subdirectories(self, path: Path) -> list[str]:
         try:
@@ -252,7 +258,11 @@ class ConsumeQueues:
             self.destroy(queue)
 
     def destroy(self, queue: EntryQueue) -> None:
-        """Delete one queue, files and directory; the object is of no further use."""
+        """Delete one queue, files and directory; the object is of no further use.
+
+        The directory of its topic stays, as in Java: empty, it says that queues were deleted and
+        not lost.
+        """
         queue.destroy()
         queue.is_deleted = True
         queues = self.by_topic[queue.topic]
@@ -262,8 +272,9 @@ class ConsumeQueues:
         for kind, directory, _ in self._kinds:
             if isinstance(queue, kind):
                 self._remove_directory(directory / queue.topic / str(queue.queue_id))
-                if not queues:
-                    self._remove_directory(directory / queue.topic)
+                with contextlib.suppress(StoreFileError):  # a queue of the last moments had none
+                    self._files.make_directories(directory / queue.topic)
+                    self._views.renamed(directory)
 
     def _remove_directory(self, path: Path) -> None:
         # A stranger's file may be in it, or the queue never had one of its own.

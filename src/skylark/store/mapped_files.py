@@ -150,7 +150,8 @@ class MappedFiles:
         self._allocator = allocator
         self._read_only = read_only
         self._random_access = random_access
-        self._force_after_s = force_after_ms / 1000
+        #: How long readers may keep a retired file, in milliseconds.
+        self.force_after_ms = force_after_ms
         self._open_files_max = open_files_max
         self._size_key = size_key
         self._opened: deque[MappedFile] = deque()  # those that may be closed, oldest first
@@ -294,7 +295,7 @@ class MappedFiles:
         file = self.files.pop(0)
         file.leaving = True
         self._leave_pool(file)
-        self._retired.append((file, now + self._force_after_s))
+        self._retired.append((file, now + self.force_after_ms / 1000))
         self.sweep(now)
         return file
 

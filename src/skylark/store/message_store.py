@@ -38,7 +38,7 @@ from skylark.core.errors import StoreError
 from skylark.store.allocator import POPULATE_AHEAD, Allocator, WarmUp
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog
-from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.config import BrokerRole, FlushDiskType, StoreConfig
 from skylark.store.consume_queues import ConsumeQueues
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileLock, FileSystem
@@ -50,7 +50,8 @@ from skylark.store.mapped_files import MappedFiles
 from skylark.store.put import Putter
 from skylark.store.reader import Reader
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
-from skylark.store.replay import IndexCatchUp, IsBatchTopic
+from skylark.store.replay import IndexCatchUp, IsBatchTopic, Replay
+from skylark.store.replica_log import ReplicaLog, ReplicaWait
 from skylark.store.reput import Dispatch, OnArrival, TagsCodes
 from skylark.store.results import PutResult, PutStatus, PutWaiter
 from skylark.store.retention import OnDelete, Retention
@@ -80,6 +81,13 @@ class MessageStore:
 
     _has_stopped = False
     _problems: list[StoreError] | None = None  # of bring_to_disk, once it has run
+
+    #: Where a slave puts what its master sends; None at a master.
+    replica: ReplicaLog | None = None
+    #: At a master with synchronous slaves: holds back answers until they have the message.
+    replicas: ReplicaWait | None = None
+    #: Called when there may be more to replicate: after a put, a commit or a synchronous flush.
+    on_growth: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -132,10 +140,7 @@ class MessageStore:
         )
         self.checkpoint = Checkpoint(self._file_system, config.store_path_root_dir)
         self._abort = AbortFile(self._file_system, config.store_path_root_dir)
-        self._putter = Putter(config, self.log, self.queues, self.dispatch, self.flags)
-        self.put = self._putter.put
-        self.put_batch = self._putter.put_batch
-        self.put_inner_batch = self._putter.put_inner_batch
+        self._make_putter()
         self.reader = Reader(
             config,
             self.log,
@@ -152,7 +157,31 @@ class MessageStore:
         self.flush_errors = 0
         self._lock: FileLock | None = None
 
+    def follow(self, config: StoreConfig) -> None:
+        """Work by changed settings; those that are read at start must be what they were.
+
+        To be called between :meth:`open` and :meth:`stop`.
+        """
+        assert self._flush is not None, "open() comes first"
+        assert self._view_flush is not None
+        self.config = config
+        self._make_putter()  # it keeps nothing that a new one could miss
+        self.reader.follow(config)
+        self.retention.follow(config)
+        self._flush.follow(config)
+        self._view_flush.follow(config)
+        self.log.files.force_after_ms = config.destroy_maped_file_interval_forcibly
+        if self._pool is not None and self._commit is not None:
+            self._pool.fast_fail = config.fast_fail_if_no_buffer_in_store_pool
+            self._commit.follow(config)
+
     # ---- parts -----------------------------------------------------------------------------------
+
+    def _make_putter(self) -> None:
+        self._putter = Putter(self.config, self.log, self.queues, self.dispatch, self.flags)
+        self.put = self._putter.put
+        self.put_batch = self._putter.put_batch
+        self.put_inner_batch = self._putter.put_inner_batch
 
     def _make_pool(self) -> TransientPool | None:
         config = self.config
@@ -263,6 +292,25 @@ class MessageStore:
             on_delete=self._on_delete,
         )
 
+    def _make_replica(
+        self, report: RecoveryReport, is_batch_topic: IsBatchTopic | None
+    ) -> ReplicaLog:
+        assert self._flush is not None
+        assert self._view_flush is not None
+        return ReplicaLog(
+            self.config,
+            self.log,
+            self.queues,
+            self.index,
+            Replay(self.queues, self.index, self._tags_codes, is_batch_topic=is_batch_topic),
+            self.dispatch,
+            post=self._post,
+            wake_flush=self._flush.wake,
+            flush_views_soon=self._view_flush.flush_soon,
+            catch_up_index=self._catch_up_index,
+            last_record_offset=report.last_record_offset if report.scanned_records else None,
+        )
+
     # ---- life ------------------------------------------------------------------------------------
 
     def open(
@@ -306,6 +354,8 @@ class MessageStore:
         self.log.files.last.last_store_timestamp = report.last_store_timestamp
         self.dispatch.resume(report.log_end, report.last_store_timestamp)
         self._make_services()
+        if self.config.broker_role is BrokerRole.SLAVE:
+            self.replica = self._make_replica(report, is_batch_topic)
         return report
 
     def start(self) -> None:
@@ -317,11 +367,7 @@ class MessageStore:
             self._commit.start()
         self._view_flush.start()
         self.retention.start()
-        if self.index is not None and self.index.behind_from is not None:
-            self._catch_up = IndexCatchUp(
-                self.log.files, self.index, lambda: self.dispatch.dispatched_until
-            )
-            self._post(self._step_catch_up)
+        self._catch_up_index()
 
     def stop(self) -> None:
         """Take no more messages, and leave the owner's thread alone: no timers, no callbacks.
@@ -339,6 +385,8 @@ class MessageStore:
         self._putter.shut_down()
         self.reader.shut_down = True
         self._catch_up = None
+        if self.replica is not None and self._problems is None and not self._has_stopped:
+            self.replica.finish()
         if self._view_flush is not None and self._flush is not None:
             self.retention.stop()
             if self._commit is not None:
@@ -413,7 +461,12 @@ class MessageStore:
             self._commit.wake()
         if result.status is not PutStatus.PUT_OK:
             answer(result.status)
-        elif self._synchronous and wait:
+            return
+        if wait and self.replicas is not None:
+            answer = self.replicas.join(result.next_offset, answer)
+        if self.on_growth is not None:
+            self.on_growth()
+        if self._synchronous and wait:
             flush.wait(result.next_offset, answer)
         else:
             if self._synchronous or self.config.wake_flush_when_put_message:
@@ -448,18 +501,32 @@ class MessageStore:
     def _on_flushed(self, flushed_where: int) -> None:
         if self._waits_for_disk:
             self.dispatch.release(flushed_where)
+        if self.replica is not None:
+            self.replica.flushed()
+        if self._synchronous and self.on_growth is not None:
+            self.on_growth()
 
     def _on_committed(self, committed_where: int) -> None:
         if not self._waits_for_disk:
             self.dispatch.release(committed_where)
         if self._flush is not None:
             self._flush.wake()
+        if not self._synchronous and self.on_growth is not None:
+            self.on_growth()
 
     def _on_flush_error(self, error: StoreFileError) -> None:
         """The flush goes on trying; what is not on disk is not acknowledged as such."""
         self.flush_errors += 1
 
     # ---- an index that is behind -----------------------------------------------------------------
+
+    def _catch_up_index(self) -> None:
+        index = self.index
+        if index is not None and index.behind_from is not None and self._catch_up is None:
+            self._catch_up = IndexCatchUp(
+                self.log.files, index, lambda: self.dispatch.dispatched_until
+            )
+            self._post(self._step_catch_up)
 
     def _step_catch_up(self) -> None:
         """Index a piece of the log, then let others have their turn."""

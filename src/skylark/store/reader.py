@@ -131,12 +131,18 @@ class Reader:
         self._queues = queues
         self._index = index
         self._flags = flags
+        self._ram_size = ram_size
+        self.shut_down = False
+        self.follow(config)
+
+    def follow(self, config: StoreConfig) -> None:
+        """Read by these settings from now on."""
         self._corrects = config.broker_role is not BrokerRole.SLAVE or config.offset_check_in_slave
         self._window_size = config.max_filter_message_size
         self._file_entries = config.consume_queue_file_size // CQ_ENTRY_SIZE
         self._file_count_max = config.travel_cq_file_num_when_get_message
         self._query_count_max = config.max_msgs_num_batch
-        self._memory_size = ram_size * config.access_message_in_memory_max_ratio // 100
+        self._memory_size = self._ram_size * config.access_message_in_memory_max_ratio // 100
         self._in_memory = ReadLimits(
             config.max_transfer_count_on_message_in_memory,
             config.max_transfer_bytes_on_message_in_memory,
@@ -145,7 +151,6 @@ class Reader:
             config.max_transfer_count_on_message_in_disk,
             config.max_transfer_bytes_on_message_in_disk,
         )
-        self.shut_down = False
 
     # ---- a queue ---------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ record before the end has exactly its entries in the views::
 **After an orderly end** everything was on disk. The last entry of the queues says up to where the
 log was dispatched, D; the scan starts in the file that holds D and dispatches records from D on.
 Normally there is none, and nothing is changed. Without ``consumequeue/``, or with queues that are
-all empty, D is the beginning: the queues are made anew.
+all empty, D is the beginning: the queues are made anew. A topic whose directory is there without a
+queue in it was deleted.
 
 The last records may be those of a deleted topic, whose queues must not come back. So where the
 checkpoint says that more was dispatched than D, and none of the queues of these records is there,
@@ -317,8 +318,9 @@ class _Recovery:
     def _behind_deleted(self, dispatched: int) -> int:
         """The end of what was dispatched, by queues that are there and by queues that are not."""
         vouched = self._checkpoint.logics_physical_offset
-        if dispatched < 0 or vouched <= dispatched:
+        if vouched <= dispatched:
             return dispatched
+        none_left = dispatched < 0
         known: set[tuple[str, int]] = set()
         scan = LogScan(self._log, max(dispatched, self._log.min_offset), verify=self._verify)
         while scan.position <= vouched and (columns := scan.next()) is not None:
@@ -326,7 +328,9 @@ class _Recovery:
             covered = columns.log_offset <= vouched
             for row in (visible_records(columns) & covered).nonzero()[0].tolist():
                 known.add(_queue_of(columns, row))
-            if any(self._queues.get(*queue) is not None for queue in known):
+            if any(self._queues.get(*queue) is not None for queue in known) or (
+                none_left and not all(self._queues.were_deleted(topic) for topic, _ in known)
+            ):
                 return dispatched
             if not covered.all():
                 return int(columns.log_offset[~covered][0])

@@ -107,6 +107,11 @@ class RetentionPolicy:
     """Decides; remembers nothing but how often an operator's request is still to be followed."""
 
     def __init__(self, config: StoreConfig) -> None:
+        self.manual_passes = 0
+        self.follow(config)
+
+    def follow(self, config: StoreConfig) -> None:
+        """Decide by these settings from now on."""
         self._hours = config.delete_hours
         self._reserved_ms = config.file_reserved_time * _HOUR_MS
         self._batch_max = config.delete_file_batch_max
@@ -115,7 +120,6 @@ class RetentionPolicy:
         self._full_ratio = config.disk_full_ratio
         self._cleans = config.clean_file_forcibly_enable
         self._log_size_max = config.disk_used_bytes_max
-        self.manual_passes = 0
 
     def request(self) -> None:
         """Delete expired files in the next passes, whatever the hour is."""
@@ -213,16 +217,21 @@ class Retention:
         self._hour_of = hour_of
         self._policy = RetentionPolicy(config)
         self._queue_path = config.store_path_root_dir / QUEUE_DIRECTORY
-        self._batch_max = config.delete_file_batch_max
-        self._interval_s = config.clean_resource_interval / 1000
-        self._redelete_interval_s = config.redelete_hanged_file_interval / 1000
         self._redelete_at = 0.0  # when retired files are looked at again
-        self._log_pause_s = config.delete_commit_log_files_interval / 1000
-        self._queue_pause_s = config.delete_consume_queue_files_interval / 1000
+        self.follow(config)
         self._timer: TimerHandle | None = None
         self._step_timer: TimerHandle | None = None
         self._work: Iterator[float] | None = None  # a pass under way; yields pauses in seconds
         self._followed: tuple[int, int] | None = None  # where the log began for the views
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by these settings from the next look on."""
+        self._policy.follow(config)
+        self._batch_max = config.delete_file_batch_max
+        self._interval_s = config.clean_resource_interval / 1000
+        self._redelete_interval_s = config.redelete_hanged_file_interval / 1000
+        self._log_pause_s = config.delete_commit_log_files_interval / 1000
+        self._queue_pause_s = config.delete_consume_queue_files_interval / 1000
 
     @property
     def is_working(self) -> bool:

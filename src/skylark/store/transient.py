@@ -56,7 +56,8 @@ class TransientPool:
     def __init__(self, count: int, file_size: int, *, fast_fail: bool = False) -> None:
         self._count = count
         self._file_size = file_size
-        self._fast_fail = fast_fail
+        #: Whether an empty pool fails a put, instead of leaving it to the file.
+        self.fast_fail = fast_fail
         self._free: list[memoryview] = []
         self._made = 0
 
@@ -77,7 +78,7 @@ class TransientPool:
         if self._made < self._count:
             self._made += 1
             return _new_memory(self._file_size)
-        if self._fast_fail:
+        if self.fast_fail:
             raise PoolEmptyError(f"all {self._count} buffers of the transient pool are in use")
         logger.warning("all %s buffers of the transient pool are in use", self._count)
         return None
@@ -130,6 +131,12 @@ class CommitService(Rounds[CommitRange]):
         )
         self._on_committed = on_committed
         self._told = files.committed_where
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by these settings from the next look on."""
+        self._interval_s = config.commit_interval_commit_log / 1000
+        self._thorough_s = config.commit_commit_log_thorough_interval / 1000
+        self._least_pages = config.commit_commit_log_least_pages
 
     def _find(self, least_pages: int) -> list[CommitRange]:
         ranges: list[CommitRange] = []

@@ -88,9 +88,7 @@ class ViewFlush:
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
-        self._interval_s = config.flush_interval_consume_queue / 1000
-        sync_ms = min(SYNC_INTERVAL_MS, config.flush_consume_queue_thorough_interval)
-        self._sync_interval_s = sync_ms / 1000
+        self.follow(config)
         self._sync_at = scheduler.monotonic()
         self._timer: TimerHandle | None = None
         self._round: FlushRound | None = None
@@ -104,6 +102,12 @@ class ViewFlush:
         """Begin to look at intervals."""
         when = self._scheduler.monotonic() + self._interval_s
         self._timer = self._scheduler.call_at(when, self._tick)
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by these settings from the next look on."""
+        self._interval_s = config.flush_interval_consume_queue / 1000
+        sync_ms = min(SYNC_INTERVAL_MS, config.flush_consume_queue_thorough_interval)
+        self._sync_interval_s = sync_ms / 1000
 
     def flush_soon(self) -> None:
         """Write and sync without waiting for the intervals: something must not come back."""

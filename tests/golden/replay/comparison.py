@@ -41,9 +41,10 @@ OUR_SETTINGS: Final = {
     "authenticationEnabled", "authorizationEnabled", "commitLogAllocateAhead",
     "commitLogOpenFilesMax", "connectionCountMax", "consumeQueueOpenFilesMax",
     "consumeQueueRecentSize", "consumeQueueTailSizeMax", "diskUsedBytesMax", "groupCountMax",
+    "haCompatible4x", "haSlaveFallbehindMax", "haSyncFromStart", "haTruncateAhead",
     "heldPullCountMax", "heldSizeMax", "indexOpenFilesMax", "migrateAuthFromV1Enabled",
-    "pullMaxBytes", "requestCountMax", "rocketmq.serialize.type", "topicCountMax",
-    "transactionEndIdempotent", "writeBufferSizeMax",
+    "pullMaxBytes", "requestCountMax", "rocketmq.serialize.type", "slaveSyncInterval",
+    "topicCountMax", "transactionEndIdempotent", "writeBufferSizeMax",
 }  # fmt: skip
 JAVA_EXCEPTION: Final = "java."
 _CLIENT: Final = re.compile(r"127\.0\.0\.1:\d+")

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-from skylark.admin.topics import topic_create
-from skylark.client.calls import open_caller
-from skylark.core.names import parse_addresses
+from skylark.admin.admin import Admin
+from skylark.client.options import ClientOptions
 from tests.interop.answered import answered_requests
 from tests.interop.broker_scenarios.table import CPP, JAVA_5, SCENARIO_BY_KEY
 from tests.interop.cpp import cpp_client
 from tests.interop.driver import Client, Delivery, java_client
+from tests.interop.java import ApacheBroker, ApacheNamesrv
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import ManagedProcess, draw_port
 from tests.interop.toolchain import CURRENT, OLD_CLIENT
@@ -49,9 +49,11 @@ def scenario(key: str) -> pytest.MarkDecorator:
 
 
 class Site:
-    """A name server and a broker of ours."""
+    """A name server and a broker, of ours or of Apache's."""
 
-    def __init__(self, namesrv: SkylarkNamesrv, broker: SkylarkBroker) -> None:
+    def __init__(
+        self, namesrv: SkylarkNamesrv | ApacheNamesrv, broker: SkylarkBroker | ApacheBroker
+    ) -> None:
         self.namesrv = namesrv
         self.broker = broker
 
@@ -61,9 +63,8 @@ class Site:
 
     def create_topic(self, topic: str, queue_count: int) -> None:
         async def create() -> None:
-            async with open_caller() as caller:
-                addresses = parse_addresses(self.namesrv.address)
-                await topic_create(caller, addresses, topic, queue_count=queue_count)
+            async with Admin(ClientOptions(namesrv=self.namesrv.address)) as admin:
+                await admin.topics.create(topic, queue_count=queue_count)
 
         asyncio.run(create())
 

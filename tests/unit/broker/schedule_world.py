@@ -18,7 +18,7 @@ from skylark.testing.clock import START_MS, VirtualClock
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.codes import RequestCode
-from tests.unit.broker.handlers.stored import Stored, in_place, texts
+from tests.unit.broker.handlers.stored import Stored, await_flushes, in_place, texts
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 ROOT = Path("/broker")
@@ -47,6 +47,7 @@ async def on_disk(
     broker = Broker(config, network=network, clock=clock, files=disk, in_thread=in_place)
     await broker.start()
     world = Stored(broker, clock, network)
+    await_flushes(world)
     try:
         yield world
     except BaseException:

@@ -76,11 +76,16 @@ def test_our_own_keys_are_few_and_known() -> None:
     assert ours - recorded_settings().keys() - not_printed_by_java == {
         "connectionCountMax",
         "groupCountMax",
+        "haCompatible4x",
+        "haSlaveFallbehindMax",  # of 4.x
+        "haSyncFromStart",
+        "haTruncateAhead",
         "heldPullCountMax",
         "heldSizeMax",
         "pullMaxBytes",
         "requestCountMax",
         "rocketmq.serialize.type",  # a system property in Java
+        "slaveSyncInterval",
         "topicCountMax",
         "writeBufferSizeMax",
     }

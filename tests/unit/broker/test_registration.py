@@ -295,6 +295,17 @@ async def test_a_slave_learns_of_its_master_and_forgets_it_only_on_good_authorit
                 assert slave.masters == [known, None]
 
 
+async def test_a_slave_that_comes_before_its_master_hears_of_it_soon(clock: VirtualClock) -> None:
+    async with name_server(clock) as server:
+        address = str(server.address)
+        slave_settings = {"brokerRole": "SLAVE", "brokerId": "1", "listenPort": "20921"}
+        async with registered(clock, address, **slave_settings) as slave:
+            assert slave.registration.master is None
+            async with registered(clock, address):
+                await clock.advance(3)
+                assert slave.masters == [MasterAddress("127.0.0.2:20911", "127.0.0.2:20912")]
+
+
 async def test_the_master_stays_known_while_no_name_server_answers(clock: VirtualClock) -> None:
     async with listener(clock) as fake:
         ext = {"masterAddr": "10.0.0.9:10911", "haServerAddr": "10.0.0.9:10912"}

@@ -201,3 +201,16 @@ def test_a_change_is_known_when_everybody_who_answers_has_heard_of_it() -> None:
     plan.due(START + 4)
     plan.done(whole(A), START + 5, succeeded=True)
     assert plan.heard_by_all(plan.change_count)
+
+
+def test_what_an_answer_lacks_is_sought_soon_and_no_later_than_the_next_round() -> None:
+    plan = begun(A, B)
+    plan.seek(A, START)
+    assert plan.next_due_ms() == START + 3_000
+    assert plan.due(START + 3_000) == [whole(A)]
+    plan.done(whole(A), START + 3_001, succeeded=True)
+    assert plan.next_due_ms() == START + 10_000
+    plan.seek(B, START + 9_999)
+    assert plan.next_due_ms() == START + 10_000
+    plan.seek("10.0.0.3:9876", START)  # dropped meanwhile
+    assert plan.due(START + 9_999) == []

@@ -14,11 +14,13 @@ from skylark.broker.rewriting import NO_DESTINATIONS
 from skylark.broker.runtime_info import TimerFacts
 from skylark.broker.timer import TimerService
 from skylark.core.names import TIMER_TOPIC
+from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.store.timer.layout import SLOT, SLOT_SIZE
+from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.command import Command
 from skylark.wire.properties import encode_properties
-from tests.unit.broker.handlers.stored import Stored, stored
+from tests.unit.broker.handlers.stored import Stored, await_flushes, stored
 
 DAY_S = 86_400
 
@@ -36,6 +38,12 @@ async def send(
     return await world.send(topic, body, properties=encode_properties(texts))
 
 
+def put_raw(world: Stored, **properties: str) -> None:
+    """A record that the broker would not take from a client, but may find in the log."""
+    text = encode_properties(properties).encode()
+    assert world.graph.writer.put(Draft(TIMER_TOPIC, 0, b"hello", text)).status.stored
+
+
 def bodies(world: Stored, topic: str = "T") -> list[bytes]:
     return [record.body for record in world.records(topic)]
 
@@ -44,13 +52,6 @@ async def to_phase(world: Stored, ms: int) -> int:
     """Move the clock to a point within a second; returns the time."""
     await world.clock.advance(ms=(ms - world.clock.now_ms()) % 1_000)
     return world.clock.now_ms()
-
-
-def await_flushes(world: Stored) -> None:
-    """Let virtual time stand still while the log is being flushed, which takes real time."""
-    flush = world.graph.store._flush
-    assert flush is not None
-    world.clock.hold_while(lambda: flush.is_running)
 
 
 def jump(world: Stored, seconds: int) -> None:
@@ -441,8 +442,8 @@ async def test_slots_on_disk(tmp_path: Path) -> None:
 async def test_garbage_in_the_timer_topic_is_skipped(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         for properties in ({}, {"TIMER_OUT_MS": "x", "REAL_TOPIC": "T"}, {"TIMER_OUT_MS": "1"}):
-            await send(world, b"hello", TIMER_TOPIC, **properties)
-        await send(world, topic=TIMER_TOPIC, TIMER_OUT_MS="1", REAL_TOPIC="T", REAL_QID="many")
+            put_raw(world, **properties)
+        put_raw(world, TIMER_OUT_MS="1", REAL_TOPIC="T", REAL_QID="many")
         await send(world, b"good", TIMER_DELAY_SEC=1)
         await world.clock.advance(2)
         assert bodies(world) == [b"good"]
@@ -453,11 +454,32 @@ async def test_garbage_in_the_timer_topic_is_skipped(tmp_path: Path) -> None:
 async def test_nothing_is_delivered_to_where_nobody_may_send(tmp_path: Path, topic: str) -> None:
     """To the topics of delayed messages it would be delivered again, without an end."""
     async with stored(tmp_path) as world:
-        await send(world, topic=TIMER_TOPIC, TIMER_OUT_MS="1", REAL_TOPIC=topic, REAL_QID="0")
+        put_raw(world, TIMER_OUT_MS="1", REAL_TOPIC=topic, REAL_QID="0")
         await send(world, b"good", TIMER_DELAY_SEC=1)
         await world.clock.advance(2)
         assert bodies(world) == [b"good"]
         assert len(world.records(topic)) == (2 if topic == TIMER_TOPIC else 0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "code"),
+    [("T", "7", 0), ("T", "8", 13), ("T", "-1", 13), ("T", "9" * 20, 13), ("Unknown", "0", 13)],
+)
+async def test_who_sends_to_the_timer_itself_makes_no_queues(
+    tmp_path: Path, topic: str, queue_id: str, code: int
+) -> None:
+    async with stored(tmp_path) as world:
+        world.add_topic("T", 8)
+        properties = {"TIMER_OUT_MS": "1", "REAL_TOPIC": topic, "REAL_QID": queue_id}
+        answer = await send(world, b"hello", TIMER_TOPIC, **properties)
+        assert answer.code == code
+        one = encode_batch([BatchMessage(b"hello", encode_properties(properties).encode(), 0)])
+        batch = await world.send(TIMER_TOPIC, one, m="true")
+        assert batch.code == code
+        await world.clock.advance(2)
+        queues = world.graph.store.queues.by_topic.get(topic, {})
+        assert list(queues) == ([7] if code == 0 else [])
+        assert len(world.records(topic, 7)) == (2 if code == 0 else 0)
 
 
 async def test_a_recall_handle_says_where_and_when(tmp_path: Path) -> None:

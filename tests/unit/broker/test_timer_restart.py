@@ -16,7 +16,9 @@ import pytest
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
+from skylark.core.clock import LoopClock
 from skylark.core.names import TIMER_TOPIC
+from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFullError
 from skylark.store.file_system import FileSystem
 from skylark.store.timer.timer_store import TimerOptions
@@ -24,8 +26,8 @@ from skylark.testing.clock import VirtualClock
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from tests.unit.broker.handlers.stored import Stored, in_place, stored, texts
-from tests.unit.broker.test_timer import await_flushes, bodies, jump, send, service, to_phase
+from tests.unit.broker.handlers.stored import Stored, await_flushes, in_place, stored, texts
+from tests.unit.broker.test_timer import bodies, jump, send, service, to_phase
 
 ROOT = Path("disk")
 SLOT_COUNT = 7_200
@@ -95,6 +97,43 @@ async def test_an_orderly_restart_delivers_each_message_once(tmp_path: Path) -> 
     async with again(tmp_path, now_ms + 3_600_000) as world:  # all are overdue
         await world.clock.advance(1)
         assert bodies(world) == [b"1", b"5", b"5", b"30", b"new", b"600"]
+        assert service(world).timing_counts() == {"T": 0}
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_transient_pool_is_emptied_before_the_timer_is_saved(
+    tmp_path: Path, flush: str
+) -> None:
+    """What was delivered a moment ago is in memory alone when the stop begins."""
+    pool = {
+        "transientStorePoolEnable": "true",
+        "flushDiskType": flush,
+        "mappedFileSizeCommitLog": str(256 << 10),
+    }
+    world = await start(tmp_path, 1_794_710_000_000, files=None, **pool)
+    store, real = world.graph.store, LoopClock()
+    for number in range(20):
+        draft = Draft("T", 0, b"%d" % number)
+        assert world.graph.writer.put_own(draft, {"TIMER_DELAY_SEC": "60"}).status.stored
+    deadline = real.monotonic() + 10
+    while service(world).timing_counts() != {"T": 20}:
+        assert real.monotonic() < deadline
+        await world.clock.advance(0.1)
+        await real.sleep(0.001)
+    hour = "3600000"
+    world.graph.live.update(
+        f"commitIntervalCommitLog={hour}\ncommitCommitLogThoroughInterval={hour}\n"
+        "commitCommitLogLeastPages=1000\n",
+        world.clock.now_ms(),
+    )
+    await world.clock.advance(60)
+    assert service(world).timing_counts() == {"T": 0}
+    assert store.log.files.committed_where < store.log.files.wrote_end
+    assert bodies(world) == []
+    now_ms = await stop(world)
+    async with again(tmp_path, now_ms, **pool) as world:
+        await world.clock.advance(20)
+        assert bodies(world) == [b"%d" % number for number in range(20)]
         assert service(world).timing_counts() == {"T": 0}
 
 

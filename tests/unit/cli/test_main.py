@@ -172,6 +172,7 @@ CODES: dict[type[Exception], int] = {
     errors.NoNameServerError: 3,
     errors.NoRouteError: 4,
     errors.RequestReplyTimeoutError: 3,
+    errors.SendTimeoutError: 3,
     errors.CannotReplyError: 1,
     errors.StoreError: 1,
     errors.CorruptLogError: 1,

@@ -15,7 +15,8 @@ from typing import Any
 import click
 import pytest
 
-from skylark.cli.produce import LINE_SIZE_MAX, UnreachableError, duration_s, explained
+from skylark.cli.exits import UnreachableError, explained
+from skylark.cli.produce import LINE_SIZE_MAX, duration_s
 from skylark.core.errors import BrokerError, ConnectError, SendFailedError
 from tests.unit.cli.test_up import TIMEOUT_S, Up, command, environment, run, up
 

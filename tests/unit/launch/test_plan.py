@@ -10,7 +10,7 @@ import pytest
 from skylark.broker.config import load_broker_config
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
-from skylark.launch.plan import LaunchOptions, within_reach
+from skylark.launch.plan import BrokerPlace, LaunchOptions, within_reach
 
 DATA = Path("/data")
 NAMESRV = Address("127.0.0.1", 9876)
@@ -23,7 +23,9 @@ def options(**given: Any) -> LaunchOptions:
 def test_brokers_have_names_ports_and_folders_of_their_own() -> None:
     three = options(broker_count=3)
     assert three.broker_names == ("broker-a", "broker-b", "broker-c")
-    configs = [load_broker_config(three.broker_settings(index, NAMESRV)) for index in range(3)]
+    configs = [
+        load_broker_config(three.broker_settings(BrokerPlace(index), NAMESRV)) for index in range(3)
+    ]
     assert [config.broker_name for config in configs] == list(three.broker_names)
     assert [(c.fast_port, c.listen_port, c.ha_port) for c in configs] == [
         (10909, 10911, 10912), (10929, 10931, 10932), (10949, 10951, 10952),
@@ -34,25 +36,59 @@ def test_brokers_have_names_ports_and_folders_of_their_own() -> None:
     assert {config.namesrv_addr for config in configs} == {"127.0.0.1:9876"}
 
 
+def test_replicas_are_slaves_on_ports_of_their_own() -> None:
+    plan = options(broker_count=2, replica_count=2, sync=True)
+    assert [place.name for place in plan.slaves] == [
+        "broker-a-1", "broker-a-2", "broker-b-1", "broker-b-2",
+    ]  # fmt: skip
+    master = load_broker_config(plan.broker_settings(BrokerPlace(1), NAMESRV))
+    assert (master.store.broker_role.name, master.replication.in_sync_replicas) == (
+        "SYNC_MASTER", 3,
+    )  # fmt: skip
+    assert master.replication.ha_sync_from_start
+    slave = load_broker_config(plan.broker_settings(BrokerPlace(1, 2), NAMESRV))
+    assert (slave.broker_name, slave.broker_id, slave.is_slave) == ("broker-b", 2, True)
+    assert (slave.fast_port, slave.listen_port, slave.ha_port) == (10937, 10939, 10940)
+    assert slave.store.store_path_root_dir == DATA / "broker-b-2"
+    assert slave.slave_read_enable
+    alone = load_broker_config(options(replica_count=1).broker_settings(BrokerPlace(0), NAMESRV))
+    assert (alone.store.broker_role.name, alone.replication.in_sync_replicas) == (
+        "ASYNC_MASTER", 1,
+    )  # fmt: skip
+
+
+def test_replicas_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="--replicas 5: 0 to 4 can be run"):
+        options(replica_count=5)
+    with pytest.raises(ConfigError, match="there is no replica to wait for"):
+        options(sync=True)
+    with pytest.raises(ConfigError, match="need ports up to 65536"):
+        options(broker_port=65_531, replica_count=1)
+
+
 def test_port_0_is_drawn_by_each() -> None:
     two = options(broker_count=2, broker_port=0)
-    assert [two.broker_settings(index, NAMESRV)["listenPort"] for index in range(2)] == ["0", "0"]
+    assert [
+        two.broker_settings(BrokerPlace(index), NAMESRV)["listenPort"] for index in range(2)
+    ] == ["0", "0"]
 
 
 def test_friendly_settings_can_be_changed() -> None:
-    config = load_broker_config(options().broker_settings(0, NAMESRV))
+    config = load_broker_config(options().broker_settings(BrokerPlace(0), NAMESRV))
     assert (config.enable_property_filter, config.recall_message_enable) == (True, True)
     assert config.trace_topic_enable
     given = {"enablePropertyFilter": "false", "maxMessageSize": "1000"}
-    config = load_broker_config(options(settings=given).broker_settings(0, NAMESRV))
+    config = load_broker_config(options(settings=given).broker_settings(BrokerPlace(0), NAMESRV))
     assert (config.enable_property_filter, config.store.max_message_size) == (False, 1000)
 
 
 def test_a_store_to_be_thrown_away_has_small_files() -> None:
-    store = load_broker_config(options(ephemeral=True).broker_settings(0, NAMESRV)).store
+    store = load_broker_config(
+        options(ephemeral=True).broker_settings(BrokerPlace(0), NAMESRV)
+    ).store
     assert store.mapped_file_size_commit_log == 16 << 20
     assert store.consume_queue_file_size == 60_000
-    kept = load_broker_config(options().broker_settings(0, NAMESRV)).store
+    kept = load_broker_config(options().broker_settings(BrokerPlace(0), NAMESRV)).store
     assert kept.mapped_file_size_commit_log == 1 << 30
 
 
@@ -62,10 +98,13 @@ def test_a_broker_on_all_addresses_has_one_in_its_message_ids() -> None:
         ("::", "127.0.0.1"),
         ("127.0.0.3", "127.0.0.3"),
     ):
-        config = load_broker_config(options(host=host).broker_settings(0, NAMESRV))
+        config = load_broker_config(options(host=host).broker_settings(BrokerPlace(0), NAMESRV))
         assert (config.bind_address, config.broker_ip1) == (host, announced)
     given = {"brokerIP1": "10.0.0.1"}
-    assert options(host="::", settings=given).broker_settings(0, NAMESRV)["brokerIP1"] == "10.0.0.1"
+    assert (
+        options(host="::", settings=given).broker_settings(BrokerPlace(0), NAMESRV)["brokerIP1"]
+        == "10.0.0.1"
+    )
     assert within_reach(Address("::", 5)) == Address("127.0.0.1", 5)
     assert within_reach(Address("127.0.0.3", 5)) == Address("127.0.0.3", 5)
 

@@ -31,6 +31,29 @@ async def test_a_connection_that_arrives_while_the_server_stops_is_refused() -> 
     assert world.clock.timer_count == 0
 
 
+async def test_a_crowd_that_is_refused_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with MemoryWorld(NetLimits(connections_max=1)) as world:
+        await world.connect()
+
+        async def knock(count: int) -> list[str]:
+            caplog.clear()
+            for _ in range(count):
+                await world.network.connect(
+                    asyncio.Protocol, *world.server.address, timeout_s=1, clock=world.clock
+                )
+            await world.clock.drain()
+            return [message.partition(" refused, ")[2] for message in caplog.messages]
+
+        assert await knock(20) == ["1 so far: 1 connections are open, the limit"]
+        await world.clock.advance(9)
+        assert await knock(5) == []
+        await world.clock.advance(1)
+        assert await knock(2) == ["26 so far: 1 connections are open, the limit"]
+        assert world.server.connections_refused == 27
+
+
 async def test_requests_of_old_clients_during_the_grace_time_are_finished_too() -> None:
     async with MemoryWorld() as world:
         connection = await world.connect()

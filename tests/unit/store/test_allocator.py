@@ -16,7 +16,12 @@ from skylark.store.allocator import (
     FileNotReadyError,
     WarmUp,
 )
-from skylark.store.errors import StoreFileError, StoreFileMissingError, StoreFullError
+from skylark.store.errors import (
+    StoreFileError,
+    StoreFileExistsError,
+    StoreFileMissingError,
+    StoreFullError,
+)
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_file import MappedFile
@@ -225,6 +230,38 @@ def test_a_file_that_cannot_be_finished_is_taken_back(point: str) -> None:
         allocator.take(LOG / file_name(0), SIZE)
     assert disk.list_directory(LOG) == []
     allocator.take(LOG / file_name(0), SIZE).close()
+
+
+@pytest.mark.parametrize("by_worker", [False, True])
+@pytest.mark.parametrize("point", ["allocate", "sync", "sync_directory"])
+def test_a_file_that_can_be_neither_finished_nor_removed_is_no_obstacle(
+    point: str, by_worker: bool, hands: Hands
+) -> None:
+    """The next roll wants the same name, and finds the file there."""
+    disk = FaultyFileSystem()
+    log = open_log(disk, LOG, hands)
+    roll(log)
+    disk.plan.chance(f"files.{point}", 1.0, error=errno.EIO, action=FaultAction.ERROR)
+    disk.plan.chance("files.remove", 1.0, error=errno.EIO, action=FaultAction.ERROR)
+    if by_worker:
+        hands.settle()
+    for _ in range(2):
+        with pytest.raises(StoreFileError, match="EIO"):
+            roll(log)
+        assert names(disk, LOG) == [0, 1]
+    disk.plan.clear()
+    assert roll(log).start_offset == SIZE
+    log.close()
+
+
+def test_a_file_of_somebody_else_is_not_removed() -> None:
+    disk = FaultyFileSystem()
+    disk.make_directories(LOG)
+    disk.create_file(LOG / file_name(0), SIZE).close()
+    for _ in range(2):
+        with pytest.raises(StoreFileExistsError):
+            Allocator(disk).take(LOG / file_name(0), SIZE)
+    assert names(disk, LOG) == [0]
 
 
 def test_power_loss_at_every_line_of_a_creation_leaves_a_log_that_loads() -> None:

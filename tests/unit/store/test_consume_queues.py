@@ -200,7 +200,8 @@ def test_a_queue_deleted_within_a_round_is_passed_over() -> None:
     flush_round = queues.start_flush()
     queues.destroy_topic("A")
     assert flush_round.run()
-    assert [entry.name for entry in disk.list_directory(ROOT / "consumequeue")] == ["B"]
+    assert disk.list_directory(ROOT / "consumequeue" / "A") == []
+    assert reopened(disk).topics() == ["B"]
 
 
 def test_entries_that_have_to_wait_in_memory_are_reported() -> None:
@@ -231,7 +232,7 @@ def test_queues_follow_the_log() -> None:
     assert [queue.min_offset for queue in queues] == [25, 5]
 
 
-def test_a_topic_is_deleted_with_its_directories(files: FileSystem, root: Path) -> None:
+def test_a_topic_is_deleted_and_leaves_an_empty_directory(files: FileSystem, root: Path) -> None:
     views = ViewSync(files)
     queues = open_queues(files, root, views=views)
     put(queues, "A", 0, 25)
@@ -241,7 +242,7 @@ def test_a_topic_is_deleted_with_its_directories(files: FileSystem, root: Path) 
     queues.flush()
     views.begin()
     queues.destroy_topic("A")
-    assert [entry.name for entry in files.list_directory(root / "consumequeue")] == ["B"]
+    assert files.list_directory(root / "consumequeue" / "A") == []
     assert queues.get("A", 0) is None
     assert sorted(queues.topics()) == ["B", "C"]
     batch = views.begin()
@@ -255,7 +256,7 @@ def test_a_topic_is_deleted_with_its_directories(files: FileSystem, root: Path) 
     queues.destroy_all()
     assert len(queues) == 0
     assert reopened(files, root).message_total == 0
-    assert files.list_directory(root / "batchconsumequeue") == []
+    assert files.list_directory(root / "batchconsumequeue" / "C") == []
     queues.close()
 
 

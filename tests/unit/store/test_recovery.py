@@ -157,6 +157,40 @@ def test_after_an_orderly_end_a_deleted_topic_stays_deleted() -> None:
     assert_complete(reopened(store)[0])
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+def test_deleted_topics_stay_deleted_where_no_others_are_left(flushed: bool) -> None:
+    """``flushed`` false: they were deleted before their queues had directories."""
+    store = new_store()
+    for number in range(60):
+        store.put("Deleted1", number % 2, b"%d" % number + BODY)
+        store.put("Deleted2", 0, b"%d" % number + BODY)
+    if flushed:
+        store.flush_views()
+    for topic in ("Deleted1", "Deleted2"):
+        store.queues.destroy_topic(topic)
+    store.close()
+    for _ in range(2):
+        store, report = reopened(store)
+        assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, False, 0)
+        assert store.queues.topics() == []
+        store.close()
+    # One of them made again: its numbering begins anew, and it alone is there.
+    store, _ = reopened(store)
+    store.put("Deleted1", 0, b"new")
+    store.close()
+    store, report = reopened(store)
+    assert report.views_rebuilt is False
+    assert [(queue.topic, queue.max_offset) for queue in store.queues] == [("Deleted1", 1)]
+    store.close()
+    # Without the directories that deleting leaves, the queues were lost, and are made again.
+    disk = disk_of(store)
+    for topic in ("Deleted1", "Deleted2"):
+        remove_tree(disk, ROOT / "consumequeue" / topic)
+    store, report = reopened(store)
+    assert report.views_rebuilt
+    assert sorted(store.queues.topics()) == ["Deleted1", "Deleted2"]
+
+
 def test_a_deleted_topic_stays_deleted_by_a_checkpoint_of_java() -> None:
     """Java's offset is where the last record begins."""
     store = store_with_deleted_topic()

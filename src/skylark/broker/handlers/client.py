@@ -77,11 +77,6 @@ class ClientHandlers:
         self._clock = clock
         self._listed_ids: list[str] = []  # of the last answer to 38
         self._listed_body = b""
-        # Read once: producers that are registered already must not fall silent by a change.
-        config = live.current
-        self._registers_producers = (
-            config.enable_register_producer or not config.reject_transaction_message
-        )
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
@@ -100,8 +95,11 @@ class ClientHandlers:
             for data in heartbeat.consumer_data_set
             if (result := self._join(data, heartbeat, channel, now_ms)) is not None
         ]
-        if self._registers_producers:
-            for producer in heartbeat.producer_data_set:
+        config = self._live.current
+        takes_new = config.enable_register_producer or not config.reject_transaction_message
+        for producer in heartbeat.producer_data_set:
+            # Who is registered already must not fall silent by a change of the settings.
+            if takes_new or self._producers.knows(producer.group_name, connection):
                 self._producers.heartbeat(producer.group_name, channel, now_ms)
         self._liveness.tell(result.notice for result in results if result.notice is not None)
         sub_change = heartbeat.heartbeat_fingerprint == 0 or any(r.sub_changed for r in results)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -67,6 +67,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
 from skylark.net.outbox import view_response
 from skylark.store.config import FlushDiskType
+from skylark.store.consume_queue import EntryQueue
 from skylark.store.message_store import MessageStore
 from skylark.store.reader import SIZE_MAX, GetResult
 from skylark.store.reput import Arrival
@@ -382,6 +383,15 @@ class PullHandlers:
                 wake = self._wake_in_next_turn if self._answers_later else self._wake
                 asyncio.get_running_loop().call_soon(wake)
             self._arrivals.append(arrival)
+
+    def grown(self, queues: Iterable[EntryQueue]) -> None:
+        """Messages of a master can be read from now on; hook for the store of a slave."""
+        now_ms = self._now_ms()
+        for queue in queues:
+            woken = self.held.arrived(queue.topic, queue.queue_id, queue.max_offset, now_ms)
+            self._woken.extend(woken)
+        if self._woken:
+            self._run_woken()
 
     def _wake_in_next_turn(self) -> None:
         """With SYNC_FLUSH, this is the turn in which the answers of producers leave."""

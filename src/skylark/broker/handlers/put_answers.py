@@ -1,9 +1,10 @@
 """After a put: why a message was refused, and when an answer that says "stored" may leave.
 
-An answer leaves at once, except in two cases. With SYNC_FLUSH it waits until the disk has the
-message, unless the message says WAIT=false. And while a topic that a send has created is not on
-disk yet it waits for that: a crash would otherwise leave acknowledged messages in a topic that
-nobody knows. A broker that stops lets the answers that wait go first (:meth:`none_parked`).
+An answer leaves at once, except in three cases. With SYNC_FLUSH it waits until the disk has the
+message, and with synchronous slaves until enough of these have it, unless the message says
+WAIT=false; readers do not wait for slaves, as in Java. And while a topic that a send has created is
+not on disk yet it waits for that: a crash would otherwise leave acknowledged messages in a topic
+that nobody knows. A broker that stops lets the answers that wait go first (:meth:`none_parked`).
 
 Refusals begin with Java's own text. Where the disk may be full, they say how full it is, as shares
 of 1: ``CL`` is the disk of the log, ``CQ`` that of the queues, ``INDEX`` that of the index.
@@ -60,7 +61,8 @@ class PutAnswers:
         answer: Callable[[PutStatus], Command],
     ) -> Answer:
         """The answer to a put that was stored, if it may leave now; otherwise it is sent later."""
-        if self._waits_for_disk and _wants_to_wait(properties):
+        waits = self._waits_for_disk or self._store.replicas is not None
+        if waits and _wants_to_wait(properties):
             self._parked_count += 1
             self._store.when_durable(result, partial(self._reply, connection, request, answer))
             return LATER
@@ -74,7 +76,7 @@ class PutAnswers:
         answer: Callable[[PutStatus], Command],
         status: PutStatus,
     ) -> None:
-        """The outcome of a put that waited for the disk."""
+        """The outcome of a put that waited for the disk or for slaves."""
         self._parked_count -= 1
         response = self._when_saved(connection, request, answer(status))
         if response is not LATER:
@@ -84,7 +86,7 @@ class PutAnswers:
             self._none_parked = None
 
     async def none_parked(self) -> None:
-        """Wait until no message waits for the disk any more."""
+        """Wait until no message waits for the disk or for slaves any more."""
         while self._parked_count:
             if self._none_parked is None:
                 self._none_parked = asyncio.get_running_loop().create_future()

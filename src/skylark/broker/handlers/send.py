@@ -30,7 +30,7 @@ Answers to ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -147,6 +147,8 @@ class SendHandlers:
         queue_id = draft.queue_id
         text = header.properties or ""
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
+        if header.topic == TIMER_TOPIC:
+            self._check_destinations([text])
         if (
             unique_id is not None
             and not topic.attributes
@@ -179,6 +181,22 @@ class SendHandlers:
                 names.parse_properties(draft.properties), self._checks.config.broker_name
             )
         return self._when_durable(connection, sent, result, text)
+
+    def _check_destinations(self, property_texts: Iterable[str | bytes]) -> None:
+        """A message that goes straight into the timer names its destination itself.
+
+        Java takes any, and so anybody could have queues made without end.
+        """
+        for text in property_texts:
+            properties = names.parse_properties(text)
+            topic = properties.get(names.PROPERTY_REAL_TOPIC)  # without one, it is passed over
+            queue_id = properties.get(names.PROPERTY_REAL_QID, "")
+            if topic is not None and not self._topics.has_queue(topic, queue_id):
+                raise self._answers.refusal(
+                    PutStatus.MESSAGE_ILLEGAL,
+                    f"{TIMER_TOPIC} takes messages for queues that exist; for a timed message,"
+                    " send to its own topic with TIMER_DELIVER_MS",
+                )
 
     def _look_for_dead_letter(
         self, request: Command, header: SendHeader, draft: Draft, properties: dict[str, str]
@@ -246,6 +264,8 @@ class SendHandlers:
         if len(body) > self._store.config.max_message_size:
             raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
         messages = split_batch(body, size_max=len(body))
+        if header.topic == TIMER_TOPIC:
+            self._check_destinations(message.properties for message in messages)
         text = header.properties or ""
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
         batch_unique_id = None

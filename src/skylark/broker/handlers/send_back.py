@@ -28,7 +28,7 @@ from typing import Final
 from skylark.broker.groups import GroupTable
 from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.message_writer import MessageWriter
+from skylark.broker.message_writer import MessageWriter, copy_of
 from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.core.errors import (
@@ -154,16 +154,9 @@ class SendBackHandlers:
         if not is_dead:
             topic = retry_topic(header.group)
             queue_id = next(self._turns) % group.retry_queue_nums
-        return Draft(
-            topic,
-            queue_id,
-            record.body,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times + 1,
-        )
+        draft = copy_of(record, topic, queue_id)
+        draft.reconsume_times += 1
+        return draft
 
     def _count(
         self, group: str, origin_topic: str, draft: Draft, result: PutResult, is_dead: bool

@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.broker.message_writer import copy_of
 from skylark.core.hashing import encode_offset_id
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from skylark.store.commit_log import Draft
@@ -110,7 +111,7 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         """The message that consumers get, and its properties."""
         properties = dict(self.properties)
         del properties[names.PROPERTY_REAL_TOPIC], properties[names.PROPERTY_REAL_QID]
-        draft = self._copy(self.real_topic, self.real_queue_id)
+        draft = copy_of(self.record, self.real_topic, self.real_queue_id)
         draft.sys_flag = draft.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
         draft.prepared_transaction_offset = self.record.log_offset
         return draft, properties
@@ -129,7 +130,8 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     def _with(self, topic: str, check_count: int | None) -> Draft:
         properties = self._marked(check_count)
-        draft = self._copy(topic, HALF_QUEUE_ID)
+        # Java forgets flag and reconsume times with the first question; here a copy is a copy.
+        draft = copy_of(self.record, topic, HALF_QUEUE_ID)
         draft.properties = names.encode_properties(properties).encode()
         return draft
 
@@ -139,20 +141,6 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         if check_count is not None:
             properties[names.PROPERTY_TRANSACTION_CHECK_TIMES] = str(check_count)
         return properties
-
-    def _copy(self, topic: str, queue_id: int) -> Draft:
-        # Java forgets flag and reconsume times with the first question; here a copy is a copy.
-        record = self.record
-        return Draft(
-            topic,
-            queue_id,
-            record.body,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
 
     def question(self, log_offset: int, queue_offset: int, broker_name: str) -> Command:
         """CHECK_TRANSACTION_STATE (39) about the copy just made, which stands at these offsets.

@@ -11,8 +11,9 @@ two pieces of the queue are left:
 
 **Topics that were deleted.** The log keeps the records of a deleted topic until they expire, and a
 topic that is made again numbers its messages from 0. So a record whose entry is missing, or leads
-to a later record, is no finding yet: if the numbering begins anew further on, or the broker's table
-does not know the topic, all is well, and a note says so.
+to a later record, is no finding yet: if the numbering begins anew further on, the broker's table
+does not know the topic, or its directory is there without a queue in it, all is well, and a note
+says so.
 """
 
 from __future__ import annotations

@@ -93,8 +93,14 @@ class QueueChecks:
 
     def finish(self, log_end: int) -> None:
         """Look at what no record has asked for, now that the whole log was read."""
-        topics = self._survey.topics
         for key in {**dict.fromkeys(self._directories), **dict.fromkeys(self._checks)}:
-            is_known = key in self._directories or topics is None or key.topic in topics
-            self._check(key).finish(log_end, deleted=not is_known)
+            self._check(key).finish(log_end, deleted=self._was_deleted(key))
         self._reader.close()
+
+    def _was_deleted(self, key: _Key) -> bool:
+        """Whether a queue is not there because its topic was deleted, and perhaps made again."""
+        if key in self._directories:
+            return False
+        topics = self._survey.topics
+        is_forgotten = topics is not None and key.topic not in topics
+        return is_forgotten or key.topic in self._survey.emptied_topics

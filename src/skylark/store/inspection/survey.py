@@ -146,6 +146,7 @@ class Survey(msgspec.Struct, kw_only=True):
     index_files: list[Path]
     index_shape: IndexShape | None  # None: there is no index, or nobody can tell
     topics: frozenset[str] | None  # of topics.json; None: not known
+    emptied_topics: frozenset[str]  # that have a directory for queues, and none in it
     misfits: list[Misfit]
 
 
@@ -201,6 +202,7 @@ class _Surveyor:
             index_files=index_files,
             index_shape=index_shape,
             topics=self._topics(),
+            emptied_topics=self._emptied_topics(queues),
             misfits=self._misfits,
         )
 
@@ -270,6 +272,11 @@ class _Surveyor:
             yield QueueDirectory(
                 topic, queue_id, path, entry_size == BATCH_CQ_ENTRY_SIZE, file_size, starts
             )
+
+    def _emptied_topics(self, queues: Iterable[QueueDirectory]) -> frozenset[str]:
+        names = (QUEUE_DIRECTORY, BATCH_QUEUE_DIRECTORY)
+        topics = {topic for name in names for topic in self._subdirectories(self._root / name)}
+        return frozenset(topics.difference(queue.topic for queue in queues))
 
     def _subdirectories(self, path: Path) -> list[str]:
         return [entry.name for entry in self._list(path) if entry.is_directory]

@@ -142,7 +142,7 @@ REPLICATION = (
         ha.LogCheckRequestHeader,
         ha.LogCheckResponseHeader,
         access=CLUSTER_GET,
-        response_codes=(29,),
+        response_codes=(21, 22, 29),
         extension="a slave that doubts the tail of its log compares checksums with its master",
     ),
 )

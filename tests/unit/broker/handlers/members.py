@@ -34,10 +34,11 @@ class Member:
     def __init__(self, world: Stored, client_id: str, answer: Answer) -> None:
         self.client_id = client_id
         self.questions: list[Command] = []
+        self.notices: list[Command] = []  # that its group has changed
         self._world = world
         self._answer = answer
         dispatcher = Dispatcher()
-        dispatcher.add_hot(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda _c, _r: None)
+        dispatcher.add_hot(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._told)
         for code in ASKED:
             dispatcher.add_hot(code, self._asked)
         self._client = RemotingClient(
@@ -47,6 +48,9 @@ class Member:
             dispatcher=dispatcher,
             language="JAVA",
         )
+
+    def _told(self, _connection: Connection, notice: Command) -> None:
+        self.notices.append(notice)
 
     def _asked(self, _connection: Connection, question: Command) -> Command | None:
         self.questions.append(question)

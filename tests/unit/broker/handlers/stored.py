@@ -132,6 +132,13 @@ class Stored:
         return found
 
 
+def await_flushes(world: Stored) -> None:
+    """Let virtual time stand still while the log is being flushed, which takes real time."""
+    flush = world.graph.store._flush
+    assert flush is not None
+    world.clock.hold_while(lambda: flush.is_running)
+
+
 def records_of(body: bytes | None) -> list[MessageRecord]:
     return list(iter_records(body or b""))
 

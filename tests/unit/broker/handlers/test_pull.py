@@ -426,7 +426,9 @@ def slave(root: Path, **given: str) -> Any:
     return stored(root, **settings)
 
 
-async def test_a_slave_sends_clients_back_to_its_master(tmp_path: Path) -> None:
+async def test_a_slave_sends_clients_back_to_its_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with stored(tmp_path) as master:
         await fill(master, 5)
     async with slave(tmp_path) as world:
@@ -438,6 +440,9 @@ async def test_a_slave_sends_clients_back_to_its_master(tmp_path: Path) -> None:
         held = await world.begin_pull(5)
         assert len(world.graph.pulls.held) == 1
         assert position(await world.pull(100)) == (20, "OFFSET_OVERFLOW_BADLY", 100)
+        assert world.graph.slave is not None
+        for part in (world.graph.slave.sync, world.graph.replication):
+            monkeypatch.setattr(part, "set_master", lambda *_: None)  # nobody is there
         registration = world.graph.registration
         registration.master = MasterAddress("127.0.0.1:1", "127.0.0.1:2")
         assert registration._on_master is not None

@@ -149,6 +149,23 @@ def test_a_deleted_topic_is_noted_if_the_broker_has_forgotten_it(basic: Path) ->
     assert report.findings[0].text == "the topic was deleted, and the log has 350 records of it"
 
 
+def test_a_topic_that_was_deleted_and_made_again_and_has_no_message_yet(tmp_path: Path) -> None:
+    """Its directory, which stays, tells it from queues that were lost."""
+    store = own_store(tmp_path)
+    for number in range(10):
+        store.put("T", number % 2, b"before", {"TAGS": "A"})
+        store.put("Other", 0, b"before", {"TAGS": "A"})
+    store.queues.destroy_topic("T")
+    store.close()
+    report = check(store.root)
+    assert found(report) == [
+        (NOTE, "queue.deleted", "consumequeue/T/0", 0),
+        (NOTE, "queue.deleted", "consumequeue/T/1", 0),
+    ]
+    (store.root / "consumequeue/T").rmdir()
+    assert kinds(check(store.root)) == {(ERROR, "queue.missing")}
+
+
 @pytest.mark.parametrize("second", [3, 30])
 def test_a_topic_that_was_deleted_and_made_again(tmp_path: Path, second: int) -> None:
     store = own_store(tmp_path)

@@ -1,8 +1,8 @@
 """The settings of a broker for administrators: change (25), show (26).
 
-A change counts at once as far as the setting is read again (:mod:`skylark.broker.live_settings`),
-and is answered when the settings file has it. A changed ``brokerPermission`` changes what every
-topic may be used for, so all topics are registered again.
+A change holds at once, or for some settings with the next start
+(:mod:`skylark.broker.live_settings`), and is answered when the settings file has it. A changed
+``brokerPermission`` changes what every topic may be used for, so all topics are registered again.
 """
 
 from __future__ import annotations

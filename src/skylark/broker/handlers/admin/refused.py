@@ -21,7 +21,7 @@ from skylark.wire.command import Command
 _POP: Final = "this broker has no POP consumption yet: consume by pulling"
 _LITE: Final = "this broker has no lite topics"
 _ACL: Final = "this broker has no access control yet"
-_REPLICA: Final = "this broker has no replicas yet"
+_REPLICA: Final = "slaves do not act as masters yet: nothing has to be agreed upon"
 _CONTROLLER: Final = "there is no controller yet that could run this broker"
 _CONTAINER: Final = "this broker is not in a container: start another process"
 _ROCKSDB: Final = "nothing is kept in RocksDB here: tables are JSON files, queues are files"
@@ -60,7 +60,6 @@ REFUSED: Final[dict[RequestCode, str]] = {
     RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: _REPLICA,
     RequestCode.EXCHANGE_BROKER_HA_INFO: _REPLICA,
     RequestCode.RESET_MASTER_FLUSH_OFFSET: _REPLICA,
-    RequestCode.LOG_CHECK: _REPLICA,
     RequestCode.GET_BROKER_EPOCH_CACHE: _CONTROLLER,
     RequestCode.NOTIFY_BROKER_ROLE_CHANGED: _CONTROLLER,
     RequestCode.ADD_BROKER: _CONTAINER,

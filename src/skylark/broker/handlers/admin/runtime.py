@@ -1,4 +1,4 @@
-"""The state of a broker at this moment (28), and of its replicas (907).
+"""The state of a broker at this moment (28), and of its replicas (907, and LOG_CHECK of ours).
 
 Facts are gathered here and put into words by :mod:`skylark.broker.runtime_info`. What services know
 that may not be there (delivery of delayed messages, timer) comes through callables.
@@ -20,12 +20,12 @@ from skylark.core.clock import TimeSource
 from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.replication.service import Replication
 from skylark.store.consume_queues import QUEUE_DIRECTORY
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.common import KVTable
-from skylark.wire.bodies.ha import HARuntimeInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 
@@ -52,6 +52,7 @@ class RuntimeHandlers:
         sampler: StatsSampler,
         watch: LoopWatch,
         clock: TimeSource,
+        replication: Replication,
         services: ServiceFacts,
     ) -> None:
         self._live = live
@@ -60,12 +61,14 @@ class RuntimeHandlers:
         self._sampler = sampler
         self._watch = watch
         self._clock = clock
+        self._replication = replication
         self._services = services
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
         dispatcher.add_hot(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
         dispatcher.add_hot(RequestCode.GET_BROKER_HA_STATUS, self.ha_status)
+        dispatcher.add_hot(RequestCode.LOG_CHECK, self.log_check)
 
     def runtime_info(self, _connection: Connection, request: Command) -> Command:
         """GET_BROKER_RUNTIME_INFO (28)."""
@@ -74,12 +77,12 @@ class RuntimeHandlers:
         return success(request, body=KVTable(table=table))
 
     def ha_status(self, _connection: Connection, request: Command) -> Command:
-        """GET_BROKER_HA_STATUS (907): nobody copies from this broker."""
-        body = HARuntimeInfo(
-            master=not self._live.current.is_slave,
-            master_commit_log_max_offset=self._store.log.max_offset,
-        )
-        return success(request, body=body)
+        """GET_BROKER_HA_STATUS (907): the slaves of a master, or the link of a slave."""
+        return success(request, body=self._replication.runtime_info())
+
+    def log_check(self, _connection: Connection, request: Command) -> Command:
+        """LOG_CHECK: whether a slave has the same bytes as this master."""
+        return self._replication.log_check(request)
 
     def _facts(self) -> RuntimeFacts:
         config, log = self._live.current, self._store.log
@@ -105,6 +108,7 @@ class RuntimeHandlers:
             timer=self._services.timer(),
             schedule_offsets=self._services.schedule_offsets(),
             loop_wait_ms=self._watch.waited_ms(),
+            replication=self._replication.status,
         )
 
     def _disk(self, path: Path) -> DiskUsage | None:

@@ -65,16 +65,19 @@ class SyncHandlers:
                 encode_body(tables.data_version),
                 await self._encode(tables.group_topic_map or {}),
                 await self._encode(tables.offset_table),
-                await self._encode(tables.pull_offset_table or {}),
+                # Java's slave does not know this table, and can only skip keys that are texts.
+                await self._encode(tables.pull_offset_table or {}, keys_as_text=True),
             )
         )
         return answer
 
-    async def _encode(self, table: Mapping[str, Any]) -> bytes:
+    async def _encode(self, table: Mapping[str, Any], *, keys_as_text: bool = False) -> bytes:
         pieces = ObjectPieces(self._clock)
         for key in list(table):
             value = table.get(key)
             if value is not None:
+                if keys_as_text:
+                    value = {str(queue_id): offset for queue_id, offset in value.items()}
                 await pieces.put(key, value)
         return pieces.encode()
 

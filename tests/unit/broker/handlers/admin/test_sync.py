@@ -81,7 +81,10 @@ async def test_offsets_are_those_of_the_table(world: Stored) -> None:
         offsets.commit("g", f"T{number}", 3, number)
     offsets.commit_pulled("g", "T0", 3, 7)
     answer = await world.call(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    assert answer.body == encode_body(offsets.dump())
+    # Java's reader cannot skip a table that it does not know if its keys are bare numbers.
+    bare, text = b'"pullOffsetTable":{"T0@g":{3:7}}', b'"pullOffsetTable":{"T0@g":{"3":7}}'
+    assert answer.body == encode_body(offsets.dump()).replace(bare, text)
+    assert text in answer.body
     body = decode_body(ConsumerOffsetSerializeWrapper, answer.body or b"")
     assert body.offset_table["T599@g"] == {3: 599}
     assert body.pull_offset_table == {"T0@g": {3: 7}}

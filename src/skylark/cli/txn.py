@@ -1,0 +1,141 @@
+"""``skylark txn``: exactly-once sinks of Spark, as an operator deals with them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.name_servers import namesrv_option
+from skylark.cli.serving import run_server
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from skylark.client.options import ClientOptions
+    from skylark.spark.sink_client import SinkClient
+
+T = TypeVar("T")
+
+
+@click.group("txn")
+def command() -> None:
+    """Watch and repair exactly-once sinks of Spark."""
+
+
+@command.command("list", epilog="Example: skylark txn list --all")
+@namesrv_option
+@click.option("--all", "with_done", is_flag=True, help="Also batches that are done or abandoned.")
+@click.pass_obj
+def list_batches(context: CliContext, namesrv: str | None, with_done: bool) -> None:
+    """List the batches that are not done."""
+    from datetime import UTC, datetime
+
+    from skylark.spark import txn_admin
+
+    states = _run(namesrv, lambda client: txn_admin.list_batches(client, with_done=with_done))
+    columns = ("sink", "batch", "state", "attempts", "rows", "since")
+    context.output.rows(
+        columns,
+        (
+            {
+                "sink": state.sink,
+                "batch": state.batch,
+                "state": state.state,
+                "attempts": state.attempts,
+                "rows": state.rows,
+                "since": datetime.fromtimestamp(state.since_ms / 1000, tz=UTC),
+            }
+            for state in states
+        ),
+    )
+
+
+@command.command("resolver", epilog="Example: skylark txn resolver -n 127.0.0.1:9876")
+@namesrv_option
+@click.pass_obj
+def resolver(context: CliContext, namesrv: str | None) -> None:
+    """Answer brokers that ask about undecided rows, until stopped.
+
+    `skylark up` does this by itself; Apache brokers need it as a process of its own.
+    """
+    from skylark.cli.name_servers import client_options
+
+    context.configure_logging("info")
+    run_server(partial(_resolve, client_options(namesrv)))
+
+
+async def _resolve(options: ClientOptions, stop: asyncio.Event) -> None:
+    import asyncio
+
+    from skylark.spark.decisions import RESOLVER_GROUP
+    from skylark.spark.resolver import resolve_forever
+
+    def ready() -> None:
+        click.echo(f"ready resolver={RESOLVER_GROUP}")
+
+    work = asyncio.create_task(resolve_forever(options, ready))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        stopping.cancel()
+        work.cancel()
+        await asyncio.wait({work})
+
+
+@command.command("abandon", epilog="Example: skylark txn abandon 5f3c... --yes")
+@click.argument("sink")
+@namesrv_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> None:
+    """Give up the undecided rows of a sink whose driver never comes back.
+
+    SINK is the id of a streaming query, or the txnId of a batch write. Its query can go on only
+    with a new checkpoint.
+    """
+    from skylark.spark import txn_admin
+
+    if not yes:
+        click.confirm(f"Roll back all undecided rows of {sink}, for good?", abort=True, err=True)
+    record = _run(namesrv, lambda client: txn_admin.abandon(client, sink))
+    context.output.record({"sink": record.sink, "batch": record.batch, "state": "abandoned"})
+
+
+@command.command("repair", epilog="Example: skylark txn repair --dry-run")
+@namesrv_option
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.pass_obj
+def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
+    """Bring rows back that were decided, and that brokers gave up asking about.
+
+    They become visible when a resolver has answered.
+    """
+    import msgspec
+
+    from skylark.spark import txn_admin
+
+    report = _run(namesrv, lambda client: txn_admin.repair(client, dry_run=dry_run))
+    context.output.record(msgspec.structs.asdict(report))
+
+
+def _run(namesrv: str | None, ask: Callable[[SinkClient], Awaitable[T]]) -> T:
+    import asyncio
+
+    from skylark.cli.name_servers import client_options
+    from skylark.spark.sink_client import open_client
+
+    async def run() -> T:
+        client = await open_client(client_options(namesrv), "skylark-txn")
+        try:
+            return await ask(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())

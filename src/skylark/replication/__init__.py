@@ -1,0 +1,1 @@
+"""Replication: a slave that has every message its master acknowledged."""

@@ -1,0 +1,336 @@
+"""The master's HA port: the shell around :mod:`skylark.replication.master`.
+
+It turns what sockets, the log and the clock do into events, and carries out the instructions::
+
+    reports of a slave --> ReportBuffer --> SlaveReported      Transfer --> head + view of the file
+    put, flush, commit --> on_growth --> LogChanged            Drop --> the connection is aborted
+    transport is empty again --> SlaveDrained                  Confirmed --> AckWaiters
+
+Bytes go from the mapped file to the transport as views; a lease keeps their file until they have
+left. What a slave can pin or make us hold is one burst (:data:`~skylark.replication.master
+.BURST_SIZE`), and there are at most :data:`SLAVES_MAX` of them.
+
+**What is sent.** All that may be read: with SYNC_FLUSH what is on disk, and otherwise what is in
+the files. So nobody gets what a power cut could take back from a synchronous master: a slave that
+had it would be ahead.
+
+Whatever a slave sends, it can only lose its own connection.
+
+Answers to Java's ``DefaultHAService.AcceptSocketService`` and ``DefaultHAConnection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import defaultdict
+from typing import Final, cast
+
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import RemoteProtocolError
+from skylark.net.transport import Listener, Network
+from skylark.replication.config import ReplicationConfig
+from skylark.replication.master import (
+    Confirmed,
+    Drop,
+    LogChanged,
+    Master,
+    MasterEvent,
+    Notice,
+    SlaveDrained,
+    SlaveJoined,
+    SlaveLeft,
+    SlaveReported,
+    Tick,
+    Transfer,
+)
+from skylark.replication.waiters import AckWaiters
+from skylark.store.config import BrokerRole, FlushDiskType
+from skylark.store.mapped_file import Lease
+from skylark.store.message_store import MessageStore
+from skylark.wire.bodies.ha import HAConnectionRuntimeInfo, HARuntimeInfo
+from skylark.wire.ha import ReportBuffer, encode_frame_head
+
+logger = logging.getLogger(__name__)
+
+SLAVES_MAX: Final = 64
+_RATE_MS: Final = 1_000  # over which the transfer rate is told
+
+
+class _SlaveLink(asyncio.Protocol):
+    """The connection of one slave."""
+
+    def __init__(self, server: HaServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._reports = ReportBuffer()
+        self._leases: list[Lease] = []
+        self._is_paused = False
+        self.number = -1  # not accepted
+
+    # What the transport does
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no common class
+        self._transport.set_write_buffer_limits(high=0)  # resume_writing: all of it has left
+        peer = transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "?"
+        self._server.joined(self, address)
+
+    def data_received(self, data: bytes) -> None:
+        if self.number < 0:
+            return
+        try:
+            log_end = self._reports.feed(data)
+        except RemoteProtocolError as error:
+            self._server.left(self)
+            self.abort(str(error))
+            return
+        if log_end is not None:
+            self._server.reported(self, log_end)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._release()
+        self._server.left(self)
+
+    # What the server does
+
+    def send(self, pieces: list[bytes | memoryview], leases: list[Lease]) -> None:
+        """Write frames; the leases end when they have left."""
+        assert self._transport is not None
+        self._leases += leases
+        self._transport.writelines(pieces)
+        if not self._is_paused:
+            asyncio.get_running_loop().call_soon(self._drained)
+
+    def abort(self, reason: str) -> None:
+        """Close at once."""
+        logger.warning("the link to slave %s ends: %s", self.number, reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _drained(self) -> None:
+        if not self._is_paused:
+            self._release()
+            self._server.drained(self)
+
+    def _release(self) -> None:
+        leases, self._leases = self._leases, []
+        for lease in leases:
+            lease.release()
+
+
+class HaServer:
+    """Serves the slaves of one store; ``start`` and ``stop`` once each.
+
+    ``waiters`` is there if puts wait for slaves: :attr:`MessageStore.replicas` uses it while the
+    server runs.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: ReplicationConfig,
+        network: Network,
+        clock: Clock,
+        *,
+        slaves_max: int = SLAVES_MAX,
+    ) -> None:
+        self._store = store
+        self._files = store.log.files
+        self._network = network
+        self._clock = clock
+        self._slaves_max = slaves_max
+        self._sends_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self.master = Master(config, file_size=self._files.file_size)
+        self.waiters: AckWaiters | None = None
+        if store.config.broker_role is BrokerRole.SYNC_MASTER:
+            if config.acks_needed:
+                self.waiters = AckWaiters(
+                    config, clock, is_slave_near=lambda: self.master.is_slave_near
+                )
+            else:
+                logger.warning(
+                    "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=1: set it to 2"
+                )
+        self._listener: Listener | None = None
+        self._links: dict[int, _SlaveLink] = {}
+        self._numbers = itertools.count()
+        self._is_woken = False
+        self._timer: TimerHandle | None = None
+        self._timer_ms = 0
+        self._is_stopping = False
+        self._rates: dict[int, tuple[int, int]] = {}  # bytes at the last look, and its time
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address really bound. From now on puts may have to wait."""
+        self._listener = await self._network.listen(lambda: _SlaveLink(self), host, port)
+        self._store.on_growth = self.wake
+        self._store.replicas = self.waiters
+        return self._listener.addresses[0]
+
+    def stop_listening(self) -> None:
+        """Take no further slaves; those that are connected stay."""
+        if self._listener is not None:
+            self._listener.close()
+
+    async def stop(self) -> None:
+        """Let nobody wait any longer, and close everything."""
+        self._is_stopping = True
+        self._store.on_growth = self._store.replicas = None
+        if self.waiters is not None:
+            self.waiters.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for link in list(self._links.values()):
+            link.abort("the master stops")
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
+
+    # ---- what happens ----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be more to send: look after this turn of the loop."""
+        if self._links and not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_woken = False
+        if not self._is_stopping:
+            self._handle(self._log_changed())
+
+    def joined(self, link: _SlaveLink, address: str) -> None:
+        """A connection was accepted."""
+        if self._is_stopping or len(self._links) >= self._slaves_max:
+            link.abort(f"{address} is one slave too many")
+            return
+        link.number = next(self._numbers)
+        self._links[link.number] = link
+        logger.info("slave %s is %s", link.number, address)
+        self._handle(self._log_changed())
+        self._handle(SlaveJoined(link.number, address))
+
+    def reported(self, link: _SlaveLink, log_end: int) -> None:
+        """A slave said how far it is."""
+        if log_end > self.master.log_end:
+            self._handle(self._log_changed())  # else what is known is enough
+        self._handle(SlaveReported(link.number, log_end))
+
+    def drained(self, link: _SlaveLink) -> None:
+        """All that was written has left."""
+        if link.number in self._links and not self._is_stopping:
+            self._handle(SlaveDrained(link.number))
+
+    def left(self, link: _SlaveLink) -> None:
+        """A connection has ended, or is about to."""
+        if self._links.pop(link.number, None) is not None:
+            self._rates.pop(link.number, None)
+            self._handle(SlaveLeft(link.number))
+
+    def _log_changed(self) -> LogChanged:
+        files = self._files
+        log_end = files.flushed_where if self._sends_flushed else files.max_offset
+        return LogChanged(files.min_offset, log_end)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    # ---- what is to be done ----------------------------------------------------------------------
+
+    def _handle(self, event: MasterEvent, due_ms: int = 0) -> None:
+        """Carry out what follows from an event, which may have been due at a certain time."""
+        transfers: dict[int, list[Transfer]] = defaultdict(list)
+        now_ms = max(due_ms, self._now_ms())  # a timer may fire a little early
+        for instruction in self.master.handle(event, now_ms):
+            match instruction:
+                case Transfer():
+                    transfers[instruction.slave].append(instruction)
+                case Confirmed():
+                    if self.waiters is not None:
+                        self.waiters.confirm(instruction.log_offset)
+                case Drop():
+                    link = self._links.pop(instruction.slave)
+                    self._rates.pop(instruction.slave, None)
+                    link.abort(instruction.reason)
+                case Notice():
+                    logger.log(instruction.level, "%s", instruction.text)
+        for number, frames in transfers.items():
+            self._transfer(self._links[number], frames)
+        self._set_timer()
+
+    def _transfer(self, link: _SlaveLink, frames: list[Transfer]) -> None:
+        pieces: list[bytes | memoryview] = []
+        leases: list[Lease] = []
+        for frame in frames:
+            pieces.append(encode_frame_head(frame.log_offset, frame.size))
+            if frame.size:
+                lease = self._store.log.lease(frame.log_offset, frame.size)
+                if lease is None:  # deleted in this very turn
+                    for taken in leases:
+                        taken.release()
+                    self.left(link)
+                    link.abort(f"the log at {frame.log_offset} is gone")
+                    return
+                leases.append(lease)
+                pieces.append(lease.view)
+        link.send(pieces, leases)
+
+    def _set_timer(self) -> None:
+        """Have the timer run no later than the deadline; that it runs too early does no harm."""
+        deadline = self.master.deadline
+        if deadline is None or self._is_stopping:
+            return
+        if self._timer is not None:
+            if self._timer_ms <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_ms = deadline
+        self._timer = self._clock.call_at(deadline / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._handle(Tick(), self._timer_ms)
+        self._handle(self._log_changed())  # retention may have moved its beginning
+
+    # ---- what others ask -------------------------------------------------------------------------
+
+    def runtime_info(self) -> HARuntimeInfo:
+        """The answer to GET_BROKER_HA_STATUS at a master."""
+        end = self._files.max_offset
+        return HARuntimeInfo(
+            master=True,
+            master_commit_log_max_offset=end,
+            in_sync_slave_nums=self.master.in_sync_count,
+            ha_connection_info=[
+                HAConnectionRuntimeInfo(
+                    addr=slave.address,
+                    slave_ack_offset=slave.ack_offset,
+                    diff=end - slave.ack_offset,
+                    in_sync=self.master.is_in_sync(slave),
+                    transferred_byte_in_second=self._rate(slave.number, slave.transferred),
+                    transfer_from_where=slave.next_offset,
+                )
+                for slave in self.master.slaves
+            ],
+        )
+
+    def _rate(self, number: int, transferred: int) -> int:
+        """Bytes per second since the last time somebody asked."""
+        now_ms = self._now_ms()
+        before, before_ms = self._rates.get(number, (0, now_ms - _RATE_MS))
+        self._rates[number] = (transferred, now_ms)
+        return (transferred - before) * 1000 // max(_RATE_MS, now_ms - before_ms)

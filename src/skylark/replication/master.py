@@ -1,0 +1,386 @@
+"""The master's end of replication as a pure state machine: events in, instructions out.
+
+::
+
+    slave                     Master                         shell (ha_server.py)
+      | SlaveJoined, SlaveReported, SlaveDrained, SlaveLeft, LogChanged, Tick ------> handle()
+      |                         |
+      |                         +--> Transfer(slave, log offset, size)     size 0 = heartbeat
+      |                         +--> Drop(slave, reason)
+      |                         +--> Confirmed(log offset)     enough slaves have all before it
+      |                         +--> Notice(level, text)      for the log
+
+No socket, no file, no clock: times are milliseconds that never step back, and :attr:`deadline` says
+when the next Tick is due.
+
+A slave's first report says where it wants to go on::
+
+    0                       start of the last file, as Java does; all with haSyncFromStart
+    below the log's start   BELOW: it gets heartbeats only and must be made anew
+    beyond the log's end    AHEAD: the same. The master has lost what this slave has
+    anything else           FOLLOWING, from there
+
+Every further report acknowledges. What a slave acknowledges counts only as far as it was sent on
+this connection or lies before where it began: a slave that is ahead holds other bytes there than
+the next puts will write, and must not vouch for them (in Java it does). A slave stays AHEAD for
+as long as it is connected, also when the log has passed its offset.
+
+Frames are at most ``haTransferBatchSize`` long and never cross the end of a file. Up to
+:data:`BURST_SIZE` is under way to a slave before the shell must say that it left (SlaveDrained):
+that bounds what a slave which does not read costs.
+
+Answers to Java's ``DefaultHAService`` and ``DefaultHAConnection``.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.replication.config import ReplicationConfig
+
+BURST_SIZE: Final = 1 << 20
+_THROTTLE_MS: Final = 100  # a throttled slave gets its share in pieces of so long
+
+
+class SlaveState(enum.Enum):
+    """What a master does with a slave."""
+
+    JOINED = "has not reported yet"
+    FOLLOWING = "gets the log"
+    BELOW = "wants what the log no longer has"
+    AHEAD = "has more than the log"
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class LogChanged(msgspec.Struct, gc=False):
+    """What of the log may be sent."""
+
+    min_offset: int
+    log_end: int
+
+
+class SlaveJoined(msgspec.Struct, gc=False):
+    """A connection was made; ``slave`` is its number."""
+
+    slave: int
+    address: str
+
+
+class SlaveReported(msgspec.Struct, gc=False):
+    """The last complete report of what was read."""
+
+    slave: int
+    log_end: int
+
+
+class SlaveDrained(msgspec.Struct, gc=False):
+    """All that was to be transferred has left this process."""
+
+    slave: int
+
+
+class SlaveLeft(msgspec.Struct, gc=False):
+    """The connection has ended."""
+
+    slave: int
+
+
+class Tick(msgspec.Struct, gc=False):
+    """The deadline has come."""
+
+
+MasterEvent: TypeAlias = (
+    LogChanged | SlaveJoined | SlaveReported | SlaveDrained | SlaveLeft | Tick
+)  # fmt: skip
+
+
+# ---- instructions --------------------------------------------------------------------------------
+
+
+class Transfer(msgspec.Struct, gc=False):
+    """Send these bytes of the log in a frame."""
+
+    slave: int
+    log_offset: int
+    size: int
+
+
+class Drop(msgspec.Struct, gc=False):
+    """Close the connection; the slave is forgotten already."""
+
+    slave: int
+    reason: str
+
+
+class Confirmed(msgspec.Struct, gc=False):
+    """As many slaves as are needed have everything before this offset."""
+
+    log_offset: int
+
+
+class Notice(msgspec.Struct, gc=False):
+    """Something for the log, with a level of :mod:`logging`."""
+
+    level: int
+    text: str
+
+
+MasterInstruction: TypeAlias = Transfer | Drop | Confirmed | Notice
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+class SlaveView(msgspec.Struct, gc=False):
+    """One slave as its master sees it."""
+
+    number: int
+    address: str
+    last_report_ms: int
+    last_write_ms: int
+    budget_ms: int  # when the budget was filled last
+    state: SlaveState = SlaveState.JOINED
+    next_offset: int = -1  # of the next byte to send; -1 before the first report
+    ack_offset: int = -1  # all before it is at the slave; -1 if it vouches for nothing
+    transferred: int = 0  # bytes since it joined
+    budget: float = 0.0  # bytes that may be sent now, where there is a limit
+    is_draining: bool = False
+    is_throttled: bool = False
+
+
+class Master:
+    """Everything a master knows about its slaves."""
+
+    def __init__(self, config: ReplicationConfig, *, file_size: int) -> None:
+        self._config = config
+        self._file_size = file_size
+        self._rate = config.bytes_per_second
+        self._burst_size = max(BURST_SIZE, config.ha_transfer_batch_size)
+        self._slaves: dict[int, SlaveView] = {}
+        self.min_offset = 0
+        self.log_end = 0
+        #: The newest of all Confirmed.
+        self.confirmed_offset = -1
+        #: The farthest that any slave ever acknowledged (Java: push2SlaveMaxOffset).
+        self.ack_offset_max = 0
+
+    # ---- what others ask -------------------------------------------------------------------------
+
+    @property
+    def slaves(self) -> list[SlaveView]:
+        """All that are connected."""
+        return list(self._slaves.values())
+
+    def is_in_sync(self, slave: SlaveView) -> bool:
+        """Whether a slave is near enough to count as a copy."""
+        gap = self.log_end - slave.ack_offset
+        return slave.ack_offset >= 0 and gap < self._config.ha_max_gap_not_in_sync
+
+    @property
+    def in_sync_count(self) -> int:
+        """Slaves that are in sync."""
+        return sum(map(self.is_in_sync, self._slaves.values()))
+
+    @property
+    def is_slave_near(self) -> bool:
+        """The rule of 4.x: somebody is connected, and somebody acknowledged not long ago."""
+        gap = self.log_end - self.ack_offset_max
+        return bool(self._slaves) and gap < self._config.ha_slave_fallbehind_max
+
+    @property
+    def deadline(self) -> int | None:
+        """When something is due unless an event comes first, in the time of ``handle``."""
+        return min((self._due(slave) for slave in self._slaves.values()), default=None)
+
+    def _due(self, slave: SlaveView) -> int:
+        config = self._config
+        due = slave.last_report_ms + config.ha_housekeeping_interval
+        if slave.state is not SlaveState.JOINED and not slave.is_draining:
+            due = min(due, slave.last_write_ms + config.ha_send_heartbeat_interval)
+            if slave.is_throttled:
+                due = min(due, slave.budget_ms + _THROTTLE_MS)
+        return due
+
+    # ---- what happens ----------------------------------------------------------------------------
+
+    def handle(self, event: MasterEvent, now_ms: int) -> list[MasterInstruction]:
+        """Take an event; return what is to be done, in order."""
+        match event:
+            case LogChanged():
+                self.min_offset, self.log_end = event.min_offset, event.log_end
+                return [
+                    instruction
+                    for slave in self._slaves.values()
+                    for instruction in self._send(slave, now_ms)
+                ]
+            case SlaveReported():
+                slave = self._slaves.get(event.slave)
+                return [] if slave is None else list(self._reported(slave, event.log_end, now_ms))
+            case SlaveDrained():
+                slave = self._slaves.get(event.slave)
+                if slave is None:
+                    return []
+                slave.is_draining = False
+                slave.last_write_ms = now_ms
+                return list(self._send(slave, now_ms))
+            case SlaveJoined():
+                slave = SlaveView(event.slave, event.address, now_ms, now_ms, now_ms)
+                self._slaves[event.slave] = slave
+                return []
+            case SlaveLeft():
+                self._slaves.pop(event.slave, None)
+                return []
+            case Tick():
+                return list(self._ticked(now_ms))
+
+    def _ticked(self, now_ms: int) -> Iterator[MasterInstruction]:
+        config = self._config
+        for slave in self.slaves:
+            silence = now_ms - slave.last_report_ms
+            if silence >= config.ha_housekeeping_interval:
+                yield self._drop(slave, f"it has not reported for {silence} ms")
+                continue
+            yield from self._send(slave, now_ms)
+            idle = now_ms - slave.last_write_ms
+            if (
+                slave.state is not SlaveState.JOINED
+                and not slave.is_draining
+                and idle >= config.ha_send_heartbeat_interval
+            ):
+                slave.last_write_ms = now_ms
+                slave.is_draining = True
+                yield Transfer(slave.number, slave.next_offset, 0)
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def _reported(self, slave: SlaveView, log_end: int, now_ms: int) -> Iterator[MasterInstruction]:
+        slave.last_report_ms = now_ms
+        if slave.state is SlaveState.JOINED:
+            yield from self._begin(slave, log_end)
+        elif slave.state is not SlaveState.FOLLOWING:
+            return
+        elif log_end > slave.next_offset:
+            yield self._drop(
+                slave, f"it acknowledges {log_end}, and was sent no more than {slave.next_offset}"
+            )
+            return
+        else:
+            slave.ack_offset = log_end
+        if slave.state is SlaveState.FOLLOWING:
+            self.ack_offset_max = max(self.ack_offset_max, slave.ack_offset)
+            yield from self._confirm()
+            yield from self._send(slave, now_ms)
+
+    def _begin(self, slave: SlaveView, log_end: int) -> Iterator[MasterInstruction]:
+        slave.next_offset = log_end
+        slave.state = SlaveState.FOLLOWING
+        if log_end == 0:
+            slave.next_offset = self._first_offset()
+            slave.ack_offset = 0
+            text = f"slave {slave.address} is empty and gets the log from {slave.next_offset} on"
+            if slave.next_offset > self.min_offset:
+                text += (
+                    f", not what lies between {self.min_offset} and that; haSyncFromStart=true"
+                    " sends an empty slave everything"
+                )
+                yield Notice(logging.WARNING, text)
+            else:
+                yield Notice(logging.INFO, text)
+        elif log_end > self.log_end:
+            slave.state = SlaveState.AHEAD
+            yield Notice(
+                logging.ERROR,
+                f"slave {slave.address} has the log up to {log_end}, and this master ends at"
+                f" {self.log_end}: it gets nothing. It may have the only copy of what this master"
+                " lost; save it, or make the slave anew",
+            )
+        elif not self._still_has(slave):
+            yield self._below(slave)
+        else:
+            slave.ack_offset = log_end
+            yield Notice(logging.INFO, f"slave {slave.address} goes on at {log_end}")
+
+    def _first_offset(self) -> int:
+        if self._config.ha_sync_from_start:
+            return self.min_offset
+        return max(self.min_offset, self.log_end - self.log_end % self._file_size)
+
+    def _still_has(self, slave: SlaveView) -> bool:
+        return slave.next_offset >= self.min_offset
+
+    def _below(self, slave: SlaveView) -> Notice:
+        slave.state = SlaveState.BELOW
+        return Notice(
+            logging.ERROR,
+            f"slave {slave.address} wants the log from {slave.next_offset} on, and it begins at"
+            f" {self.min_offset}: it gets nothing. Make the slave anew, with an empty store",
+        )
+
+    def _confirm(self) -> Iterator[MasterInstruction]:
+        needed = self._config.acks_needed
+        if needed < 1 or len(self._slaves) < needed:
+            return
+        if needed == 1:
+            offset = max(slave.ack_offset for slave in self._slaves.values())
+        else:
+            acks = sorted((slave.ack_offset for slave in self._slaves.values()), reverse=True)
+            offset = acks[needed - 1]
+        if offset > self.confirmed_offset:
+            self.confirmed_offset = offset
+            yield Confirmed(offset)
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def _send(self, slave: SlaveView, now_ms: int) -> Iterator[MasterInstruction]:
+        """Send what there is, up to a burst."""
+        if slave.state is not SlaveState.FOLLOWING or slave.is_draining:
+            return
+        if not self._still_has(slave):
+            slave.ack_offset = -1
+            yield self._below(slave)
+            return
+        slave.is_throttled = False
+        if self._rate is not None:
+            self._fill_budget(slave, now_ms)
+        limit = slave.next_offset + self._burst_size
+        while slave.next_offset < min(self.log_end, limit):
+            size = self._frame_size(slave)
+            if not size:
+                slave.is_throttled = True
+                break
+            yield Transfer(slave.number, slave.next_offset, size)
+            slave.next_offset += size
+            slave.transferred += size
+            slave.last_write_ms = now_ms
+            slave.is_draining = True
+
+    def _frame_size(self, slave: SlaveView) -> int:
+        offset = slave.next_offset
+        size = min(
+            self._config.ha_transfer_batch_size,
+            self.log_end - offset,
+            self._file_size - offset % self._file_size,
+        )
+        if self._rate is not None:
+            size = min(size, int(slave.budget))
+            slave.budget -= size
+        return size
+
+    def _fill_budget(self, slave: SlaveView, now_ms: int) -> None:
+        """Never more than the share of a piece: who was idle must not flood afterwards."""
+        assert self._rate is not None
+        share = self._rate * _THROTTLE_MS / 1000
+        earned = self._rate * (now_ms - slave.budget_ms) / 1000
+        slave.budget = min(share, slave.budget + earned)
+        slave.budget_ms = now_ms
+
+    def _drop(self, slave: SlaveView, reason: str) -> Drop:
+        del self._slaves[slave.number]
+        return Drop(slave.number, reason)

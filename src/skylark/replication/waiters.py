@@ -1,0 +1,130 @@
+"""Answers that wait for slaves: one acknowledgement releases all that it covers, in order.
+
+With ``brokerRole=SYNC_MASTER`` and ``inSyncReplicas`` of 2 or more a put is answered when the disk
+is done with it, as the flush setting has it, and when enough slaves have acknowledged its end
+(:class:`skylark.replication.master.Confirmed`). If that takes longer than ``slaveTimeout``, it is
+FLUSH_SLAVE_TIMEOUT; the message is stored in either case. The status of the replicas wins over that
+of the disk, as in Java. With ``haCompatible4x`` a put does not wait where no slave is near:
+SLAVE_NOT_AVAILABLE.
+
+Puts come in order of offset, and all wait equally long; so one queue and one timer do.
+
+Answers to Java's ``GroupTransferService``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from skylark.core.clock import TimerHandle
+from skylark.replication.config import ReplicationConfig
+from skylark.store.results import PutStatus, PutWaiter
+from skylark.store.scheduling import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class _Pending:
+    """A put that waits for the disk, for slaves, or for both."""
+
+    __slots__ = ("_answer", "_disk", "deadline", "end_offset", "status")
+
+    def __init__(self, end_offset: int, deadline: float, answer: PutWaiter) -> None:
+        self.end_offset = end_offset
+        self.deadline = deadline
+        self.status: PutStatus | None = None  # of the replicas
+        self._disk: PutStatus | None = None
+        self._answer = answer
+
+    def flushed(self, status: PutStatus) -> None:
+        """The disk is done."""
+        self._disk = status
+        self._answer_if_done()
+
+    def replicated(self, status: PutStatus) -> None:
+        """The slaves are done, or are not waited for."""
+        self.status = status
+        self._answer_if_done()
+
+    def _answer_if_done(self) -> None:
+        if self._disk is None or self.status is None:
+            return
+        status = self._disk if self.status is PutStatus.PUT_OK else self.status
+        try:
+            self._answer(status)
+        except Exception:
+            logger.exception("a waiter failed on %s", status.name)
+
+
+class AckWaiters:
+    """Holds back answers until enough slaves have the message."""
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        scheduler: Scheduler,
+        *,
+        is_slave_near: Callable[[], bool],
+    ) -> None:
+        """``is_slave_near`` is asked with ``haCompatible4x`` only."""
+        self._timeout_s = config.slave_timeout / 1000
+        self._is_slave_near = is_slave_near if config.ha_compatible4x else None
+        self._scheduler = scheduler
+        self._waiting: deque[_Pending] = deque()  # in order of offset and so of deadline
+        self._timer: TimerHandle | None = None
+        self._confirmed_offset = -1
+        self._stopped = False
+        #: Puts that no slave acknowledged in time.
+        self.timeout_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Puts that wait for slaves."""
+        return len(self._waiting)
+
+    def join(self, end_offset: int, answer: PutWaiter) -> PutWaiter:
+        """Wait for slaves; what to call with the status of the disk, instead of ``answer``."""
+        deadline = self._scheduler.monotonic() + self._timeout_s
+        pending = _Pending(end_offset, deadline, answer)
+        if end_offset <= self._confirmed_offset:
+            pending.status = PutStatus.PUT_OK
+        elif self._stopped:
+            pending.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+        elif self._is_slave_near is not None and not self._is_slave_near():
+            pending.status = PutStatus.SLAVE_NOT_AVAILABLE
+        else:
+            self._waiting.append(pending)
+            if self._timer is None:
+                self._timer = self._scheduler.call_at(deadline, self._expire, deadline)
+        return pending.flushed
+
+    def confirm(self, log_offset: int) -> None:
+        """Enough slaves have everything before this offset."""
+        self._confirmed_offset = max(self._confirmed_offset, log_offset)
+        waiting = self._waiting
+        while waiting and waiting[0].end_offset <= log_offset:
+            waiting.popleft().replicated(PutStatus.PUT_OK)
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            self._time_out()
+
+    def _expire(self, due: float) -> None:
+        now = max(due, self._scheduler.monotonic())  # a timer may fire a little early
+        while self._waiting and self._waiting[0].deadline <= now:
+            self._time_out()
+        self._timer = None
+        if self._waiting and not self._stopped:
+            deadline = self._waiting[0].deadline
+            self._timer = self._scheduler.call_at(deadline, self._expire, deadline)
+
+    def _time_out(self) -> None:
+        self.timeout_count += 1
+        self._waiting.popleft().replicated(PutStatus.FLUSH_SLAVE_TIMEOUT)

@@ -1,0 +1,378 @@
+"""The log of a slave: bytes of its master at the same offsets, and views of its own.
+
+::
+
+    master's stream --> RecordStream --> append, whole records only --> MappedFiles --> flush
+                                                                            |
+                                             queues, index <-- Replay <-- LogScan, in later turns
+
+Appending is a copy into the mapped file, so that the master's acknowledgement leaves at once; the
+views follow within the next turns of the owner, many records at a time. With SYNC_FLUSH they follow
+the disk, as at a master: nobody reads what a power cut could take back.
+
+While a slave catches up, copying comes first: views are made when the stream is less dense than
+:data:`DENSE_BYTES` a turn, or :data:`BACKLOG_MAX` behind. In the latter case the index, which takes
+most of the time, is left behind and caught up later, as after a long recovery.
+
+What a crash leaves at each line of :meth:`ReplicaLog.append`:
+
+* before ``wrote`` moves, kill -9: a part of the records of one piece. Unlike at a master the head
+  comes first. Recovery ends the log before the record whose body does not match its checksum, or
+  which has zeros where no writer puts any; the slave asks its master for it again;
+* amid a blank: its head says that the file is finished, and recovery takes it for that. A blank at
+  the end is given up when the slave connects, and comes again;
+* before the views are made: recovery makes them;
+* power loss: as at a master. What was acknowledged as durable (:attr:`ReplicaLog.durable_end`) is
+  before the last completed sync.
+
+:meth:`ReplicaLog.truncate` gives up records. It cuts the views first: a crash amid it leaves a log
+that is too long, of which recovery makes the views again.
+
+Answers to Java's ``appendToCommitLog`` and to the slave's part of ``ReputMessageService``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+from zlib import crc32
+
+from skylark.core.errors import StoreError
+from skylark.store.commit_log import CommitLog
+from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.consume_queue import EntryQueue
+from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.index import IndexService
+from skylark.store.mapped_files import MappedFiles
+from skylark.store.record_stream import RecordStream, RecordStreamError
+from skylark.store.replay import LogScan, Replay
+from skylark.store.reput import Dispatch
+from skylark.store.results import PutWaiter
+from skylark.store.scheduling import Post
+
+logger = logging.getLogger(__name__)
+
+#: Longest record that is taken from a master, whatever maxMessageSize says here.
+RECORD_SIZE_MAX: Final = 64 << 20
+#: Bytes that two brokers compare to tell whether their logs are one.
+TAIL_SIZE: Final = 4096
+_DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
+DENSE_BYTES: Final = 128 << 10  # appended in one turn: the slave is catching up
+BACKLOG_MAX: Final = 64 << 20  # bytes of the log without views, while it does
+_CRC_SLICE: Final = 1 << 20
+
+#: Told which queues have new messages.
+OnGrown = Callable[[set[EntryQueue]], None]
+
+
+class ReplicaWait(Protocol):
+    """Who holds back the answers of a put until enough slaves have it."""
+
+    def join(self, end_offset: int, answer: PutWaiter) -> PutWaiter:
+        """Wait for slaves as well: what to call when the disk is done, instead of ``answer``."""
+
+
+class Tail(NamedTuple):
+    """The last bytes of a log that mean something: ``size`` of them, ending at ``log_offset``."""
+
+    log_offset: int
+    size: int
+    crc: int
+
+
+def log_checksum(files: MappedFiles, log_offset: int, size: int) -> int | None:
+    """CRC-32 of the ``size`` bytes before an offset; None if the log does not have all of them."""
+    position = log_offset - size
+    if size < 0 or position < files.min_offset or log_offset > files.max_offset:
+        return None
+    crc = 0
+    while position < log_offset:
+        file = files.find(position)
+        if file is None:
+            return None
+        length = min(log_offset, file.end_offset) - position
+        with file.lease(position - file.start_offset, min(length, _CRC_SLICE)) as lease:
+            crc = crc32(lease.view, crc)
+            position += len(lease.view)
+    return crc
+
+
+class ReplicaLog:
+    """Appends what a master sends, and makes the views of it."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        replay: Replay,
+        dispatch: Dispatch,
+        *,
+        post: Post,
+        wake_flush: Callable[[], None],
+        flush_views_soon: Callable[[], None],
+        catch_up_index: Callable[[], None],
+        last_record_offset: int | None = None,
+    ) -> None:
+        """``last_record_offset``: where the last record begins, if recovery has seen it."""
+        self._log = log
+        self._files = log.files
+        self._queues = queues
+        self._index = index
+        self._replay = replay
+        self._dispatch = dispatch
+        self._post = post
+        self._wake_flush = wake_flush
+        self._flush_views_soon = flush_views_soon
+        self._catch_up_index = catch_up_index
+        self._synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._views_wait = self._synchronous and not config.read_un_committed
+        self._record_size_max = max(RECORD_SIZE_MAX, config.max_message_size + (64 << 10))
+        self._stream: RecordStream | None = None
+        self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
+        self._posted = False
+        self._fresh_size = 0  # bytes appended since the last look
+        self._last_record_offset = last_record_offset
+        self._last_record_end: int | None = None  # None: not known, a scan will tell
+        #: Who is told of new messages, for held pulls.
+        self.on_grown: OnGrown | None = None
+        #: Who is told that the log was cut because of a record that is none.
+        self.on_damage: Callable[[str], None] | None = None
+
+    # ---- offsets ---------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether any file of the master may come first."""
+        return self.log_end == 0
+
+    @property
+    def log_end(self) -> int:
+        """Where the log ends: what a slave reports, 0 if it has nothing."""
+        return self._files.wrote_end
+
+    @property
+    def durable_end(self) -> int:
+        """Up to where the flush setting is satisfied: what a slave may acknowledge."""
+        return self._files.flushed_where if self._synchronous else self.log_end
+
+    @property
+    def received_end(self) -> int:
+        """The offset that the next piece must have."""
+        return self.log_end if self._stream is None else self._stream.end
+
+    @property
+    def dispatched_until(self) -> int:
+        """Up to where the views are made."""
+        return self._dispatch.dispatched_until
+
+    # ---- appending -------------------------------------------------------------------------------
+
+    def append(self, log_offset: int, body: bytes) -> None:
+        """Take a piece of the master's log, which begins at :attr:`received_end`.
+
+        An empty log begins where the first piece does. Raises RecordStreamError if the bytes do not
+        belong there, StoreFullError or another StoreError if they cannot be written. Then nothing
+        of the piece is in the log, what was held is forgotten, and :attr:`log_end` says from where
+        to go on.
+        """
+        stream = self._stream
+        if stream is None:
+            stream = self._stream = self._begin(log_offset)
+        start = stream.whole
+        try:
+            content = stream.take(log_offset, body)
+            if content:
+                self._write(start, content)
+        except (RecordStreamError, StoreError):
+            self._stream = None
+            raise
+        if content:
+            self._fresh_size += len(content)
+            self._last_record_end = stream.record_end or self._last_record_end
+            self._wake_flush()
+            if not self._views_wait:
+                self._dispatch_soon()
+
+    def restart(self) -> None:
+        """Forget what is held of a record, and give up a blank at the end of the log.
+
+        A new connection begins at :attr:`log_end`, which is the end of a record then. A blank holds
+        no message, may have come in half, and the master may have lost it in a crash.
+        """
+        self._stream = None
+        end = self._record_end_now()
+        if end and end < self.log_end:
+            self._cut(end)
+
+    def _begin(self, log_offset: int) -> RecordStream:
+        log_end = self.log_end
+        file_size = self._files.file_size
+        if self.is_empty:
+            if log_offset % file_size:
+                raise RecordStreamError(
+                    f"the master's log begins at {log_offset}, and no file of ours can",
+                    hint="mappedFileSizeCommitLog must be the same at master and slave",
+                )
+            if self._files.files and log_offset:
+                self._files.truncate(-1)  # an empty file is in the way
+            log_end = self._scan.position = log_offset
+        return RecordStream(log_end, file_size, record_size_max=self._record_size_max)
+
+    def _write(self, log_offset: int, content: bytes | memoryview) -> None:
+        file = self._files.last
+        if file.wrote == file.size:
+            store_timestamp = file.last_store_timestamp
+            file = self._files.roll(log_offset)
+            file.last_store_timestamp = store_timestamp
+        position = file.wrote
+        assert file.start_offset + position == log_offset
+        end = position + len(content)
+        if end > file.prepared:
+            file.prepare(end)
+        file.buffer[position:end] = content
+        file.wrote = end
+
+    # ---- views -----------------------------------------------------------------------------------
+
+    def flushed(self) -> None:
+        """More of the log is on disk."""
+        if self._views_wait and self._scan.position < self._files.flushed_where:
+            self._dispatch_soon()
+
+    def finish(self) -> None:
+        """Make the views of everything that may have any, before the store closes."""
+        while self._step():
+            pass
+
+    def _dispatch_soon(self) -> None:
+        if not self._posted:
+            self._posted = True
+            self._post(self._dispatch_some)
+
+    def _dispatch_some(self) -> None:
+        self._posted = False
+        fresh_size, self._fresh_size = self._fresh_size, 0
+        backlog = self.log_end - self._scan.position
+        if backlog >= BACKLOG_MAX:
+            if self._index is not None:
+                self._index.mark_behind(self._scan.position)
+        elif fresh_size >= DENSE_BYTES:
+            self._dispatch_soon()
+            return
+        try:
+            has_more = self._step()
+        except StoreError:
+            logger.exception("views stay behind at %s until more comes in", self._scan.position)
+            return
+        if has_more:
+            self._dispatch_soon()
+        elif self._index is not None and self._index.behind_from is not None:
+            self._catch_up_index()
+
+    def _step(self) -> bool:
+        """Make the views of some records; whether there are more."""
+        scan = self._scan
+        scan.position = max(scan.position, self._files.min_offset)  # files may have expired
+        limit = self._files.flushed_where if self._views_wait else self.log_end
+        if scan.position >= limit:
+            return False
+        columns = scan.next(limit)
+        if columns is not None:
+            self._replay.add(columns)
+            store_timestamp = int(columns.store_timestamp[-1])
+            file = self._files.find(int(columns.log_offset[-1]))
+            if file is not None:
+                file.last_store_timestamp = store_timestamp
+            self._dispatch.resume(scan.position, store_timestamp)
+            self._tell_grown()
+        if scan.fault is not None:
+            self._cut_damage(scan)
+            return False
+        return scan.position < limit
+
+    def _tell_grown(self) -> None:
+        grown, self._replay.grown = self._replay.grown, set()
+        if grown and self.on_grown is not None:
+            self.on_grown(grown)
+
+    def _cut_damage(self, scan: LogScan) -> None:
+        """A record whose parts do not fit came from the master: it must not stay."""
+        assert scan.fault is not None
+        problem = f"what the master sent for {scan.position} is no record: {scan.fault.value}"
+        logger.error("%s", problem)
+        self._cut(scan.position)
+        if self.on_damage is not None:
+            self.on_damage(problem)
+
+    # ---- comparing and giving up -----------------------------------------------------------------
+
+    def tail(self) -> Tail | None:
+        """The end of the last record, with a checksum to compare; None if there is no record."""
+        end = self._record_end_now()
+        file = self._files.find(end - 1) if end else None
+        if file is None:
+            return None
+        size = min(TAIL_SIZE, end - file.start_offset)
+        crc = log_checksum(self._files, end, size)
+        return None if crc is None else Tail(end, size, crc)
+
+    def checksum(self, log_offset: int, size: int) -> int | None:
+        """CRC-32 of the bytes before an offset, None where there are none."""
+        return log_checksum(self._files, log_offset, size)
+
+    def truncate(self, log_offset: int) -> None:
+        """End the log at the last record that lies before ``log_offset``, and forget the rest."""
+        if log_offset < self.log_end:
+            boundary = self._record_end(log_offset)
+            logger.warning("the log is cut from %s to %s", self.log_end, boundary)
+            self._cut(boundary)
+
+    def _record_end_now(self) -> int:
+        """End of the last record of the log."""
+        if self._last_record_end is None:
+            self._last_record_end = self._record_end(self.log_end, self._last_record_offset)
+        return self._last_record_end
+
+    def _record_end(self, log_offset: int, start: int | None = None) -> int:
+        """End of the last whole record before an offset; 0 without any.
+
+        ``start``: where a record begins not far before it.
+        """
+        end = 0
+        if self.is_empty:
+            return end
+        if start is None:
+            start = max(log_offset - 1, self._files.min_offset)
+            start -= start % self._files.file_size
+        while not end and start >= self._files.min_offset:
+            scan = LogScan(self._files, start, slice_size=_DISPATCH_BYTES)
+            while (columns := scan.next(log_offset)) is not None:
+                end = int(columns.log_offset[-1] + columns.total_size[-1])
+            start -= self._files.file_size
+        return end
+
+    def _cut(self, log_end: int) -> None:
+        self._queues.truncate(log_end)
+        index = self._index
+        if index is not None and index.file_count and index.end_offset >= log_end:
+            index.recover(log_end, self._store_time_of)
+        self._files.truncate(max(log_end, self._files.min_offset))
+        self._stream = self._last_record_offset = None
+        # Behind the last record of a file there is always a blank.
+        self._last_record_end = self.log_end if self.log_end % self._files.file_size else None
+        position = min(self._scan.position, self.log_end)
+        self._scan = LogScan(self._files, position, slice_size=_DISPATCH_BYTES)
+        self._dispatch.resume(
+            min(self._dispatch.dispatched_until, self.log_end), self._dispatch.dispatched_timestamp
+        )
+        self._flush_views_soon()
+
+    def _store_time_of(self, log_offset: int) -> int | None:
+        scan = LogScan(self._files, log_offset, slice_size=TAIL_SIZE)
+        columns = scan.next()
+        if columns is None or columns.log_offset[0] != log_offset:
+            return None
+        return int(columns.store_timestamp[0])

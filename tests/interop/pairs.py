@@ -1,0 +1,139 @@
+"""A master and a slave, of ours or of Apache's in any combination, below a name server of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+from skylark.broker.slave import questions
+from skylark.client.calls import checked, open_caller
+from skylark.core.errors import SkylarkError
+from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from tests.interop.java import HOST, ApacheBroker
+from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
+from tests.interop.process import poll_until
+
+FILE_SIZE: Final = 256 << 10
+#: Apache's slave takes up to 5 s until its first report, and 5 s more after a failure.
+CAUGHT_UP_S: Final = 60.0
+#: Apache's slave copies tables 10 s after its start, and then every minute.
+COPIED_S: Final = 90.0
+
+SETTINGS: Final = {
+    "mappedFileSizeCommitLog": FILE_SIZE,
+    "brokerIP1": HOST,
+    "brokerIP2": HOST,
+    "slaveReadEnable": "true",
+    "inSyncReplicas": 2,
+}
+OUR_SETTINGS: Final = {"haSyncFromStart": "true", "slaveSyncInterval": 500}
+
+Broker: TypeAlias = SkylarkBroker | ApacheBroker
+T = TypeVar("T")
+
+
+class Pair:
+    """Two brokers of one name; the master waits for its slave (SYNC_MASTER)."""
+
+    def __init__(
+        self, namesrv: SkylarkNamesrv, folder: Path, *, our_master: bool, our_slave: bool
+    ) -> None:
+        self.namesrv = namesrv
+        self.master = self._broker(folder / "master", our_master, "SYNC_MASTER", 0)
+        self.slave = self._broker(folder / "slave", our_slave, "SLAVE", 1)
+
+    def _broker(self, folder: Path, ours: bool, role: str, broker_id: int) -> Broker:
+        settings = {**SETTINGS, "brokerRole": role, "brokerId": broker_id}
+        address = self.namesrv.address
+        if ours:
+            return SkylarkBroker(address, {**settings, **OUR_SETTINGS}, folder=folder)
+        return ApacheBroker(address, settings, folder=folder, heap_mb=384)
+
+    def ask(self, broker: Broker, question: Callable[[questions.Ask], Awaitable[T]]) -> T:
+        """The answer of a broker to one of the questions that slaves have."""
+
+        async def run() -> T:
+            async with open_caller() as caller:
+                return await question(lambda request: caller.call(broker.address, request, 10.0))
+
+        return asyncio.run(run())
+
+    def common_end(self) -> int:
+        """Where both logs end, as soon as the slave has acknowledged all that the master has."""
+
+        async def look(ask: questions.Ask) -> HARuntimeInfo:
+            answer = await ask(Command(code=RequestCode.GET_BROKER_HA_STATUS))
+            return decode_body(HARuntimeInfo, checked(answer, self.master.address).body or b"{}")
+
+        ends: list[int] = []
+
+        def caught_up() -> bool:
+            status = self.ask(self.master, look)
+            ends[:] = [status.master_commit_log_max_offset]
+            return ends == [each.slave_ack_offset for each in status.ha_connection_info]
+
+        poll_until(caught_up, timeout_s=CAUGHT_UP_S, what="a slave that has everything")
+        return ends[0]
+
+    def tables(self, broker: Broker, topic: str, group: str) -> dict[str, Any]:
+        """What a broker knows of a topic and a group, as far as slaves copy it."""
+
+        async def look(ask: questions.Ask) -> dict[str, Any]:
+            topics, groups = await questions.topics(ask), await questions.groups(ask)
+            offsets = await questions.offsets(ask)
+            return {
+                "topic": topics.table.get(topic),
+                "group": groups.table.get(group),
+                "offsets": offsets.offset_table.get(f"{topic}@{group}"),
+            }
+
+        return self.ask(broker, look)
+
+    def wait_copied(self, topic: str, group: str, ends: dict[int, int]) -> None:
+        """Wait until the slave knows topic and group, and that all of it was consumed."""
+
+        def copied() -> bool:
+            with suppress(SkylarkError):  # while it starts
+                master, slave = (
+                    self.tables(broker, topic, group) for broker in (self.master, self.slave)
+                )
+                return master == slave and master["offsets"] == ends
+            return False
+
+        poll_until(copied, timeout_s=COPIED_S, what=f"the offsets {ends} at the slave")
+
+
+@contextmanager
+def running_pair(folder: Path, *, our_master: bool, our_slave: bool) -> Iterator[Pair]:
+    """Both brokers, running and connected."""
+    with SkylarkNamesrv(folder=folder / "namesrv") as namesrv:
+        pair = Pair(namesrv, folder, our_master=our_master, our_slave=our_slave)
+        with pair.master, pair.slave:
+            yield pair
+
+
+def restart(broker: Broker) -> None:
+    """Stop ours in order; kill Apache's, for which an orderly end takes 15 s."""
+    if isinstance(broker, ApacheBroker):
+        broker.kill()
+    else:
+        assert broker.stop() == 0
+    broker.start()
+
+
+def log_bytes(broker: Broker, end: int) -> bytes:
+    """The log from its beginning to an offset; the files say where they belong."""
+    content = bytearray(end)
+    files = sorted((broker.store / "commitlog").iterdir())
+    assert [int(file.name) for file in files] == [n * FILE_SIZE for n in range(len(files))]
+    for file in files:
+        start = int(file.name)
+        content[start : start + FILE_SIZE] = file.read_bytes()[: max(0, end - start)]
+    assert len(content) == end
+    return bytes(content)

@@ -1,0 +1,102 @@
+"""``skylark cluster``, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from skylark.admin.errors import ServerFailure
+from skylark.admin.replication import ReplicaState, ReplicationReport, SlaveLink
+from skylark.cli import cluster as cluster_command
+from skylark.cli.main import cli
+from tests.up import cluster
+
+MASTER = ReplicaState(
+    cluster="c",
+    broker="broker-a",
+    id=0,
+    role="MASTER",
+    address="10.0.0.1:10911",
+    version="V5_5_0",
+    in_tps=1.5,
+    out_tps=2.5,
+    log_end=1000,
+    lag_bytes=100,
+    slaves=1,
+    in_sync=1,
+    links=(SlaveLink(address="10.0.0.2:40000", lag_bytes=100, in_sync=True, bytes_per_second=7),),
+)
+SLAVE = ReplicaState(
+    cluster="c",
+    broker="broker-a",
+    id=1,
+    role="SLAVE",
+    address="10.0.0.2:10911",
+    log_end=900,
+    lag_bytes=100,
+    phase="DIVERGED",
+    diverged="this log ends at 900",
+)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ReplicationReport:
+    made = ReplicationReport(
+        brokers=(MASTER, SLAVE),
+        failures=(ServerFailure(server="broker-b", address="10.0.0.3:1", problem="is away"),),
+    )
+    monkeypatch.setattr(cluster_command, "_ask", lambda *_: made)
+    return made
+
+
+@pytest.mark.usefixtures("report")
+def test_a_slave_that_has_diverged_is_shown_with_the_choices() -> None:
+    result = invoke("cluster", "status")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:4] == ["CLUSTER", "BROKER", "ID", "ROLE"]
+    assert lines[2].endswith("DIVERGED  this log ends at 900")
+    assert "broker-a 1 has diverged. It may have the only copy" in result.stderr
+    assert "haTruncateAhead=true" in result.stderr
+    assert "broker-b at 10.0.0.3:1: is away" in result.stderr
+
+
+@pytest.mark.usefixtures("report")
+def test_json_has_the_slaves_of_each_master() -> None:
+    rows = json.loads(invoke("--output", "json", "cluster", "status").stdout)
+    assert rows[0]["links"] == [
+        {"address": "10.0.0.2:40000", "lag_bytes": 100, "in_sync": True, "bytes_per_second": 7}
+    ]
+    assert (rows[1]["diverged"], rows[1]["slaves"]) == ("this log ends at 900", None)
+    rows = json.loads(invoke("--output", "json", "cluster", "list").stdout)
+    assert rows[0] == {
+        "cluster": "c",
+        "broker": "broker-a",
+        "id": 0,
+        "role": "MASTER",
+        "address": "10.0.0.1:10911",
+        "version": "V5_5_0",
+        "in_tps": 1.5,
+        "out_tps": 2.5,
+    }
+
+
+def test_a_running_cluster_with_replicas(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--replicas", "1", "--sync") as namesrv:
+        rows = json.loads(invoke("--output", "json", "cluster", "status", "-n", namesrv).stdout)
+        assert [(row["id"], row["role"]) for row in rows] == [(0, "MASTER"), (1, "SLAVE")]
+        assert [row["version"] for row in rows] == ["V5_5_0", "V5_5_0"]
+        assert rows[1]["diverged"] is None
+        result = invoke("cluster", "list", "-n", namesrv, "--cluster", "other")
+        assert result.exit_code == 4
+
+
+def test_nobody_answers() -> None:
+    assert invoke("cluster", "list", "-n", "127.0.0.1:1").exit_code == 3

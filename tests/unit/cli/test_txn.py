@@ -1,0 +1,148 @@
+"""``skylark txn`` against a real cluster: tables, JSON, exit codes, the resolver as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from skylark import ClientOptions
+from skylark.client.blocking.portal import shared_portal
+from skylark.core.clock import LoopClock
+from skylark.spark.connection import Connection
+from skylark.spark.deciding import Deciding
+from skylark.spark.exactly_once import Prepared
+from skylark.spark.halves import Ended
+from skylark.spark.rows import RowPlan
+from skylark.spark.sink_options import SinkOptions
+from skylark.spark.txn_admin import repair
+from skylark.spark.writing import TaskId, sink_client, write_exactly_once
+from skylark.sync import Admin, read_arrow
+from tests.unit.cli.test_up import TIMEOUT_S, command, environment, run, up
+
+WAIT_S = 60.0
+
+
+class Sink:
+    """A sink with batches of ten rows in a topic T."""
+
+    def __init__(self, namesrv: str, name: str) -> None:
+        self._name = name
+        self._options = SinkOptions(
+            connection=Connection(name_server=namesrv),
+            topic="T",
+            delivery="exactly-once",
+            immunity_sec=1,
+        )
+        self.client = sink_client(self._options)
+
+    def write(self, batch: int) -> Prepared:
+        rows = pa.RecordBatch.from_pydict({"body": pa.array([b"%d" % n for n in range(10)])})
+        task = TaskId(sink=self._name, batch=batch, partition=0)
+        plan = RowPlan(columns=("body",))
+        return write_exactly_once([rows], self._options, plan, task)[1]
+
+    def commit(self, prepared: Prepared) -> Ended:
+        deciding = Deciding(self.client, 10.0)
+        shared_portal().call(deciding.commit(self._name, prepared.batch, [prepared]))
+        return deciding.ended
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    clock = LoopClock()
+    deadline = clock.monotonic() + WAIT_S
+    while not is_so():
+        assert clock.monotonic() < deadline, what
+        shared_portal().call(clock.sleep(0.1))
+
+
+def test_batches_are_listed_and_abandoned(tmp_path: Path) -> None:
+    with up(tmp_path, "--ephemeral", "--topic", "T:2") as running:
+        at = ("-n", running.namesrv)
+        nothing = run(tmp_path, "--output", "json", "txn", "list", *at)
+        assert (nothing.returncode, json.loads(nothing.stdout)) == (0, [])
+        sink = Sink(running.namesrv, "sink-a")
+        sink.commit(sink.write(0))
+        sink.write(1)
+        listed = json.loads(run(tmp_path, "--output", "json", "txn", "list", *at).stdout)
+        assert [(row["sink"], row["batch"], row["state"], row["rows"]) for row in listed] == [
+            ("sink-a", 1, "undecided", 10)
+        ]
+        everything = run(tmp_path, "txn", "list", "--all", *at).stdout.splitlines()
+        assert everything[0].split() == ["SINK", "BATCH", "STATE", "ATTEMPTS", "ROWS", "SINCE"]
+        assert [line.split()[:5] for line in everything[1:]] == [
+            ["sink-a", "0", "done", "1", "10"],
+            ["sink-a", "1", "undecided", "1", "10"],
+        ]
+        unknown = run(tmp_path, "txn", "abandon", "sink-b", "--yes", *at)
+        assert (unknown.returncode, unknown.stdout) == (4, "")
+        assert "no exactly-once sink sink-b" in unknown.stderr
+        done = run(tmp_path, "--output", "json", "txn", "abandon", "sink-a", "--yes", *at)
+        assert json.loads(done.stdout) == {"sink": "sink-a", "batch": 1, "state": "abandoned"}
+        states = json.loads(run(tmp_path, "--output", "json", "txn", "list", "--all", *at).stdout)
+        assert [row["state"] for row in states] == ["done", "abandoned"]
+
+
+def test_rows_that_brokers_gave_up_are_brought_back(tmp_path: Path) -> None:
+    """A batch that is decided when nobody asks about it any more."""
+    settings = ("transactionCheckInterval=200", "transactionTimeOut=1000", "transactionCheckMax=2")
+    impatient = [part for setting in settings for part in ("--set", setting)]
+    with up(tmp_path, "--ephemeral", "--topic", "T:2", *impatient) as running:
+        options = ClientOptions(namesrv=running.namesrv)
+        sink = Sink(running.namesrv, "late")
+
+        def report(*arguments: str) -> dict[str, int]:
+            done = run(
+                tmp_path, "--output", "json", "txn", "repair", *arguments, "-n", running.namesrv
+            )
+            assert done.returncode == 0, done.stderr
+            found: dict[str, int] = json.loads(done.stdout)
+            return {name: count for name, count in found.items() if count}
+
+        def rows() -> int:
+            return sum(part.num_rows for part in read_arrow("T", options))
+
+        prepared = sink.write(0)
+        given_up = partial(repair, sink.client, dry_run=True)
+        until(lambda: shared_portal().call(given_up()).undecided == 10, "nothing was given up")
+        assert report() == {"undecided": 10}
+        assert sink.commit(prepared).handed_over == 10
+        assert report("--dry-run") == {"resumed": 10}
+        assert rows() == 0
+        assert report() == {"resumed": 10}
+        until(lambda: rows() >= 10, "rows are missing")
+        assert report() == {"committed_before": 10}
+        assert rows() == 10
+
+
+def test_the_resolver_is_a_process_that_ends_in_order(tmp_path: Path) -> None:
+    with up(tmp_path, "--ephemeral") as running:
+        process = subprocess.Popen(
+            command("txn", "resolver", "-n", running.namesrv),
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready resolver=SPARK_TXN\n"
+            with Admin(ClientOptions(namesrv=running.namesrv)) as admin:
+                members = admin.groups.producers("SPARK_TXN").members
+                assert len(members) == 2  # this one, and that of `skylark up`
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, errors
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    for arguments in (("list",), ("abandon", "x", "--yes"), ("repair",)):
+        done = run(tmp_path, "txn", *arguments, "-n", "127.0.0.1:1")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert len(done.stderr.splitlines()) == 1
