@@ -127,7 +127,7 @@ class BrokerProcess:
         self._lines_seen = 0
         arguments = [sys.executable, "-m", "skylark", "up", "--data", str(folder / "data")]
         arguments += ["--namesrv-port", "0", "--broker-port", "0"]
-        arguments += [part for pair in (*SETTINGS, *settings) for part in ("--set", pair)]
+        arguments += [part for pair in settings for part in ("--set", pair)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
@@ -135,7 +135,10 @@ class BrokerProcess:
         if not ready.startswith("ready "):
             self._process.wait()
             raise BenchError(f"the broker did not start: {self._log.read_text()[-500:]}")
-        host, _, port = ready.split("broker-a=")[1].strip().rpartition(":")
+        self.namesrv, _, broker = (
+            ready.removeprefix("ready namesrv=").strip().partition(" broker-a=")
+        )
+        host, _, port = broker.rpartition(":")
         self.address = (host, int(port))
 
     def memory(self) -> tuple[float, float]:
@@ -408,7 +411,7 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     stdout.write(f"{facts['cpu']}, {facts['cores']} cores, {facts['python']}\n")
     all_met = True
     with (
-        broker_process(options.set) as broker,
+        broker_process((*SETTINGS, *options.set)) as broker,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
         for shape in chosen:

@@ -96,7 +96,11 @@ FILES_ALSO_AT_TOP = {
     # Its whole point is numpy; nothing else in wire imports it at the top.
     "skylark/wire/scan.py": _set("numpy"),
 }
-FILES_ALSO_LAZILY = {"skylark/client/arrow.py": _set("pyarrow")}
+FILES_ALSO_LAZILY = {
+    "skylark/client/arrow.py": _set("pyarrow"),
+    "skylark/client/blocking/arrow.py": _set("pyarrow"),
+    "skylark/client/telemetry.py": _set("opentelemetry"),
+}
 DYNAMIC_IMPORT_FILES = _set("skylark/cli/main.py")
 
 # Single files that may do less: they run where Spark is not installed.

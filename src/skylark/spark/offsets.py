@@ -1,0 +1,99 @@
+"""Stream offsets: what Spark writes into the checkpoint, and hands back after a restart.
+
+::
+
+    {"v": 1, "q": {"<topic>": {"<broker>": {"<queue id>": <next offset>}}}}
+
+Spark compares offsets as text: keys stand in a fixed order (queue ids by number) and there is
+nothing else in it that could change without new messages. Two marks serve the first batch:
+
+``"fresh": true``
+    in the initial offset only: resolved just now and written down nowhere
+``"s": {...}``
+    in the end of the first batch only: where that batch begins. Spark does not record the start of
+    batch 0 and asks for it again after a crash; resolving ``latest`` anew would lose messages.
+
+Queues are never dropped because their broker is away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+from skylark.wire.bodies.common import MessageQueue
+
+VERSION: Final = 1
+
+
+class StreamOffset(msgspec.Struct, frozen=True):
+    """The next offset of each queue."""
+
+    queues: Mapping[MessageQueue, int]
+    first_start: Mapping[MessageQueue, int] | None = None
+    fresh: bool = False
+
+    @property
+    def topics(self) -> set[str]:
+        return {queue.topic for queue in self.queues}
+
+
+def encode_offset(offset: StreamOffset) -> dict[str, Any]:
+    """As Spark wants it: nested dictionaries of text and numbers."""
+    found: dict[str, Any] = {"v": VERSION, "q": _tree(offset.queues)}
+    if offset.first_start is not None:
+        found["s"] = _tree(offset.first_start)
+    if offset.fresh:
+        found["fresh"] = True
+    return found
+
+
+def decode_offset(given: Any) -> StreamOffset:
+    """What :func:`encode_offset` made, after a way through JSON; raises ConfigError."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("v"), int):
+        raise _unreadable(given)
+    if given["v"] > VERSION:
+        raise ConfigError(
+            f"the checkpoint has offsets of version {given['v']}, this source knows {VERSION}",
+            hint="install the version of skylark-mq that wrote it, or a newer one",
+        )
+    return StreamOffset(
+        queues=_flat(given.get("q"), given),
+        first_start=_flat(given["s"], given) if "s" in given else None,
+        fresh=given.get("fresh") is True,
+    )
+
+
+def _tree(queues: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    tree: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(queues):
+        brokers = tree.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = queues[queue]
+    return tree
+
+
+def _flat(tree: Any, given: Any) -> dict[MessageQueue, int]:
+    try:
+        checked = msgspec.convert(tree, dict[str, dict[str, dict[str, int]]])
+    except msgspec.ValidationError:
+        raise _unreadable(given) from None
+    found = {}
+    for topic, brokers in checked.items():
+        for broker, offsets in brokers.items():
+            for queue_id, offset in offsets.items():
+                if not re.fullmatch(r"\d{1,9}", queue_id) or offset < 0:
+                    raise _unreadable(given)
+                queue = MessageQueue(topic=topic, broker_name=broker, queue_id=int(queue_id))
+                found[queue] = offset
+    return found
+
+
+def _unreadable(given: Any) -> ConfigError:
+    return ConfigError(
+        f"the checkpoint holds an offset that is none of this source: {str(given)[:200]}",
+        hint="use a new checkpoint location for a new source",
+    )

@@ -1,0 +1,171 @@
+"""Options of a data source: known by name, checked before anything else happens.
+
+Spark hands a source its options as text, keys in lower case. A table of :class:`Option` says what
+each means; :func:`read_options` makes values of them and leaves nothing unsaid: an unknown option
+is an error that names the nearest known one, a wrong value one that says what is right, and two
+names of one option must not contradict each other. Keys that Spark adds itself are passed over.
+
+Values of secrets never stand in an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+
+T = TypeVar("T")
+
+#: What Spark adds: of paths, queries and SQL tables.
+SPARK_KEYS: Final = frozenset({"path", "checkpointlocation", "queryname", "provider", "owner"})
+SPARK_PREFIX: Final = "option."
+
+_DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]*)", re.IGNORECASE)
+_DURATION_UNITS: Final = {
+    "": 1,
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_SIZE: Final = re.compile(r"(\d{1,15})\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
+_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One option; ``parse`` raises ValueError with what would be right."""
+
+    name: str
+    parse: Callable[[str], Any]
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+
+
+def read_options(given: Mapping[str, str], table: Iterable[Option]) -> dict[str, Any]:
+    """The values that were given, by name; raises ConfigError."""
+    by_key = {key.lower(): option for option in table for key in (option.name, *option.aliases)}
+    found: dict[str, tuple[str, str]] = {}  # name -> the key that was used, its text
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        key = key.lower()
+        if key in SPARK_KEYS or key.startswith(SPARK_PREFIX):
+            continue
+        option = by_key.get(key)
+        if option is None:
+            raise _unknown(key, table)
+        other_key, other_text = found.setdefault(option.name, (key, text))
+        if other_text != text:
+            raise ConfigError(
+                f"options {other_key} and {key} mean the same and differ", hint="leave one out"
+            )
+        values[option.name] = _value(option, key, text)
+    return values
+
+
+def _value(option: Option, key: str, text: str) -> Any:
+    shown = "***" if option.secret else repr(text[:200])
+    try:
+        return option.parse(text.strip())
+    except ValueError as error:
+        name = option.name if key == option.name.lower() else key
+        raise ConfigError(f"option {name}={shown} is not valid", hint=str(error)) from None
+
+
+def _unknown(key: str, table: Iterable[Option]) -> ConfigError:
+    names = {each.lower(): each for option in table for each in (option.name, *option.aliases)}
+    near = difflib.get_close_matches(key, names, n=2, cutoff=0.6)
+    meant = " or ".join(names[each] for each in near)
+    return ConfigError(
+        f"option {key} is unknown",
+        hint=f"did you mean {meant}?" if near else f"known are {', '.join(names.values())}",
+    )
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def boolean(text: str) -> bool:
+    """``true`` or ``false``."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return text.lower() == "true"
+
+
+def text_of(what: str) -> Callable[[str], str]:
+    """Text that is not empty."""
+
+    def parse(text: str) -> str:
+        if not text:
+            raise ValueError(f"it must be {what}")
+        return text
+
+    return parse
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """One of some names, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(f"it must be {' or '.join(names)}")
+        return text.lower()
+
+    return parse
+
+
+def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
+    """A whole number within bounds."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,19}", text) or not least <= int(text) <= most:
+            raise ValueError(f"it must be a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A list with commas, each name once."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts) or len(set(parts)) != len(parts):
+        raise ValueError("it must be names with commas between them, each once")
+    return parts
+
+
+def duration_ms(text: str) -> int:
+    """``500``, ``500ms``, ``30s``, ``15m``, ``15 minutes``, ``2h``, ``1d``, in milliseconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None or found[2].lower() not in _DURATION_UNITS:
+        raise ValueError("it must be a duration such as 500ms, 30s, 15m, 2h or 1d")
+    return int(found[1]) * _DURATION_UNITS[found[2].lower()]
+
+
+def byte_count(text: str) -> int:
+    """``65536``, ``64k``, ``4m``, ``1g``."""
+    found = _SIZE.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ValueError("it must be a size such as 65536, 64k, 4m or 1g")
+    return int(found[1]) * _SIZE_UNITS[(found[2] or "").lower()]
+
+
+def moment_ms(text: str) -> int:
+    """Milliseconds since 1970, or ISO-8601 (UTC unless it says otherwise)."""
+    if re.fullmatch(r"\d{1,15}", text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            "it must be milliseconds since 1970 or a time such as 2026-11-01T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    micros = round(moment.timestamp() * 1_000_000)
+    return -(-micros // 1000)  # rounded up: what was stored in the millisecond before is older

@@ -1,0 +1,136 @@
+"""Where reading begins and ends, as the options say it.
+
+=============================================  ===================================================
+``earliest``, ``latest``, ``group``            the first message, the next one, the group's offset
+``-10m``, ``-2h``, ``-1d``                     a time, counted back from the start of the query
+``startingTimestamp``                          a time
+``{"T": {"broker-a": {"0": 23, "1": -1}}}``    offsets; -2 earliest, -1 latest, -3 group
+=============================================  ===================================================
+
+Times mean the first message that was stored then or later, and for an end all before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from skylark.spark.option_table import duration_ms
+from skylark.wire.bodies.common import MessageQueue
+
+_RELATIVE: Final = re.compile(r"-\s*(\d+\s*[a-z]+)", re.IGNORECASE)
+_QUEUES: Final = re.compile(r"([^:,\s]+):(\d{1,6})(?:-(\d{1,6}))?")
+
+
+class Named(Enum):
+    """Positions that every queue has; the numbers stand for them in JSON."""
+
+    LATEST = -1
+    EARLIEST = -2
+    GROUP = -3
+
+
+class Ago(msgspec.Struct, frozen=True):
+    """So long before the start of the query."""
+
+    duration_ms: int
+
+
+class At(msgspec.Struct, frozen=True):
+    """A time."""
+
+    time_ms: int
+
+
+class Offsets(msgspec.Struct, frozen=True):
+    """Offsets of some queues, or names in place of them."""
+
+    by_queue: Mapping[MessageQueue, int | Named]
+
+
+Position = Named | Ago | At | Offsets
+
+_SYNTAX: Final = '{"topic": {"broker": {"0": 23, "1": -1}}}'
+
+
+def starting_position(text: str) -> Position:
+    """What ``startingOffsets`` says."""
+    if text.upper() in Named.__members__:
+        return Named[text.upper()]
+    if (found := _RELATIVE.fullmatch(text)) is not None:
+        return Ago(duration_ms(found[1]))
+    if text.startswith("{"):
+        return Offsets(_offsets(text, least=-3))
+    raise ValueError(f"it must be earliest, latest, group, a time ago such as -10m, or {_SYNTAX}")
+
+
+def ending_position(text: str) -> Position:
+    """What ``endingOffsets`` says."""
+    if text.lower() == "latest":
+        return Named.LATEST
+    if text.startswith("{"):
+        return Offsets(_offsets(text, least=-1))
+    raise ValueError(f"it must be latest or {_SYNTAX}")
+
+
+def _offsets(text: str, *, least: int) -> dict[MessageQueue, int | Named]:
+    wrong = f"it must be JSON like {_SYNTAX}, with offsets from {least}"
+    found: dict[MessageQueue, int | Named] = {}
+    for queue, value in _walk(text, wrong):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(wrong)
+        found[queue] = value if value >= 0 else Named(value)
+    return found
+
+
+def _walk(text: str, wrong: str) -> list[tuple[MessageQueue, Any]]:
+    try:
+        tree = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, Any]]])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise ValueError(wrong) from None
+    found = []
+    for topic, brokers in tree.items():
+        for broker, queues in brokers.items():
+            for queue_id, value in queues.items():
+                if not re.fullmatch(r"\d{1,6}", queue_id):
+                    raise ValueError(wrong)
+                found.append((_queue(topic, broker, int(queue_id)), value))
+    return found
+
+
+def _queue(topic: str, broker: str, queue_id: int) -> MessageQueue:
+    return MessageQueue(topic=topic, broker_name=broker, queue_id=queue_id)
+
+
+def assigned_queues(text: str) -> frozenset[MessageQueue]:
+    """What ``assign`` says, as in Kafka: ``{"topic": {"broker-a": [0, 1]}}``."""
+    wrong = 'it must be JSON like {"topic": {"broker-a": [0, 1]}}'
+    try:
+        tree = msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise ValueError(wrong) from None
+    found = {
+        _queue(topic, broker, queue_id)
+        for topic, brokers in tree.items()
+        for broker, queue_ids in brokers.items()
+        for queue_id in queue_ids
+    }
+    if not found or min(queue.queue_id for queue in found) < 0:
+        raise ValueError(wrong)
+    return frozenset(found)
+
+
+def chosen_queues(text: str) -> frozenset[tuple[str, int]]:
+    """What ``queues`` says: ``broker-a:0-3,broker-b:1``."""
+    found: set[tuple[str, int]] = set()
+    for part in text.split(","):
+        match = _QUEUES.fullmatch(part.strip())
+        first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
+        if match is None or first > last:
+            raise ValueError("it must be queues like broker-a:0-3,broker-b:1")
+        found.update((match[1], queue_id) for queue_id in range(first, last + 1))
+    return frozenset(found)

@@ -1,0 +1,501 @@
+"""The sink against a real broker, without Spark: its objects pickled, its methods called in order.
+
+Crashes are made by not calling what a dead process would not have called, and by failures in the
+middle of the commits; the drivers that follow know nothing but what the cluster tells them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from skylark import ClientOptions
+from skylark.admin.errors import NotFoundError
+from skylark.client.blocking.portal import shared_portal
+from skylark.client.queue_choice import shard_index
+from skylark.core.clock import LoopClock
+from skylark.core.errors import ConfigError, NoNameServerError
+from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
+from skylark.spark.decisions import Fate, identity_prefix
+from skylark.spark.exactly_once import AbandonedError
+from skylark.spark.halves import Ended, Ends, Place
+from skylark.spark.resolver import Judge, Resolver
+from skylark.spark.rows import BadRowError
+from skylark.spark.sink import SinkMessage, SinkWriter, batch_writer, stream_writer
+from skylark.spark.sink_client import NotIdempotentError, SinkClient
+from skylark.spark.sink_options import read_sink_options
+from skylark.spark.txn_admin import abandon, list_batches
+from skylark.spark.txn_log import TxnLog
+from skylark.spark.writing import TaskId, sink_client
+from skylark.sync import Admin, read_arrow
+from skylark.wire.bodies.common import MessageQueue
+from tests.up import cluster
+
+WAIT_S = 60.0
+PROPERTIES = pa.map_(pa.string(), pa.string())
+BODY: dict[str, DataType] = {"body": BinaryType()}
+QUICK_CHECKS = (
+    "--set", "transactionCheckInterval=500",
+    "--set", "transactionTimeOut=1000",
+    "--set", "transactionCheckMax=1000",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name server of a cluster that asks about half messages soon and often."""
+    with cluster(tmp_path_factory.mktemp("cluster"), *QUICK_CHECKS) as namesrv:
+        yield namesrv
+
+
+@pytest.fixture(scope="module")
+def resolver(site: str) -> Iterator[Resolver]:
+    portal = shared_portal()
+    found = Resolver(ClientOptions(namesrv=site))
+    portal.call(found.start())
+    yield found
+    portal.call(found.stop())
+
+
+@pytest.fixture
+def make_topic(site: str) -> Callable[[str], str]:
+    def make(name: str, queue_count: int = 4) -> str:
+        with Admin(ClientOptions(namesrv=site)) as admin:
+            admin.topics.create(name, queue_count=queue_count)
+        return name
+
+    return make
+
+
+# ---- helpers -------------------------------------------------------------------------------------
+
+
+def schema(types: Mapping[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def writer(site: str, types: Mapping[str, DataType] | None = None, **options: str) -> Any:
+    """A batch writer as a task has it."""
+    given = {"nameserver": site, **{name.lower(): value for name, value in options.items()}}
+    made = batch_writer(given, schema(types or BODY), False)
+    return pickle.loads(pickle.dumps(made))
+
+
+def stream(site: str, **options: str) -> SinkWriter:
+    given = {"nameserver": site, **{name.lower(): value for name, value in options.items()}}
+    made = stream_writer(given, schema(BODY), False)
+    assert isinstance(made, SinkWriter)
+    return made
+
+
+def bodies(values: Sequence[bytes | None]) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["body"])])
+
+
+def read(site: str, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in read_arrow(topic, ClientOptions(namesrv=site)):
+        found.extend(part.to_pylist())
+    return found
+
+
+def count(site: str, topic: str) -> Counter[bytes]:
+    return Counter(row["body"] for row in read(site, topic))
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    clock = LoopClock()
+    deadline = clock.monotonic() + WAIT_S
+    while not is_so():
+        assert clock.monotonic() < deadline, what
+        shared_portal().call(clock.sleep(0.1))
+
+
+def half_queue_is_empty(site: str) -> bool:
+    """Whether nothing is left undecided in the half queue."""
+    client = client_of(site)
+    ((broker, address),) = shared_portal().call(client.session.masters()).items()
+    queue = MessageQueue(topic=HALF_TOPIC, broker_name=broker, queue_id=0)
+    calls = client.link.calls
+    reached = shared_portal().call(calls.query_offset(address, TRANSACTION_GROUP, queue))
+    return reached == shared_portal().call(calls.max_offset(address, queue))
+
+
+def client_of(site: str) -> SinkClient:
+    return sink_client(read_sink_options({"nameserver": site, "topic": "T"}, {}))
+
+
+class Query:
+    """A streaming query as far as the sink sees it: two tasks per batch, rows by number."""
+
+    def __init__(self, site: str, topic: str, sink: str, **options: str) -> None:
+        self._site = site
+        self._options = {"topic": topic, "delivery": "exactly-once", "txnImmunitySec": "2"}
+        self._options |= options
+        self.sink = sink
+
+    def rows(self, batch: int, partition: int) -> list[bytes]:
+        return [f"{self.sink}/{batch}/{partition}/{n}".encode() for n in range(20)]
+
+    def everything(self, batches: int) -> Counter[bytes]:
+        return Counter(row for b in range(batches) for p in range(2) for row in self.rows(b, p))
+
+    def write(self, batch: int) -> list[WriterCommitMessage | None]:
+        """The tasks of a batch; their messages as the driver gets them."""
+        tasks = pickle.loads(pickle.dumps(stream(self._site, **self._options)))
+        messages = [
+            tasks.write_task(
+                bodies(self.rows(batch, partition)),
+                TaskId(sink=self.sink, batch=batch, partition=partition),
+            )
+            for partition in range(2)
+        ]
+        return list(pickle.loads(pickle.dumps(messages)))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
+        stream(self._site, **self._options).decide(messages, batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        stream(self._site, **self._options).give_up(messages)
+
+    def run(self, batch: int) -> list[WriterCommitMessage | None]:
+        messages = self.write(batch)
+        self.commit(messages, batch)
+        return messages
+
+
+class CrashError(Exception):
+    """The driver dies here."""
+
+
+def crash_after(patch: pytest.MonkeyPatch, ends: int) -> None:
+    """Let the driver die after so many ends."""
+    real, done = Ends._end, [0]
+
+    async def end(self: Ends, place: Place, what: int) -> bool:
+        if done[0] >= ends:
+            raise CrashError
+        done[0] += 1
+        return await real(self, place, what)
+
+    patch.setattr(Ends, "_end", end)
+
+
+# ---- at least once -------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("spark.9.25")
+def test_rows_arrive_with_everything_and_in_order(
+    site: str, make_topic: Callable[[str], str]
+) -> None:
+    topic = make_topic("Everything")
+    total, keys = 20_000, [f"order-{n}" for n in range(37)]
+    types: dict[str, DataType] = {
+        "body": StringType(),
+        "keys": StringType(),
+        "tags": StringType(),
+        "properties": MapType(StringType(), StringType()),
+        "shardingKey": StringType(),
+    }
+    rows = [
+        {
+            "body": f"{n}",
+            "keys": f"key-{n}",
+            "tags": f"Tag{n % 3}",
+            "properties": [("n", f"{n}"), ("TRAN_MSG", "true")],
+            "shardingKey": keys[n % len(keys)] if n % 2 else None,
+        }
+        for n in range(total)
+    ]
+    table = pa.Table.from_pylist(
+        rows,
+        pa.schema(
+            [("body", pa.string()), ("keys", pa.string()), ("tags", pa.string()),
+             ("properties", PROPERTIES), ("shardingKey", pa.string())]
+        ),
+    )  # fmt: skip
+    message = writer(site, types, topic=topic).write(iter(table.to_batches(5_000)))
+    assert isinstance(message, SinkMessage)
+    assert (message.written.count, message.written.bad) == (total, 0)
+    assert sum(queue.count for queue in message.written.queues.values()) == total
+    found = read(site, topic)
+    assert sorted(int(row["body"]) for row in found) == list(range(total))
+    lanes: dict[str, list[int]] = {}
+    for row in found:
+        n, properties = int(row["body"]), dict(row["properties"])
+        assert (row["keys"], row["tags"], properties["n"]) == (f"key-{n}", f"Tag{n % 3}", f"{n}")
+        assert "TRAN_MSG" not in properties
+        if n % 2:
+            key = properties["__SHARDINGKEY"]
+            assert row["queueId"] == shard_index(key, 4)
+            lanes.setdefault(key, []).append(n)
+    for key, numbers in lanes.items():
+        assert numbers == sorted(numbers), key
+        assert len(numbers) == len({*numbers})
+    assert lanes.keys() == {*keys}
+
+
+@pytest.mark.spec("spark.9.27")
+def test_bad_rows(site: str, make_topic: Callable[[str], str]) -> None:
+    topic, other = make_topic("BadRows"), make_topic("BadRowLetters")
+    types: dict[str, DataType] = {
+        "body": BinaryType(), "properties": MapType(StringType(), StringType()),
+    }  # fmt: skip
+    rows: list[tuple[bytes | None, Any]] = [
+        (b"good", None),
+        (None, None),
+        (b"x" * (5 << 20), None),
+        (b"reserved", [("TRAN_MSG", "true")]),
+        (b"good too", [("a", "b")]),
+    ]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        columns = [
+            pa.array([body for body, _ in rows], pa.binary()),
+            pa.array([properties for _, properties in rows], PROPERTIES),
+        ]
+        return iter([pa.RecordBatch.from_arrays(columns, names=["body", "properties"])])
+
+    strict = {"topic": topic, "reservedProperties": "fail"}
+    with pytest.raises(BadRowError, match=r"row 1 of partition 0 .* body is null"):
+        writer(site, types, **strict).write(batches())
+    assert count(site, topic) == Counter()
+    skipped = writer(site, types, **strict, onBadRow="skip").write(batches())
+    assert (skipped.written.count, skipped.written.bad) == (2, 3)
+    assert count(site, topic) == Counter([b"good", b"good too"])
+    letters = writer(site, types, **strict, onBadRow="dlq", badRowTopic=other).write(batches())
+    assert (letters.written.count, letters.written.bad) == (2, 3)
+    found = sorted(read(site, other), key=lambda row: len(row["body"]))
+    assert [len(row["body"]) for row in found] == [4, 8, 64 * 1024]
+    reasons = [dict(row["properties"])["BAD_ROW_REASON"] for row in found]
+    assert [reason[:25] for reason in reasons] == [
+        "the body is null or empty",
+        "a property has a name of ",
+        "the body is over 4194304 ",
+    ]
+
+
+def test_a_missing_topic_and_a_missing_cluster_are_told(site: str) -> None:
+    with pytest.raises(NotFoundError, match="there is no topic Nowhere"):
+        writer(site, topic="Nowhere")
+    with pytest.raises(NoNameServerError, match="is the server up and the address right"):
+        writer("127.0.0.1:1", topic="T")
+
+
+@pytest.mark.spec("spark.9.24")
+def test_overwriting_is_refused() -> None:
+    for make in (batch_writer, stream_writer):
+        with pytest.raises(ConfigError, match="a topic cannot be overwritten"):
+            make({"nameserver": "127.0.0.1:1", "topic": "T"}, schema(BODY), True)
+
+
+def test_an_empty_partition_is_written_too(site: str, make_topic: Callable[[str], str]) -> None:
+    topic = make_topic("Empty")
+    message = writer(site, topic=topic).write(iter([]))
+    assert message.written.count == 0
+    once = writer(site, topic=topic, delivery="exactly-once")
+    once.commit([once.write(iter([]))])
+    assert count(site, topic) == Counter()
+
+
+# ---- exactly once --------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("spark.9.29")
+def test_every_row_once_wherever_the_driver_dies(
+    site: str, make_topic: Callable[[str], str], resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic("Crashes")
+    queries = {name: Query(site, topic, f"crash-{name}") for name in "abcd"}
+
+    queries["a"].run(0)
+    lost = queries["a"].write(1)  # the driver dies before it decides
+    assert [m.prepared.count for m in lost if isinstance(m, SinkMessage) and m.prepared] == [20, 20]
+    queries["a"].run(1)
+
+    for name, ends in (("b", 0), ("c", 17)):
+        messages = queries[name].write(0)
+        with monkeypatch.context() as patch:
+            crash_after(patch, ends)
+            with pytest.raises(CrashError):
+                queries[name].commit(messages, 0)
+        again = queries[name].write(0)  # Spark runs the batch again
+        assert all(isinstance(m, SinkMessage) and m.prepared and m.prepared.already for m in again)
+        queries[name].commit(again, 0)
+        queries[name].run(1)
+
+    queries["d"].run(0)
+    queries["d"].commit(queries["d"].write(0), 0)  # done, but Spark does not know
+    queries["d"].run(1)
+
+    wanted: Counter[bytes] = Counter()
+    for query in queries.values():
+        wanted += query.everything(2)
+    until(lambda: count(site, topic).total() >= wanted.total(), "rows are missing")
+    until(lambda: half_queue_is_empty(site), "half messages stay undecided")
+    assert count(site, topic) == wanted
+    # Attempts that query a lost; the resolver of the cluster itself has answered some.
+    assert resolver.answers[Fate.ROLLBACK] > 0
+
+
+@pytest.mark.spec("spark.9.30")
+def test_an_abort_after_a_failed_commit_undoes_nothing(
+    site: str, make_topic: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic("Aborted")
+    query = Query(site, topic, "aborted")
+    messages = query.write(0)
+    with monkeypatch.context() as patch:
+        crash_after(patch, 10)
+        with pytest.raises(CrashError):
+            query.commit(messages, 0)
+    query.abort(messages)
+    until(lambda: count(site, topic).total() >= 10, "the first ends did not count")
+    query.commit(query.write(0), 0)
+    until(lambda: count(site, topic).total() >= 40, "rows are missing")
+    assert count(site, topic) == query.everything(1)
+
+
+def test_an_abort_after_a_failed_task_rolls_back(
+    site: str, make_topic: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic("FailedTask")
+    query = Query(site, topic, "failed-task")
+    messages = query.write(0)
+    ended: list[Place] = []
+    real = Ends.roll_back
+
+    async def roll_back(self: Ends, places: Any) -> None:
+        ended.extend(places)
+        await real(self, ended)
+
+    monkeypatch.setattr(Ends, "roll_back", roll_back)
+    query.abort([messages[0], None])
+    assert len(ended) == 20
+    query.run(0)
+    until(lambda: count(site, topic).total() >= 40, "rows are missing")
+    assert count(site, topic) == query.everything(1)
+
+
+@pytest.mark.spec("spark.9.32")
+def test_a_commit_that_comes_too_late_is_left_to_the_resolver(
+    site: str, make_topic: Callable[[str], str], resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic("Late")
+    query = Query(site, topic, "late", txnImmunitySec="1")
+    before = resolver.answers[Fate.UNKNOWN]
+    messages = query.write(0)
+    until(lambda: resolver.answers[Fate.UNKNOWN] > before, "nobody asked")  # immunity is over
+    outcomes: list[Ended] = []
+    real = Ends.commit
+
+    async def commit(self: Ends, places: Sequence[Place], *, ordered: bool) -> Ended:
+        outcomes.append(await real(self, places, ordered=ordered))
+        return outcomes[-1]
+
+    monkeypatch.setattr(Ends, "commit", commit)
+    query.commit(messages, 0)
+    assert sum(outcome.handed_over for outcome in outcomes) > 0
+    until(lambda: count(site, topic).total() >= 40, "rows are missing")
+    until(lambda: half_queue_is_empty(site), "half messages stay undecided")
+    assert count(site, topic) == query.everything(1)
+
+
+@pytest.mark.spec("spark.9.33")
+def test_answers_about_losers_undecided_and_foreign_halves(
+    site: str, make_topic: Callable[[str], str]
+) -> None:
+    topic = make_topic("Answers")
+    query = Query(site, topic, "answers")
+    query.run(0)
+    loser, winner = query.write(1), query.write(1)
+    query.commit(winner, 1)
+    query.write(2)
+    client = client_of(site)
+    judge = Judge(TxnLog(client), client.clock)
+
+    def fate(text: str | None) -> Fate:
+        return shared_portal().call(judge.fate(text))
+
+    def half(message: WriterCommitMessage | None, seq: int) -> str:
+        assert isinstance(message, SinkMessage)
+        assert message.prepared is not None
+        prepared = message.prepared
+        return f"{identity_prefix(prepared.sink, prepared.batch, 0, prepared.attempt)}{seq}"
+
+    assert fate(half(winner[0], 3)) is Fate.COMMIT
+    assert fate(half(loser[0], 3)) is Fate.ROLLBACK
+    assert fate("answers:2:0:0123456789abcdef:0") is Fate.UNKNOWN
+    assert fate("answers:1:0:0123456789abcdef:0") is Fate.ROLLBACK
+    assert fate("nobody:0:0:0123456789abcdef:0") is Fate.UNKNOWN
+    assert fate(None) is Fate.UNKNOWN
+    assert fate("not an identity") is Fate.UNKNOWN
+    shared_portal().call(abandon(client, query.sink))  # lets the half queue drain
+
+
+def test_a_batch_write_with_an_id_happens_once(site: str, make_topic: Callable[[str], str]) -> None:
+    topic = make_topic("OneBatch")
+    for _ in range(2):
+        once = writer(site, topic=topic, delivery="exactly-once", txnId="daily-2026-11-15")
+        once.commit([once.write(bodies([b"1", b"2", b"3"]))])
+    until(lambda: count(site, topic).total() >= 3, "rows are missing")
+    assert count(site, topic) == Counter([b"1", b"2", b"3"])
+
+
+def test_an_abandoned_sink_can_neither_write_nor_commit(
+    site: str, make_topic: Callable[[str], str], resolver: Resolver
+) -> None:
+    topic = make_topic("Abandoned")
+    query = Query(site, topic, "abandoned", txnImmunitySec="1")
+    query.run(0)
+    messages = query.write(1)
+    client, portal = client_of(site), shared_portal()
+    states = {s.batch: s for s in portal.call(list_batches(client)) if s.sink == query.sink}
+    assert {batch: (s.state, s.attempts, s.rows) for batch, s in states.items()} == {
+        1: ("undecided", 2, 40)
+    }
+    assert portal.call(abandon(client, query.sink)).batch == 1
+    with pytest.raises(AbandonedError, match="new checkpoint"):
+        query.commit(messages, 1)
+    with pytest.raises(AbandonedError):
+        query.write(1)
+    with pytest.raises(NotFoundError):
+        portal.call(abandon(client, "never-seen"))
+    until(lambda: half_queue_is_empty(site), "half messages stay undecided")
+    assert count(site, topic) == query.everything(1)
+    assert resolver.answers[Fate.ROLLBACK] > 0
+
+
+def test_a_broker_that_commits_twice_is_refused(
+    site: str, make_topic: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic("Refused")
+    real = SinkClient.broker_settings
+
+    async def java(self: SinkClient, broker: str) -> dict[str, str]:
+        settings = dict(await real(self, broker))
+        del settings["transactionEndIdempotent"]
+        return settings
+
+    monkeypatch.setattr(SinkClient, "broker_settings", java)
+    with pytest.raises(NotIdempotentError, match=r"broker-a cannot do .* Skylark broker"):
+        writer(site, topic=topic, delivery="exactly-once")
+    verified = writer(site, topic=topic, delivery="exactly-once", txnVerify="true")
+    message = verified.write(bodies([b"1", b"2"]))
+    verified.commit([message])
+    until(lambda: count(site, topic).total() >= 2, "rows are missing")
+    assert count(site, topic) == Counter([b"1", b"2"])

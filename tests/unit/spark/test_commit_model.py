@@ -1,0 +1,413 @@
+"""The commit protocol under a seeded scheduler: every row once, whatever fails, whenever.
+
+A world of a log, half messages and drivers runs the real protocol (``skylark.spark.exactly_once``)
+and the real reading of the log (``skylark.spark.decisions``). Each request is a step of its own;
+which actor makes the next one, and what becomes of it, is drawn: done, lost before it arrives, done
+without an answer, or done much later. Drivers and their tasks die at any step, or are only believed
+dead and go on beside their successors. Halves that grow old are asked about; the answers travel
+like everything else. In the end the trouble stops, and every row must be there exactly once.
+
+Broken variants of broker and protocol show that the model would notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+
+from skylark.spark.decisions import (
+    Fate,
+    Identity,
+    LogRecord,
+    Manifest,
+    Ruling,
+    Standing,
+    fate_of,
+    standing_of,
+    walk_back,
+)
+from skylark.spark.exactly_once import (
+    Append,
+    CommitHalves,
+    Confirm,
+    Look,
+    Prepared,
+    RollBack,
+    Step,
+    Steps,
+    View,
+    abort,
+    commit,
+)
+
+T = TypeVar("T")
+
+SCHEDULES = 20_000
+SINK = "sink"
+BATCHES = 2
+PARTITIONS = 2
+ROWS = 2
+STEPS_MAX = 160  # of trouble; then it gets calm
+IMMUNITY = 40  # steps
+
+
+class LostError(Exception):
+    """No answer came."""
+
+
+class HandedOverError(Exception):
+    """Too late for the driver: only the answer to a question counts (604)."""
+
+
+class Half:
+    """A half message at the broker."""
+
+    __slots__ = ("born", "copies", "fate", "identity", "row")
+
+    def __init__(self, identity: Identity, row: tuple[int, int, int], born: int) -> None:
+        self.identity = identity
+        self.row = row
+        self.born = born
+        self.fate: Fate | None = None
+        self.copies = 0
+
+
+class World:
+    """Everything that survives the death of a driver."""
+
+    def __init__(self, seed: int, *, idempotent: bool = True, trouble: float = 0.12) -> None:
+        self.rng = random.Random(seed)
+        self.draw = self.rng.random
+        self.idempotent = idempotent
+        self.trouble = trouble
+        self.now = 0
+        self.log: list[LogRecord] = []
+        self.halves: list[Half] = []
+        self.late: list[Callable[[], object]] = []  # requests on their way
+        self.committed = 0  # batches in Spark's checkpoint
+        self.attempts = 0
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def request(self, effect: Callable[[], T]) -> Generator[None, None, T]:
+        yield
+        if self.draw() >= self.trouble:
+            return effect()
+        kind = self.draw()
+        if kind < 0.3:
+            raise LostError
+        if kind < 0.7:
+            effect()
+            raise LostError
+        self.late.append(effect)
+        raise LostError
+
+    def patient(self, effect: Callable[[], T]) -> Generator[None, None, T]:
+        """Repeat what has no answer, once."""
+        for _ in range(1):
+            try:
+                return (yield from self.request(effect))
+            except LostError:
+                continue
+        return (yield from self.request(effect))
+
+    # ---- the log ---------------------------------------------------------------------------------
+
+    def append(self, record: LogRecord) -> int:
+        self.log.append(record)
+        return len(self.log) - 1
+
+    def rulings(self, low: int, high: int) -> list[Ruling]:
+        return [r for r in self.log[low:high] if not isinstance(r, Manifest)]
+
+    def look(self, batch: int) -> View:
+        end = len(self.log)
+        walk = walk_back(batch, 0, end, window=3)
+        try:
+            low, high = next(walk)
+            while True:
+                low, high = walk.send(self.rulings(low, high))
+        except StopIteration as stop:
+            standing: Standing = stop.value
+        return View(standing, end)
+
+    # ---- halves ----------------------------------------------------------------------------------
+
+    def put(self, half: Half) -> int:
+        self.halves.append(half)
+        return len(self.halves) - 1
+
+    def end(self, index: int, fate: Fate, *, asked: bool) -> None:
+        """END_TRANSACTION."""
+        half = self.halves[index]
+        if half.fate is None:
+            if not asked and self.now - half.born > IMMUNITY:
+                raise HandedOverError
+            half.fate = fate
+        elif self.idempotent:
+            assert half.fate is fate, f"{half.identity} was {half.fate}, now {fate}"
+            return
+        if fate is Fate.COMMIT:
+            half.copies += 1
+
+    def check_back(self) -> bool:
+        """The broker asks about an old half; whether there is an answer, which goes its own way."""
+        old = [
+            index
+            for index, half in enumerate(self.halves)
+            if half.fate is None and self.now - half.born > IMMUNITY
+        ]
+        if not old:
+            return False
+        index = self.rng.choice(old)
+        identity = self.halves[index].identity
+        fate = fate_of(identity, self.look(identity.batch).standing)
+        if fate is Fate.UNKNOWN:
+            return False
+        self.late.append(lambda: self.end(index, fate, asked=True))
+        return True
+
+    def deliver_late(self) -> None:
+        if self.late:
+            effect = self.late.pop(self.rng.randrange(len(self.late)))
+            with contextlib.suppress(HandedOverError):
+                effect()
+
+
+# ---- drivers -------------------------------------------------------------------------------------
+
+
+def task(world: World, batch: int, partition: int) -> Generator[None, None, Prepared]:
+    """Write one partition: what ``write`` does on an executor."""
+    world.attempts += 1
+    attempt = f"{world.attempts:016x}"
+    view = yield from world.patient(lambda: world.look(batch))
+    if view.standing.decision is not None:
+        return Prepared(
+            sink=SINK, batch=batch, partition=partition, attempt=attempt, count=0, already=True
+        )
+    indexes: list[int] = []
+    void: list[int] = []
+    seq = 0
+    for row in range(ROWS):
+        while True:
+            identity = Identity(SINK, batch, partition, attempt, seq)
+            seq += 1
+            half = Half(identity, (batch, partition, row), world.now)
+            try:
+                indexes.append((yield from world.request(partial(world.put, half))))
+                break
+            except LostError:
+                void.append(identity.seq)
+                if len(void) > 6:
+                    raise
+    manifest = Manifest(
+        sink=SINK, batch=batch, partition=partition, attempt=attempt, chunk=0, ordered=False,
+        queues=(), targets=(), log_offsets=tuple(indexes), queue_offsets=(), seqs=(),
+    )  # fmt: skip
+    position = yield from world.patient(lambda: world.append(manifest))
+    return Prepared(
+        sink=SINK, batch=batch, partition=partition, attempt=attempt, count=ROWS,
+        manifests=(position,), void=tuple(void),
+    )  # fmt: skip
+
+
+def run_step(world: World, step: Step) -> Generator[None, None, Any]:
+    match step:
+        case Look():
+            return (yield from world.patient(lambda: world.look(step.batch)))
+        case Append():
+            return (yield from world.patient(lambda: world.append(step.record)))
+        case Confirm():
+            rulings = yield from world.patient(lambda: world.rulings(step.start, step.end + 1))
+            return standing_of(rulings, step.batch)
+        case CommitHalves():
+            yield from end_all(world, step.position, Fate.COMMIT)
+        case RollBack():
+            for position in step.prepared.manifests:
+                yield from end_all(world, position, Fate.ROLLBACK)
+    return None
+
+
+def end_all(world: World, position: int, fate: Fate) -> Generator[None, None, None]:
+    manifest = world.log[position]
+    assert isinstance(manifest, Manifest)
+    for index in manifest.log_offsets:
+        end = partial(world.end, index, fate, asked=False)
+        try:
+            yield from world.patient(end)
+        except HandedOverError:
+            continue
+        if world.draw() < world.trouble / 4:
+            world.late.append(end)
+
+
+def run(world: World, steps: Steps) -> Generator[None, None, None]:
+    result = None
+    try:
+        while True:
+            result = yield from run_step(world, steps.send(result))
+    except StopIteration:
+        return
+
+
+Abort = Callable[[list[Prepared | None]], Steps]
+
+
+def driver(world: World, aborting: Abort = abort) -> Iterator[None]:
+    """A query from its checkpoint on; ends at the last batch, or with the first failure."""
+    while world.committed < BATCHES:
+        batch = world.committed
+        messages: list[Prepared] = []
+        try:
+            while len(messages) < PARTITIONS:
+                written = yield from task(world, batch, len(messages))
+                messages.append(written)
+        except LostError:
+            heard: list[Prepared | None] = [*messages, *[None] * (PARTITIONS - len(messages))]
+            yield from aborted(world, aborting, heard)
+            return
+        try:
+            yield from run(world, commit(SINK, batch, messages))
+        except LostError:
+            yield from aborted(world, aborting, list(messages))
+            return
+        yield
+        world.committed = max(world.committed, batch + 1)
+
+
+def aborted(
+    world: World, aborting: Abort, messages: list[Prepared | None]
+) -> Generator[None, None, None]:
+    with contextlib.suppress(LostError):
+        yield from run(world, aborting(messages))
+
+
+def simulate(world: World, aborting: Abort = abort) -> Counter[tuple[int, int, int]]:
+    """Trouble, then calm; how often each row was committed."""
+    drivers = [driver(world, aborting)]
+    for _ in range(STEPS_MAX):
+        world.now += 1
+        dice = world.draw()
+        if dice < 0.04:
+            world.check_back()
+        elif dice < 0.10:
+            world.deliver_late()
+        elif dice < 0.115 and drivers:
+            drivers.pop(0)  # dies
+        elif dice < 0.13 and len(drivers) == 1:
+            drivers.append(driver(world, aborting))  # the one before is believed dead
+        elif dice < 0.14:
+            world.now += IMMUNITY  # everybody stalls
+        if not drivers:
+            drivers.append(driver(world, aborting))
+        chosen = drivers[int(world.draw() * len(drivers))]
+        if next(chosen, chosen) is chosen:
+            drivers.remove(chosen)
+            if world.committed >= BATCHES and not drivers:
+                break
+    world.trouble = 0.0
+    for left in [*drivers, driver(world, aborting)]:
+        for _ in left:
+            world.now += 1
+    while world.late:
+        world.deliver_late()
+    world.now += 10 * IMMUNITY
+    while world.check_back():
+        while world.late:
+            world.deliver_late()
+    counts = Counter({half.row: 0 for half in world.halves})
+    for half in world.halves:
+        counts[half.row] += half.copies
+    return counts
+
+
+WANTED = {(b, p, r): 1 for b in range(BATCHES) for p in range(PARTITIONS) for r in range(ROWS)}
+
+
+def wrong(world: World, aborting: Abort = abort) -> bool:
+    try:
+        return simulate(world, aborting) != WANTED
+    except AssertionError:  # a half was decided both ways
+        return True
+
+
+def test_every_row_appears_once_in_every_schedule() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SCHEDULES):
+        world = World(seed)
+        assert simulate(world) == WANTED, f"seed {seed}"
+        assert world.committed == BATCHES, f"seed {seed}"
+        open_halves = [half for half in world.halves if half.fate is None]
+        assert not open_halves, f"seed {seed}: {len(open_halves)} halves stay undecided"
+        seen["losers"] += any(half.fate is Fate.ROLLBACK for half in world.halves)
+        seen["retried"] += world.attempts > BATCHES * PARTITIONS
+    # The schedules are about something: in most of them attempts were repeated, and some lost.
+    assert seen["retried"] > SCHEDULES // 2
+    assert seen["losers"] > SCHEDULES // 4
+
+
+def test_the_model_notices_a_broker_that_commits_twice() -> None:
+    assert any(wrong(World(seed, idempotent=False)) for seed in range(300))
+
+
+def test_the_model_notices_an_abort_that_undoes_a_decided_batch() -> None:
+    def careless(messages: list[Prepared | None]) -> Steps:
+        for message in messages:
+            if message is not None and message.manifests:
+                yield RollBack(message)
+
+    assert any(wrong(World(seed), careless) for seed in range(300))
+
+
+def test_the_model_notices_an_abort_that_looks_and_then_undoes() -> None:
+    """The decision may be on its way: looking is not enough."""
+
+    def hasty(messages: list[Prepared | None]) -> Steps:
+        written = [message for message in messages if message is not None]
+        if written:
+            view: View = yield Look(SINK, written[0].batch)
+            if view.standing.decision is None:
+                for message in written:
+                    if message.manifests:
+                        yield RollBack(message)
+
+    assert any(wrong(World(seed, trouble=0.3), hasty) for seed in range(3_000))
+
+
+def test_the_model_notices_void_halves_that_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = fate_of
+
+    def forgetful(identity: Identity, standing: Standing) -> Fate:
+        decision = standing.decision
+        if decision is not None and decision.winner(identity.partition, identity.attempt):
+            return Fate.COMMIT
+        return real(identity, standing)
+
+    monkeypatch.setitem(globals(), "fate_of", forgetful)
+    assert any(wrong(World(seed)) for seed in range(300))
+
+
+def test_the_model_notices_a_walk_that_stops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision of an earlier batch may come late, behind those of later ones."""
+
+    def early(batch: int, first: int, end: int, window: int) -> Any:
+        del window
+        found: list[Ruling] = []
+        for low in range(end - 1, first - 1, -1):
+            part = yield low, low + 1
+            found[:0] = part
+            if any(ruling.batch < batch for ruling in part):
+                break
+        return standing_of(found, batch)
+
+    monkeypatch.setitem(globals(), "walk_back", early)
+    assert any(wrong(World(seed, trouble=0.2)) for seed in range(20_000))
