@@ -8,6 +8,7 @@ from skylark.broker.handlers.admin.refused import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
 from tests.interop import mqadmin_commands
+from tests.interop.broker_scenarios.table import CPP, JAVA_4, JAVA_5, Scenario
 from tools import compatibility
 from tools.compatibility import LATER, REFUSAL, WORKS, Evidence
 
@@ -47,6 +48,12 @@ def test_a_command_stands_in_one_list() -> None:
     names = mqadmin_commands.NAMES
     assert len(set(names)) == len(names) == 96
     assert set(mqadmin_commands.REFUSED_BY_CODE.values()) <= REFUSED.keys()
+
+
+def test_a_cell_of_the_clients_says_yes_with_its_limit_or_why_not() -> None:
+    scenario = Scenario("key", "Title", {CPP: "not in C"}, {JAVA_4: "one at a time"})
+    cells = [compatibility.client_cell(scenario, client) for client in (JAVA_5, JAVA_4, CPP)]
+    assert cells == ["yes", "yes; one at a time", "not in C"]
 
 
 SOURCE = """
