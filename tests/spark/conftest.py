@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from skylark.spark.cluster import close_clusters
 from skylark.spark.java import java_home
+from skylark.spark.sink_client import close_clients
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_connections() -> Iterator[None]:
+    """Close what tests without a session open in this process."""
+    yield
+    close_clients()
+    close_clusters()
 
 
 @pytest.fixture(scope="session")

@@ -72,3 +72,12 @@ def shared_cluster(connection: Connection) -> Cluster:
         if key not in _clusters:
             _clusters[key] = Cluster(connection)
         return _clusters[key]
+
+
+def close_clusters() -> None:
+    """Let go of the connections that this process shares; the next use makes new ones."""
+    with _lock:
+        while _clusters:
+            (process_id, _), cluster = _clusters.popitem()
+            if process_id == os.getpid():
+                cluster.close()

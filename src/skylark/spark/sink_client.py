@@ -127,3 +127,12 @@ def shared_client(options: ClientOptions, group: str) -> SinkClient:
         if client is None:
             client = _clients[key] = shared_portal().call(open_client(options, group))
         return client
+
+
+def close_clients() -> None:
+    """Let go of the clients that this process shares; the next use makes new ones."""
+    with _lock:
+        while _clients:
+            (process_id, _, _), client = _clients.popitem()
+            if process_id == os.getpid():
+                shared_portal().call(client.close())

@@ -56,7 +56,7 @@ class RemoteOffsets:
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
-        address = (await link.lookup.reader_of(queue)).address  # a slave, while there is no master
+        address = await link.lookup.master_of(queue)
         try:
             offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
         except QueryNotFoundError:
