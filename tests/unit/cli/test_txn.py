@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from skylark import ClientOptions
 from skylark.client.blocking.portal import shared_portal
@@ -19,6 +20,7 @@ from skylark.spark.deciding import Deciding
 from skylark.spark.exactly_once import Prepared
 from skylark.spark.halves import Ended
 from skylark.spark.rows import RowPlan
+from skylark.spark.sink_client import close_clients
 from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_admin import repair
 from skylark.spark.writing import TaskId, sink_client, write_exactly_once
@@ -26,6 +28,13 @@ from skylark.sync import Admin, read_arrow
 from tests.unit.cli.test_up import TIMEOUT_S, command, environment, run, up
 
 WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _shared_clients() -> Iterator[None]:
+    """Close what a sink shares within a process: other tests count what is left."""
+    yield
+    close_clients()
 
 
 class Sink:
