@@ -6,10 +6,6 @@ newcomers wait for the next one. So one ``fdatasync`` answers all that wait, in 
 and the slower the disk, the more it answers. A put that does not wait (``WAIT=false``) only wakes
 the flush.
 
-Answers go out in portions of :data:`ANSWERS_PER_TURN`. If all senders were answered at once, their
-next messages would come all at once, too, and disk and owner would take turns in waiting for each
-other. In portions, the disk syncs one part while the owner appends the next.
-
 **ASYNC_FLUSH** looks every ``flushIntervalCommitLog`` and syncs if at least
 ``flushCommitLogLeastPages`` pages are dirty or a file is full; every
 ``flushCommitLogThoroughInterval`` it syncs whatever is there. With ``flushCommitLogTimed`` false it
@@ -36,7 +32,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from skylark.core.clock import TimerHandle
 from skylark.store.config import FlushDiskType, StoreConfig
@@ -48,8 +44,6 @@ from skylark.store.scheduling import Post, Scheduler
 
 logger = logging.getLogger(__name__)
 
-
-ANSWERS_PER_TURN: Final = 32
 
 #: End offset, deadline (monotonic) and whom to tell. Not a class: one is made for every message.
 _Waiting: TypeAlias = tuple[int, float, PutWaiter]
@@ -175,19 +169,11 @@ class FlushService(Rounds[SyncRange]):
         if flushed_where != self._told:  # less after a truncation
             self._told = flushed_where
             self._on_flushed(flushed_where)
-        self._answer_flushed()
-        if self._waiting and self._waiting[-1][0] > flushed_where and self._round is None:
-            super().wake()
-
-    def _answer_flushed(self) -> None:
-        """Answer those whose messages are on disk: a portion of them, the others next turn."""
-        waiting, flushed_where, status = self._waiting, self._files.flushed_where, PutStatus.PUT_OK
-        for _ in range(ANSWERS_PER_TURN):
-            if not waiting or waiting[0][0] > flushed_where:
-                return
+        waiting, status = self._waiting, PutStatus.PUT_OK
+        while waiting and waiting[0][0] <= flushed_where:
             _tell(waiting.popleft()[2], status)
-        if waiting and waiting[0][0] <= flushed_where and not self._stopped:
-            self._post(self._answer_flushed)
+        if waiting and self._round is None:
+            super().wake()
 
     def _expire(self, due: float) -> None:
         now = max(due, self._scheduler.monotonic())  # a timer may fire a little early

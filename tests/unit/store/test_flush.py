@@ -19,7 +19,7 @@ from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.errors import StoreFileError, StoreSyncError
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem, Platform
-from skylark.store.flush import ANSWERS_PER_TURN, FlushService
+from skylark.store.flush import FlushService
 from skylark.store.mapped_files import MappedFiles, file_name
 from skylark.store.results import PutStatus
 from skylark.store.scheduling import Scheduler
@@ -231,25 +231,6 @@ def test_the_next_sync_starts_before_anybody_is_answered(disk: FaultyFileSystem)
     made.hands.work()
     made.hands.turn()
     assert jobs == [1]
-
-
-def test_many_are_answered_in_portions_that_let_the_disk_go_on(disk: FaultyFileSystem) -> None:
-    made = FlushedLog(disk, **SYNC)
-    names = [f"m{number}" for number in range(2 * ANSWERS_PER_TURN + 1)]
-    for name in names:
-        made.put(name)
-    made.hands.posted.get()()  # starts the sync
-    made.hands.work()
-    made.hands.posted.get()()
-    first = [(name, OK) for name in names[:ANSWERS_PER_TURN]]
-    assert made.said[1:] == first
-    made.put("newcomer")  # its sync is asked for before the others have their answers
-    made.hands.posted.get()()
-    assert made.said[1:] == [(name, OK) for name in names[: 2 * ANSWERS_PER_TURN]]
-    made.hands.posted.get()()
-    assert made.hands.jobs
-    made.flush.give_up()  # what is on disk is not called late
-    assert made.said[-2:] == [(names[-1], OK), ("newcomer", LATE)]
 
 
 def test_what_is_on_disk_is_answered_at_once(disk: FaultyFileSystem) -> None:
