@@ -38,7 +38,7 @@ async def eventually(check: Callable[[], Awaitable[object]], what: str) -> None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while not (seen := await check()):  # noqa: ASYNC110 - servers do not tell
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {TIMEOUT_S:g} s, last seen: {seen!r}") from None
 

@@ -122,7 +122,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     deadline = clock.monotonic() + WAIT_S
     while not is_so():
         assert clock.monotonic() < deadline, what
-        shared_portal().call(clock.sleep(0.1))
+        shared_portal().call(clock.sleep(0.05))
 
 
 def half_queue_is_empty(site: str) -> bool:

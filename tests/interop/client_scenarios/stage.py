@@ -123,7 +123,7 @@ class ApacheSite(Site):
                 if found.code == ResponseCode.SUCCESS:
                     return
                 assert time.monotonic() < deadline, f"no route of {topic}: {found.remark}"
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.05)
 
 
 #: What our own broker is set up with in the same scenarios, without what is ours alone.

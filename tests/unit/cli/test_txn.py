@@ -67,7 +67,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     deadline = clock.monotonic() + WAIT_S
     while not is_so():
         assert clock.monotonic() < deadline, what
-        shared_portal().call(clock.sleep(0.1))
+        shared_portal().call(clock.sleep(0.05))
 
 
 def test_batches_are_listed_and_abandoned(tmp_path: Path) -> None:

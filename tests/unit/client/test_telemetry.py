@@ -24,8 +24,8 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """A provider over the real package, and over a stand-in that is always there."""
     trace: Any
     if request.param == "package":
-        trace = pytest.importorskip("opentelemetry.trace")
-        pytest.importorskip("opentelemetry.propagate")
+        trace = pytest.importorskip("opentelemetry.trace", reason="the extra otel is not installed")
+        pytest.importorskip("opentelemetry.propagate", reason="as above")
     else:
         modules = fake_modules()
         for name, module in modules.items():

@@ -176,7 +176,7 @@ def test_a_schedule_calls_in_threads(options: ClientOptions) -> None:
 
 
 def test_read_arrow(options: ClientOptions) -> None:
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="the extra arrow is not installed")
     fill("Arrow", options)
     batches = list(read_arrow("Arrow", options, columns=["body", "queueId"]))
     found = [body for batch in batches for body in batch.column("body").to_pylist()]
