@@ -225,8 +225,12 @@ class Connection(asyncio.Protocol):
     # --- requests and responses from the peer ---------------------------------------------------
 
     def _handle(self, commands: list[Command], arrived_at: float) -> None:
-        """Work through commands that just arrived, at most a turn's worth of requests."""
-        room = self._limits.frames_per_turn_max
+        """Work through commands that just arrived, at most a turn's worth of requests.
+
+        Answers leave in portions, not all at the end: a peer that has many requests on their way
+        works on the first answers while the next ones are made. Else both would take turns.
+        """
+        room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
         out, out_size_max = self._out, self._limits.write_buffer_high
         dispatch = self._dispatcher.dispatch
         self.arrived_at = arrived_at
@@ -245,6 +249,8 @@ class Connection(asyncio.Protocol):
                 ):
                     room -= 1
                     dispatch(self, command)
+                    if not room % portion:
+                        self._flush()
                 else:
                     self._backlog.append((command, arrived_at))
         finally:
@@ -264,7 +270,7 @@ class Connection(asyncio.Protocol):
         self._turn_scheduled = False
         if self._closing or self.write_paused:
             return
-        room = self._limits.frames_per_turn_max
+        room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
         backlog, out, out_size_max = self._backlog, self._out, self._limits.write_buffer_high
         self._in_batch = True
         try:
@@ -272,12 +278,15 @@ class Connection(asyncio.Protocol):
                 backlog
                 and room > 0
                 and out.size < out_size_max
+                and not self.write_paused
                 and not self._closing
                 and not self._tasks_full()
             ):
                 room -= 1
                 command, self.arrived_at = backlog.popleft()
                 self._dispatcher.dispatch(self, command)
+                if not room % portion:
+                    self._flush()
         finally:
             self._in_batch = False
         self._flush()

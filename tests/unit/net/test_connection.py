@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,29 @@ async def test_a_backlog_keeps_the_order_of_requests() -> None:
         await world.clock.drain()
         assert world.service.seen == [n for n in range(100) if n % 10 != 9]
         assert world.service.slow_started == 10
+
+
+async def test_answers_leave_in_portions_while_later_requests_are_still_worked_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MemoryWorld(NetLimits(frames_per_turn_max=8, frames_per_write_max=4)) as world:
+        connection = await world.connect()
+        world.service.seen.clear()
+        transport = connection._transport
+        assert transport is not None
+        written_after: list[int] = []
+        write = transport.writelines
+
+        def writelines(pieces: Any) -> None:
+            written_after.append(len(world.service.seen))
+            write(pieces)
+
+        monkeypatch.setattr(transport, "writelines", writelines)
+        frames = [Command(code=ECHO, opaque=n) for n in range(18)]
+        connection.data_received(b"".join(map(encode_frame, frames)))
+        await world.clock.drain()
+        assert world.service.seen == list(range(18))
+        assert written_after == [4, 8, 12, 16, 18]
 
 
 # --- closing ------------------------------------------------------------------------------------
