@@ -51,7 +51,13 @@ def opened(name: str) -> Reader:
     store = CrashStore(disk, ROOT, **SETTINGS)
     store.open()
     return Reader(
-        store.config, store.log, store.queues, store.index, RunningFlags(), ram_size=1 << 40
+        store.config,
+        store.log,
+        store.queues,
+        store.index,
+        RunningFlags(),
+        ram_size=1 << 40,
+        dispatched_until=lambda: store.dispatch.dispatched_until,
     )
 
 

@@ -70,6 +70,7 @@ class StoreLockedError(StoreFileError):
 _CLASS_BY_ERRNO: dict[int, type[StoreFileError]] = {
     errno_codes.ENOSPC: StoreFullError,
     errno_codes.EDQUOT: StoreFullError,
+    errno_codes.EFBIG: StoreFullError,
     errno_codes.ENOENT: StoreFileMissingError,
     errno_codes.EEXIST: StoreFileExistsError,
 }
@@ -77,6 +78,7 @@ _CLASS_BY_ERRNO: dict[int, type[StoreFileError]] = {
 _HINT_BY_ERRNO = {
     errno_codes.ENOSPC: "free space on this file system or lower fileReservedTime",
     errno_codes.EDQUOT: "raise the disk quota of this user",
+    errno_codes.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno_codes.EMFILE: "raise the limit of open files (ulimit -n)",
     errno_codes.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno_codes.ENOMEM: "raise vm.max_map_count or free memory",

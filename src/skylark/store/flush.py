@@ -62,7 +62,9 @@ class FlushService(Rounds[SyncRange]):
         post: Post,
         on_flushed: Callable[[int], None],
         on_error: Callable[[StoreFileError], None],
+        meanwhile: Callable[[int], None] | None = None,
     ) -> None:
+        """``meanwhile``: called while a sync is on its way, with the log offset it will reach."""
         synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         super().__init__(
             files,
@@ -78,6 +80,7 @@ class FlushService(Rounds[SyncRange]):
         self._monotonic = scheduler.monotonic
         self._on_flushed = on_flushed
         self._on_error = on_error
+        self._do_meanwhile = meanwhile
         self._told = files.flushed_where
         self._waiting: deque[_Waiting] = deque()  # in order of offset and so of deadline
         self._deadline: TimerHandle | None = None
@@ -174,6 +177,11 @@ class FlushService(Rounds[SyncRange]):
             _tell(waiting.popleft()[2], status)
         if waiting and self._round is None:
             super().wake()
+
+    def _meanwhile(self) -> None:
+        if self._do_meanwhile is not None and self._round is not None:
+            file, _, end = self._round.items[-1]
+            self._do_meanwhile(file.start_offset + end)
 
     def _expire(self, due: float) -> None:
         now = max(due, self._scheduler.monotonic())  # a timer may fire a little early

@@ -148,6 +148,7 @@ class MessageStore:
             self.index,
             self.flags,
             ram_size=ram_size or self._file_system.memory_size(),
+            dispatched_until=lambda: self.dispatch.dispatched_until,
         )
         self._flush: FlushService | None = None
         self._commit: CommitService | None = None
@@ -256,6 +257,7 @@ class MessageStore:
             post=self._post,
             on_flushed=self._on_flushed,
             on_error=self._on_flush_error,
+            meanwhile=self.dispatch.prepare if self._waits_for_disk else None,
         )
         if self._pool is not None:
             self._commit = CommitService(
@@ -524,7 +526,7 @@ class MessageStore:
         index = self.index
         if index is not None and index.behind_from is not None and self._catch_up is None:
             self._catch_up = IndexCatchUp(
-                self.log.files, index, lambda: self.dispatch.dispatched_until
+                self.log.files, index, lambda: self.dispatch.indexed_until
             )
             self._post(self._step_catch_up)
 

@@ -21,7 +21,7 @@ and ``getOffsetInQueueByTime``, and to ``GetMessageResult`` and ``QueryMessageRe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, repeat
 from typing import Final, NamedTuple
 
@@ -125,13 +125,18 @@ class Reader:
         flags: RunningFlags,
         *,
         ram_size: int,
+        dispatched_until: Callable[[], int],
     ) -> None:
-        """``ram_size``: bytes of physical memory, for the guess what of the log is in it."""
+        """``ram_size``: bytes of physical memory, for the guess what of the log is in it.
+
+        ``dispatched_until``: where the log ends for readers; the index may know more.
+        """
         self._log = log
         self._queues = queues
         self._index = index
         self._flags = flags
         self._ram_size = ram_size
+        self._dispatched_until = dispatched_until
         self.shut_down = False
         self.follow(config)
 
@@ -375,11 +380,11 @@ class Reader:
             return QueryResult(index_last_timestamp=0, index_last_log_offset=0)
         count_max = min(count_max, self._query_count_max)
         hits = self._index.query(topic, key, count_max, begin_timestamp, end_timestamp, index_type)
-        slices = LogSlices(self._log.files)
+        slices, end = LogSlices(self._log.files), self._dispatched_until()
         try:
             for log_offset in hits.log_offsets:
                 found = self._find(log_offset)
-                if found is not None:
+                if found is not None and log_offset < end:
                     slices.turn_to(log_offset)
                     slices.add(log_offset, log_offset + found.size)
         except BaseException:

@@ -491,17 +491,16 @@ def index_records(records: _Records, put: PutRecord) -> None:
 class IndexCatchUp:
     """Replays the log into an index that is behind, while the store runs.
 
-    ``dispatched_until`` says how far records have been dispatched: the index must not know more
-    than the queues do. Records that come meanwhile pass the index by, and this object comes to
-    them, too; when there is none left, the index goes on by itself.
+    ``offered_until`` says how far the index was given records. Those that come meanwhile pass it
+    by, and this object comes to them, too; when there is none left, the index goes on by itself.
     """
 
     def __init__(
-        self, log: MappedFiles, index: IndexService, dispatched_until: Callable[[], int]
+        self, log: MappedFiles, index: IndexService, offered_until: Callable[[], int]
     ) -> None:
         self._log = log
         self._index = index
-        self._dispatched_until = dispatched_until
+        self._offered_until = offered_until
         behind_from = index.behind_from or 0
         # Only where a file begins does a record surely begin.
         self._position = max(log.min_offset, behind_from - behind_from % log.file_size)
@@ -511,7 +510,7 @@ class IndexCatchUp:
         """How much of the log is still to be read."""
         if self._index.behind_from is None:
             return 0
-        return max(0, self._dispatched_until() - self._position)
+        return max(0, self._offered_until() - self._position)
 
     def step(self, byte_budget: int) -> bool:
         """Index about so many bytes of the log; whether the index is complete now.
@@ -522,7 +521,7 @@ class IndexCatchUp:
         index = self._index
         if index.behind_from is None:
             return True
-        until = self._dispatched_until()
+        until = self._offered_until()
         self._position = max(self._position, self._log.min_offset)  # files may have expired
         scan = LogScan(self._log, self._position, slice_size=byte_budget)
         try:

@@ -166,6 +166,8 @@ class TagsCodes:
 #: A dispatch that waits for the disk: end offset, queue, log offset, sys flag, store time,
 #: properties. Not a class: one is made for every message.
 _Waiting: TypeAlias = tuple[int, EntryQueue, int, int, int, bytes]
+#: The same when it is in the index: with the tags code of its entry, None if it gets none.
+_Prepared: TypeAlias = tuple[int, EntryQueue, int, int | None, int, bytes]
 _Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
 
 
@@ -186,6 +188,7 @@ class Dispatch:
         self._known_tags = tags_codes.known
         self._on_arrival = on_arrival
         self._waiting: deque[_Waiting] | None = deque() if after_flush else None
+        self._prepared: deque[_Prepared] = deque()
         #: Take in a record just appended, with the queue it belongs to: queue, log offset, size,
         #: sys flag, store time, properties.
         self.add: _Add = self._hold if after_flush else self._dispatch
@@ -197,7 +200,12 @@ class Dispatch:
     @property
     def waiting_count(self) -> int:
         """Records that wait for the disk."""
-        return len(self._waiting or ())
+        return len(self._waiting or ()) + len(self._prepared)
+
+    @property
+    def indexed_until(self) -> int:
+        """End of the last record that the index was given."""
+        return self._prepared[-1][0] if self._prepared else self.dispatched_until
 
     def resume(self, log_end: int, store_timestamp: int) -> None:
         """Go on behind what recovery has dispatched: the end and the last store time of the log."""
@@ -223,18 +231,34 @@ class Dispatch:
         """Tell nobody of arrivals any more."""
         self._on_arrival = None
 
+    def prepare(self, log_end: int) -> None:
+        """Index the records that wait for the disk up to here: work for the time the disk takes.
+
+        Nobody sees them yet: queries by key stop at :attr:`dispatched_until`. What a crash leaves
+        are index entries behind the end of the log, which recovery drops in every flush mode.
+        """
+        waiting, prepared = self._waiting, self._prepared
+        while waiting and waiting[0][0] <= log_end:
+            end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
+            tags_code = None
+            if not queue.is_deleted:
+                tags_code = self._index_record(
+                    queue.topic, log_offset, sys_flag, store_timestamp, properties
+                )
+            prepared.append((end, queue, log_offset, tags_code, store_timestamp, properties))
+
     def release(self, flushed_until: int) -> None:
         """Dispatch the waiting records that are on disk now.
 
         A queue that was deleted meanwhile gets none: it would write into the files of a new one.
         """
-        waiting, dispatch = self._waiting, self._dispatch
-        while waiting and waiting[0][0] <= flushed_until:
-            end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
+        self.prepare(flushed_until)
+        prepared, enter = self._prepared, self._enter
+        while prepared and prepared[0][0] <= flushed_until:
+            end, queue, log_offset, tags_code, store_timestamp, properties = prepared.popleft()
             if queue.is_deleted:
-                self.dispatched_until, self.dispatched_timestamp = end, store_timestamp
-                continue
-            dispatch(queue, log_offset, end - log_offset, sys_flag, store_timestamp, properties)
+                tags_code = None
+            enter(queue, log_offset, end - log_offset, tags_code, store_timestamp, properties)
 
     def _dispatch(
         self,
@@ -245,36 +269,61 @@ class Dispatch:
         store_timestamp: int,
         properties: bytes,
     ) -> None:
+        """:attr:`add` where records are readable at once."""
+        tags_code = self._index_record(
+            queue.topic, log_offset, sys_flag, store_timestamp, properties
+        )
+        self._enter(queue, log_offset, size, tags_code, store_timestamp, properties)
+
+    def _index_record(
+        self, topic: str, log_offset: int, sys_flag: int, store_timestamp: int, properties: bytes
+    ) -> int | None:
+        """Put a record into the index; the tags code of its queue entry, None if it gets none."""
         _, found, rest = properties.rpartition(_TAGS)
         tags = rest.partition(b"\x02")[0] if found else None
         if not tags:  # it has none, or stands first, or its last value is empty
             tags = find_by_needle(properties, _TAGS)
-        topic = queue.topic
-        tags_code = 0
         kind = sys_flag & FLAG_TRANSACTION_MASK
-        visible = not kind or kind not in HIDDEN_KINDS
-        if visible:
-            known_code = self._known_tags.get(tags)
-            if known_code is None or topic == SCHEDULE_TOPIC:
-                tags_code = self._tags_codes.of(topic, tags, properties, store_timestamp)
-            else:
-                tags_code = known_code
-            if type(queue) is ConsumeQueue:
-                queue.append(log_offset, size, tags_code)
-            else:
-                visible = _append_inner_batch(
-                    queue, log_offset, size, tags_code, store_timestamp, properties
-                )
         if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
             text = b"\x02" + properties  # so that the first item is found like any other
             unique_id, keys = _value(text, _UNIQ_KEY), _value(text, _KEYS)
             self._index.put_record(topic, log_offset, store_timestamp, unique_id, keys, tags)
+        if kind and kind in HIDDEN_KINDS:
+            return None
+        known_code = self._known_tags.get(tags)
+        if known_code is None or topic == SCHEDULE_TOPIC:
+            return self._tags_codes.of(topic, tags, properties, store_timestamp)
+        return known_code
+
+    def _enter(
+        self,
+        queue: EntryQueue,
+        log_offset: int,
+        size: int,
+        tags_code: int | None,
+        store_timestamp: int,
+        properties: bytes,
+    ) -> None:
+        """Make the queue entry, unless there is no tags code, and tell of the arrival."""
         self.dispatched_until = log_offset + size
         self.dispatched_timestamp = store_timestamp
-        if visible and self._on_arrival is not None:
+        if tags_code is None:
+            return
+        if type(queue) is ConsumeQueue:
+            queue.append(log_offset, size, tags_code)
+        elif not _append_inner_batch(
+            queue, log_offset, size, tags_code, store_timestamp, properties
+        ):
+            return
+        if self._on_arrival is not None:
             self._on_arrival(
                 Arrival(
-                    topic, queue.queue_id, queue.max_offset, tags_code, store_timestamp, properties
+                    queue.topic,
+                    queue.queue_id,
+                    queue.max_offset,
+                    tags_code,
+                    store_timestamp,
+                    properties,
                 )
             )
 

@@ -145,6 +145,17 @@ class RetentionPolicy:
             forced_count=forced,
         )
 
+    def forecast(self, facts: Facts, ahead_ms: int) -> int:
+        """Files that would go in ``ahead_ms``, or if the log grew by one more file."""
+        later = facts._replace(
+            now_ms=facts.now_ms + ahead_ms,
+            log_disk=_fuller(facts.log_disk, facts.file_size),
+            queue_disk=_fuller(facts.queue_disk, facts.file_size),
+            log_size=facts.log_size + facts.file_size,
+        )
+        count = max(self._expired_count(later), self._surplus_count(later))
+        return min(count, len(facts.store_times))
+
     def _expired_count(self, facts: Facts) -> int:
         """Files from the oldest on whose time is over, up to the first that has some left."""
         limit = facts.now_ms - self._reserved_ms
@@ -169,6 +180,11 @@ def _excess(disk: DiskUsage, ratio: float) -> int:
     """Bytes to be freed until the disk is used to no more than ``ratio``."""
     used = disk.total - disk.free
     return used - int(ratio * (used + disk.available))
+
+
+def _fuller(disk: DiskUsage, size: int) -> DiskUsage:
+    """The disk with so many bytes more on it."""
+    return disk._replace(free=max(0, disk.free - size), available=max(0, disk.available - size))
 
 
 def local_hour(now_ms: int) -> int:
@@ -254,6 +270,16 @@ class Retention:
     def request_deletion(self) -> None:
         """Delete expired files soon, whatever the hour is (DELETE_EXPIRED_COMMITLOG)."""
         self._policy.request()
+
+    def doomed_until(self, ahead_ms: int) -> int:
+        """Up to which log offset records may soon be gone; raises StoreFileError.
+
+        Counted are files that expire within ``ahead_ms``, at whatever hour they are deleted then,
+        and those that have to make room for one file more.
+        """
+        count = self._policy.forecast(self._facts(), ahead_ms)
+        files = self._log.files
+        return files.files[count - 1].end_offset if count else files.min_offset
 
     def clean_expired_queue(self, queue: EntryQueue, keep: Collection[str] = ()) -> bool:
         """Delete a queue if its messages are all gone; say whether it was deleted.

@@ -110,7 +110,7 @@ class Rounds(ABC, Generic[Item]):
         if not self._woken and not self._stopped:
             self._woken = True
             if self._round is None:
-                self._post(self._look_if_woken)
+                self._post(self._begin)
 
     def halt(self) -> None:
         """Look no more, and have no timers; in the thread that owns them."""
@@ -162,11 +162,18 @@ class Rounds(ABC, Generic[Item]):
     def _notify(self) -> None:
         """Tell others how far things are."""
 
+    def _meanwhile(self) -> None:
+        """Do what can be done while the worker is busy, if it is."""
+
     # When it is done
 
     def _tick(self) -> None:
         self.start()
         self._look()
+
+    def _begin(self) -> None:
+        self._look_if_woken()
+        self._meanwhile()
 
     def _look_if_woken(self) -> None:
         if self._woken and self._round is None:
@@ -198,6 +205,7 @@ class Rounds(ABC, Generic[Item]):
                 self._retry = self._scheduler.call_at(when, self._try_again)
         self._look_if_woken()  # first of all: the disk should not wait for what follows
         self._notify()
+        self._meanwhile()
 
     def _note(self, items: Sequence[Item], outcome: Outcome) -> StoreFileError | None:
         for item in items[: outcome.done]:

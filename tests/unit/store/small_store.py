@@ -82,7 +82,15 @@ class SmallStore:
         """Another reader of the same store, with other settings."""
         known = {key: getattr(self.config, key) for key in type(self.config).__struct_fields__}
         config = StoreConfig(**{**known, **settings})
-        return Reader(config, self.log, self.queues, self.index, self.flags, ram_size=ram_size)
+        return Reader(
+            config,
+            self.log,
+            self.queues,
+            self.index,
+            self.flags,
+            ram_size=ram_size,
+            dispatched_until=lambda: self.log.max_offset,
+        )
 
     def put(
         self, body: bytes = b"body", topic: str = "T", queue_id: int = 0, **properties: str

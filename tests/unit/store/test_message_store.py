@@ -116,6 +116,23 @@ def test_messages_arrive_in_the_order_of_the_log(machine: Machine, disk: FaultyF
     assert arrivals[0].properties == b"TAGS\x01TagA\x02"
 
 
+def test_what_the_index_learns_during_a_sync_is_found_when_the_sync_is_done(
+    machine: Machine, disk: FaultyFileSystem
+) -> None:
+    store = machine.opened(disk, **sync_flush(True))
+    assert store.index is not None
+    answers: list[PutStatus] = []
+    result = store.put(draft(b"a", b"KEYS\x01k\x02"))
+    store.when_durable(result, answers.append)
+    machine.turn()  # the sync is on its way
+    assert store.index.query(QUEUE[0], "k").log_offsets == [0]
+    assert (found_keys(store, "k"), read_queue(store, QUEUE), answers) == ([], [], [])
+    machine.settle()
+    assert (found_keys(store, "k"), answers) == ([b"a"], [PutStatus.PUT_OK])
+    assert [record.body for record in read_queue(store, QUEUE)] == [b"a"]
+    machine.close(store)
+
+
 @pytest.mark.spec("store.12.12")
 def test_a_batch_gets_consecutive_offsets_and_never_straddles_two_files(
     machine: Machine, disk: FaultyFileSystem

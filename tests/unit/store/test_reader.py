@@ -320,5 +320,13 @@ def test_query_passes_over_deleted_records(store: SmallStore) -> None:
 
 def test_a_store_without_index(store: SmallStore) -> None:
     store.put(KEYS="k")
-    reader = Reader(store.config, store.log, store.queues, None, store.flags, ram_size=1)
+    reader = Reader(
+        store.config,
+        store.log,
+        store.queues,
+        None,
+        store.flags,
+        ram_size=1,
+        dispatched_until=lambda: store.log.max_offset,
+    )
     assert found_bodies(reader.query("T", "k", 32)) == []

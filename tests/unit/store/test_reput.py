@@ -263,6 +263,41 @@ def test_messages_wait_for_the_disk_in_order() -> None:
     assert (queue.max_offset, store.dispatch.waiting_count) == (3, 0)
 
 
+def test_records_are_indexed_ahead_of_the_disk_and_enter_their_queue_after_it() -> None:
+    store = new_store(after_flush=True)
+    assert store.index is not None
+    ends = []
+    for number in range(3):
+        store.put("T", 0, b"%d" % number, {"KEYS": "k"})
+        ends.append(store.log.max_offset)
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    dispatch = store.dispatch
+    dispatch.prepare(ends[1])
+    assert len(store.index.query("T", "k").log_offsets) == 2
+    assert (dispatch.indexed_until, dispatch.dispatched_until) == (ends[1], 0)
+    assert (queue.max_offset, dispatch.waiting_count, store.arrivals) == (0, 3, [])
+    dispatch.release(ends[0])
+    assert (queue.max_offset, dispatch.dispatched_until) == (1, ends[0])
+    dispatch.release(ends[2])
+    assert (queue.max_offset, dispatch.waiting_count) == (3, 0)
+    assert (dispatch.indexed_until, dispatch.dispatched_until) == (ends[2], ends[2])
+    assert len(store.index.query("T", "k").log_offsets) == 3  # each once
+    assert [arrival.next_offset for arrival in store.arrivals] == [1, 2, 3]
+
+
+def test_a_queue_deleted_after_its_records_were_indexed_gets_no_entries() -> None:
+    store = new_store(after_flush=True)
+    store.put("T", 0, b"old")
+    deleted = store.queues.get("T", 0)
+    assert deleted is not None
+    store.dispatch.prepare(store.log.max_offset)
+    store.queues.destroy_topic("T")
+    store.flush_log()
+    assert (deleted.max_offset, store.arrivals) == (0, [])
+    assert store.dispatch.dispatched_until == store.log.max_offset
+
+
 # ---- append and replay ---------------------------------------------------------------------------
 
 odd_text = st.text(
