@@ -231,6 +231,7 @@ class Connection(asyncio.Protocol):
         works on the first answers while the next ones are made. Else both would take turns.
         """
         room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
+        portion_size = self._limits.bytes_per_write_max
         out, out_size_max = self._out, self._limits.write_buffer_high
         dispatch = self._dispatcher.dispatch
         self.arrived_at = arrived_at
@@ -249,7 +250,7 @@ class Connection(asyncio.Protocol):
                 ):
                     room -= 1
                     dispatch(self, command)
-                    if not room % portion:
+                    if not room % portion or out.size >= portion_size:
                         self._flush()
                 else:
                     self._backlog.append((command, arrived_at))
@@ -271,6 +272,7 @@ class Connection(asyncio.Protocol):
         if self._closing or self.write_paused:
             return
         room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
+        portion_size = self._limits.bytes_per_write_max
         backlog, out, out_size_max = self._backlog, self._out, self._limits.write_buffer_high
         self._in_batch = True
         try:
@@ -285,7 +287,7 @@ class Connection(asyncio.Protocol):
                 room -= 1
                 command, self.arrived_at = backlog.popleft()
                 self._dispatcher.dispatch(self, command)
-                if not room % portion:
+                if not room % portion or out.size >= portion_size:
                     self._flush()
         finally:
             self._in_batch = False

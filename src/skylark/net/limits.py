@@ -19,8 +19,10 @@ class NetLimits(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int = 10_000
     #: Frames handled in one go before other connections get their turn.
     frames_per_turn_max: int = 64
-    #: Of these, how many until their answers are written.
+    #: Of these, how many until their answers are written, and
     frames_per_write_max: int = 8
+    #: after how many bytes of answers that happens sooner.
+    bytes_per_write_max: int = 4 * 1024
     #: Requests of one connection handled by tasks at a time; reading stops until one is done.
     tasks_per_connection_max: int = 256
     #: Bytes of such requests, headers included; reading stops until there is room.

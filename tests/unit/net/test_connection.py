@@ -202,6 +202,12 @@ async def test_answers_leave_in_portions_while_later_requests_are_still_worked_o
         await world.clock.drain()
         assert world.service.seen == list(range(18))
         assert written_after == [4, 8, 12, 16, 18]
+        world.service.seen.clear()
+        written_after.clear()
+        large = [Command(code=ECHO, opaque=n, body=bytes(3_000)) for n in range(5)]
+        connection.data_received(b"".join(map(encode_frame, large)))
+        await world.clock.drain()
+        assert written_after == [2, 4, 5]  # 4 KB and more do not wait for a third
 
 
 # --- closing ------------------------------------------------------------------------------------
