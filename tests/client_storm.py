@@ -31,14 +31,13 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import uvloop
 
 from skylark.client.blocking import portal
@@ -54,6 +53,7 @@ from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from tests.client_site import Site, until
 from tests.client_work import GROUP, TOPIC, Group, Sending, Shape
+from tests.crash_series import RunResult, listed
 
 SENT_WITHIN_S: Final = 120.0
 RECOVERY_WITHIN_S: Final = 10.0
@@ -65,21 +65,14 @@ EXCUSES: Final = 2  # new stretches of a consumer's queue for one trouble
 THREADS: Final = 12  # for blocking calls
 
 
-class StormResult(msgspec.Struct):
+class StormResult(RunResult, kw_only=True):
     """What happened in a run that went well."""
 
-    seed: int
     shape: str
     messages: int
-    seconds: float
-    hits: dict[str, int]
     failed_sends: dict[str, int]
     repeated: int  #: deliveries beyond the first of each message
     recovered_s: float
-
-    @property
-    def hit_count(self) -> int:
-        return sum(self.hits.values())
 
     def __str__(self) -> str:
         return (
@@ -87,11 +80,6 @@ class StormResult(msgspec.Struct):
             f"failed sends: {listed(self.failed_sends)}; {self.repeated} repeated deliveries, "
             f"recovered in {self.recovered_s:.2f} s"
         )
-
-
-def listed(counts: Mapping[str, int]) -> str:
-    """Names and counts in one line."""
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
 class Storm:

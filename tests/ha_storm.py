@@ -27,8 +27,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from skylark import aio
 from skylark.client.calls import BrokerCalls, PullStatus, open_caller
 from skylark.client.consumer.decoding import decode_messages
@@ -46,7 +44,7 @@ from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from tests.client_site import until
-from tests.client_storm import listed
+from tests.crash_series import RunResult, listed
 from tests.ha_site import TROUBLES, Pair, end_in_order
 
 TOPIC: Final = "Storm"
@@ -63,21 +61,14 @@ ALONE_SHARE: Final = 0.5  # of the runs: a dead master stays away until the slav
 Place = tuple[int, int]  # queue id, queue offset
 
 
-class StormResult(msgspec.Struct):
+class StormResult(RunResult, kw_only=True):
     """What happened in a run that went well."""
 
-    seed: int
     troubles: list[str]
-    seconds: float
     acknowledged: int
     log_size: int
-    hits: dict[str, int]
     failed_sends: dict[str, int]
     recovered_s: float  #: the longest time after a trouble until a send succeeded
-
-    @property
-    def hit_count(self) -> int:
-        return sum(self.hits.values())
 
     def __str__(self) -> str:
         return (

@@ -13,6 +13,7 @@ import pytest
 
 from skylark.admin.admin import Admin
 from skylark.admin.replication import ReplicaState, replication_report
+from skylark.client.calls import open_caller
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.message import Message, MessageExt, SendStatus
 from skylark.client.options import ClientOptions
@@ -22,6 +23,8 @@ from skylark.core.errors import SkylarkError
 from skylark.launch.cluster import Cluster
 from skylark.launch.plan import LaunchOptions
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command
 
 LIMIT_S = 30.0
 SETTINGS = {
@@ -89,8 +92,24 @@ async def are_together(cluster: Cluster) -> bool:
     )
 
 
+async def slave_knows(cluster: Cluster, topic: str) -> bool:
+    request = Command(code=RequestCode.GET_TOPIC_CONFIG, ext={"topic": topic})
+    async with open_caller() as caller:
+        answer = await caller.call(str(cluster.brokers["broker-a-1"]), request, LIMIT_S)
+    return answer.code == ResponseCode.SUCCESS
+
+
+async def master_knows_commits(cluster: Cluster, count: int) -> bool:
+    """Whether the readers have come so far, as the master has it: no slave tells of itself."""
+    async with Admin(options_of(cluster)) as admin:
+        committed = await admin.offsets.committed("readers", "T")
+    return sum(offset or 0 for offset in committed.values()) == count
+
+
 async def send(cluster: Cluster, *bodies: bytes) -> list[SendStatus]:
-    async with Producer("pg", options_of(cluster), batching=False) as producer:
+    async with Producer(
+        "pg", options_of(cluster), batching=False, send_timeout=LIMIT_S
+    ) as producer:
         return [(await producer.send(Message("T", body))).status for body in bodies]
 
 
@@ -118,6 +137,7 @@ async def test_consumers_go_on_while_a_killed_master_is_away(tmp_path: Path) -> 
         addresses = cluster.brokers
         sent = [b"m%d" % number for number in range(40)]
         assert set(await send(cluster, *sent)) == {SendStatus.SEND_OK}
+        await until(lambda: slave_knows(cluster, "T"))
         kill(cluster, "broker-a")
         seen: list[bytes] = []
 
@@ -128,6 +148,7 @@ async def test_consumers_go_on_while_a_killed_master_is_away(tmp_path: Path) -> 
             await until(has_all)
         assert sorted(seen) == sorted(sent), "each once, from the slave or the master"
         await until(lambda: are_together(cluster))
+        await until(lambda: master_knows_commits(cluster, len(sent)))
         assert cluster.brokers == addresses, "whoever is back is where it was"
         assert await send(cluster, b"after") == [SendStatus.SEND_OK]
         later: list[bytes] = []

@@ -1,71 +1,40 @@
 """Clients whose servers and connections fail: 100 runs of 20,000 messages each.
 
-``make crash PART=client``; ``SEEDS=a-b`` chooses other seeds. Each run that went well, and in which
-trouble met traffic, is a line in ``build/crash/client.jsonl``. A run that is there for the present
-commit is not repeated: an interrupted series goes on where it ended. What must hold is in
-:mod:`tests.client_storm`.
+``make crash PART=client``; ``SEEDS=a-b`` chooses other seeds. What must hold is in
+:mod:`tests.client_storm`, how a series goes on where it ended in :mod:`tests.crash_series`.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from bench.harness import Ledger, current_commit
 from tests.client_storm import StormResult, run_storm
+from tests.crash_series import Series, listed, total
 
 pytestmark = pytest.mark.crash
 
-ROOT = Path(__file__).parent.parent.parent
-LEDGER = Ledger(ROOT / "build" / "crash" / "client.jsonl")
-SEEDS = range(1, 101)
+SERIES = Series("client", StormResult, range(1, 101))
 MESSAGES = 20_000
 TROUBLES = 8
 
 
 @pytest.mark.timeout(3 * 3600)  # all runs together; each of them has deadlines of its own
 def test_storms(seeds: range | None, tmp_path: Path) -> None:
-    commit = current_commit(ROOT)
-    results = finished(commit)
-    print()
-    for seed in seeds or SEEDS:
-        if seed in results:
-            continue
-        folder = tmp_path / str(seed)
-        result = run_storm(seed, MESSAGES, TROUBLES, folder)
-        print(result, flush=True)
-        assert result.hit_count > 0, "no trouble met traffic: the run does not count"
-        results[seed] = result
-        LEDGER.append({"commit": commit, **msgspec.to_builtins(result)})
-        shutil.rmtree(folder)
-    print(summary(results.values()))
-    assert set(seeds or SEEDS) <= results.keys()
+    def run(seed: int, folder: Path) -> StormResult:
+        return run_storm(seed, MESSAGES, TROUBLES, folder)
+
+    print(summary(SERIES.run(run, seeds, tmp_path)))
 
 
-def finished(commit: str | None) -> dict[int, StormResult]:
-    """The runs of this commit; none where files differ from it."""
-    if commit is None:
-        return {}
-    entries = [entry for entry in LEDGER.entries() if entry.pop("commit", None) == commit]
-    return {entry["seed"]: msgspec.convert(entry, StormResult) for entry in entries}
-
-
-def summary(results: Iterable[StormResult]) -> str:
-    """All runs of the commit together."""
-    runs = list(results)
-    hits: Counter[str] = Counter()
-    for run in runs:
-        hits.update(run.hits)
-    shown = ", ".join(f"{name} {count}" for name, count in hits.most_common())
+def summary(runs: list[StormResult]) -> str:
+    """All runs together."""
+    hits = total(run.hits for run in runs)
     return (
         f"{len(runs)} runs, {sum(run.messages for run in runs)} messages in"
-        f" {sum(run.seconds for run in runs):.0f} s; {hits.total()} hits: {shown};"
-        f" {sum(sum(run.failed_sends.values()) for run in runs)} failed sends,"
+        f" {sum(run.seconds for run in runs):.0f} s; {hits.total()} hits: {listed(hits)};"
+        f" {total(run.failed_sends for run in runs).total()} failed sends,"
         f" {sum(run.repeated for run in runs)} repeated deliveries,"
         f" slowest recovery {max((run.recovered_s for run in runs), default=0.0):.2f} s"
     )

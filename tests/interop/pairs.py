@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from skylark.broker.slave import questions
-from skylark.client.calls import checked, open_caller
+from skylark.client.calls import BrokerCalls, PullStatus, checked, open_caller
+from skylark.client.consumer.decoding import decode_messages
 from skylark.core.errors import SkylarkError
+from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.ha import HARuntimeInfo
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import PullSysFlag, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
+from skylark.wire.headers.pull import PullMessageRequestHeader
 from tests.interop.java import HOST, ApacheBroker
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import poll_until
@@ -81,6 +84,34 @@ class Pair:
         poll_until(caught_up, timeout_s=CAUGHT_UP_S, what="a slave that has everything")
         return ends[0]
 
+    def messages(self, broker: Broker, queue: MessageQueue, start: int) -> dict[int, bytes]:
+        """The bodies of a queue by offset, from one of them to the end."""
+
+        async def read() -> dict[int, bytes]:
+            found: dict[int, bytes] = {}
+            async with open_caller() as caller:
+                calls = BrokerCalls(caller)
+                end = await calls.max_offset(broker.address, queue)
+                while (offset := start + len(found)) < end:
+                    header = _pull_of(queue, offset)
+                    pulled = await calls.pull(broker.address, header, queue.broker_name, 10.0)
+                    assert pulled.status is PullStatus.FOUND, (pulled.status, offset, end)
+                    messages, error = decode_messages(pulled, queue)
+                    assert error is None
+                    found |= {each.queue_offset: each.body for each in messages}
+            return found
+
+        return asyncio.run(read())
+
+    def min_offset(self, broker: Broker, queue: MessageQueue) -> int:
+        """The first offset of a queue that a broker has."""
+
+        async def look() -> int:
+            async with open_caller() as caller:
+                return await BrokerCalls(caller).min_offset(broker.address, queue)
+
+        return asyncio.run(look())
+
     def tables(self, broker: Broker, topic: str, group: str) -> dict[str, Any]:
         """What a broker knows of a topic and a group, as far as slaves copy it."""
 
@@ -109,6 +140,21 @@ class Pair:
         poll_until(copied, timeout_s=COPIED_S, what=f"the offsets {ends} at the slave")
 
 
+def _pull_of(queue: MessageQueue, offset: int) -> PullMessageRequestHeader:
+    return PullMessageRequestHeader(
+        consumer_group="reader",
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=PullSysFlag.SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+    )
+
+
 @contextmanager
 def running_pair(folder: Path, *, our_master: bool, our_slave: bool) -> Iterator[Pair]:
     """Both brokers, running and connected."""
@@ -127,13 +173,19 @@ def restart(broker: Broker) -> None:
     broker.start()
 
 
-def log_bytes(broker: Broker, end: int) -> bytes:
-    """The log from its beginning to an offset; the files say where they belong."""
+def log_start(broker: Broker) -> int:
+    """The offset of the first file of a log."""
+    return min(int(file.name) for file in (broker.store / "commitlog").iterdir())
+
+
+def log_bytes(broker: Broker, end: int, start: int = 0) -> bytes:
+    """The log from the beginning of a file to an offset; the files say where they belong."""
     content = bytearray(end)
     files = sorted((broker.store / "commitlog").iterdir())
-    assert [int(file.name) for file in files] == [n * FILE_SIZE for n in range(len(files))]
-    for file in files:
-        start = int(file.name)
-        content[start : start + FILE_SIZE] = file.read_bytes()[: max(0, end - start)]
+    files = [file for file in files if int(file.name) >= start]
+    starts = [start + n * FILE_SIZE for n in range(len(files))]
+    assert [int(file.name) for file in files] == starts
+    for offset, file in zip(starts, files, strict=True):
+        content[offset : offset + FILE_SIZE] = file.read_bytes()[: max(0, end - offset)]
     assert len(content) == end
-    return bytes(content)
+    return bytes(content[start:])

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from skylark.wire.bodies.common import MessageQueue
 from tests.interop.broker_scenarios.scene import TIMEOUT_S, Scene
 from tests.interop.broker_scenarios.table import JAVA_5
 from tests.interop.client_scenarios.stage import ApacheSite
 from tests.interop.driver import Client
-from tests.interop.pairs import FILE_SIZE, Pair, log_bytes, restart, running_pair
+from tests.interop.ours import SkylarkNamesrv
+from tests.interop.pairs import FILE_SIZE, Pair, log_bytes, log_start, restart, running_pair
 
 pytestmark = pytest.mark.interop
 
@@ -61,6 +63,56 @@ def test_slave_has_everything(
         pair.master.kill()
         check_slave_serves(scene, pair)
         scene.close()
+
+
+@pytest.mark.timeout(300)
+def test_an_empty_slave_of_apache_gets_the_last_file_and_says_what_it_lacks(
+    client_of: Callable[[str], Client], tmp_path: Path
+) -> None:
+    client = client_of(JAVA_5)
+    with SkylarkNamesrv(folder=tmp_path / "namesrv") as namesrv:
+        pair = Pair(namesrv, tmp_path, our_master=False, our_slave=True)
+        pair.master.settings["inSyncReplicas"] = 1  # it is alone at first
+        with pair.master:
+            site = ApacheSite(namesrv, pair.master)
+            scene = Scene(client, site, "ha-empty-slave")
+            site.create_topic(scene.topic, 4)
+            del client.sent[:]
+            scene.producer()
+            send_stretch(scene, "old")
+            send_stretch(scene, "older")
+            with pair.slave:
+                start = pair.common_end() // FILE_SIZE * FILE_SIZE
+                assert start >= 2 * FILE_SIZE, "the master has several files"
+                assert log_start(pair.slave) == start
+                send_stretch(scene, "new")
+                log_end = pair.common_end()
+                assert log_bytes(pair.slave, log_end, start) == log_bytes(
+                    pair.master, log_end, start
+                )
+                check_same_messages(scene, pair)
+                said = "".join(file.read_text() for file in pair.slave.log_files())
+                assert f"this log begins at {start}: what master" in said
+            scene.close()
+
+
+def check_same_messages(scene: Scene, pair: Pair) -> None:
+    """What the slave has of each queue is what the master has from there on."""
+    first = {}
+    for queue_id in range(4):
+        queue = MessageQueue(topic=scene.topic, broker_name="broker-a", queue_id=queue_id)
+        first[queue_id] = offset = pair.min_offset(pair.slave, queue)
+        served = pair.messages(pair.slave, queue, offset)
+        assert served == pair.messages(pair.master, queue, offset)
+        assert len(served) >= STRETCH // 4 - 1, "all new ones at least"
+    assert min(first.values()) > 0, "the oldest are at the master only"
+
+
+def send_stretch(scene: Scene, prefix: str) -> None:
+    """Send until some more messages were acknowledged."""
+    scene.call("keep-sending", "p", topic=scene.topic, prefix=prefix, size=BODY_SIZE)
+    wait_sent(scene.client)
+    scene.call("stop-sending", "p")
 
 
 def wait_sent(client: Client) -> None:

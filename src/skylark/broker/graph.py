@@ -2,7 +2,7 @@
 
 ::
 
-    connection -> Dispatcher -> handlers -> tables, MessageStore
+    connection -> Dispatcher -> handlers (handler_list) -> tables, MessageStore
     message can be read -> PullHandlers -> held pulls
     connection closed, timer -> ClientLiveness -> tables of clients, held pulls
     tables -> TableSaver -> disk;   topics -> Registration -> name servers
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from skylark.broker.attributes import QUEUE_TYPE
 from skylark.broker.broadcast_offsets import BroadcastOffsets
@@ -30,31 +30,13 @@ from skylark.broker.consumers import ConsumerTable
 from skylark.broker.exporter import Exporter
 from skylark.broker.filters import ConsumerFilterTable
 from skylark.broker.groups import GroupTable
-from skylark.broker.handlers.admin.broker import SettingsHandlers
-from skylark.broker.handlers.admin.cleaning import CleaningHandlers
-from skylark.broker.handlers.admin.group import GroupHandlers
-from skylark.broker.handlers.admin.queue import QueueHandlers
-from skylark.broker.handlers.admin.refused import Refusals
-from skylark.broker.handlers.admin.relay import RelayHandlers
-from skylark.broker.handlers.admin.reset import ResetHandlers
-from skylark.broker.handlers.admin.runtime import RuntimeHandlers, ServiceFacts
-from skylark.broker.handlers.admin.stats import StatsHandlers
-from skylark.broker.handlers.admin.sync import SyncHandlers
-from skylark.broker.handlers.admin.topic import TopicHandlers
-from skylark.broker.handlers.assignment import AssignmentHandlers
-from skylark.broker.handlers.client import ClientHandlers
-from skylark.broker.handlers.lock import LockHandlers
-from skylark.broker.handlers.offset import OffsetHandlers
+from skylark.broker.handler_list import Handlers, handlers_of
 from skylark.broker.handlers.pull import PullHandlers
 from skylark.broker.handlers.pull_filters import PullFilters
 from skylark.broker.handlers.put_answers import PutAnswers
-from skylark.broker.handlers.query import QueryHandlers
-from skylark.broker.handlers.recall import RecallHandlers
 from skylark.broker.handlers.reply import ReplyHandlers
 from skylark.broker.handlers.send import SendHandlers
-from skylark.broker.handlers.send_back import SendBackHandlers
 from skylark.broker.handlers.send_checks import SendChecks
-from skylark.broker.handlers.transaction import TransactionHandlers
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.offsets import OffsetTable
@@ -77,15 +59,14 @@ from skylark.broker.persist import (
 from skylark.broker.producers import ProducerTable
 from skylark.broker.registration import MasterAddress, Registration
 from skylark.broker.request_modes import RequestModes
+from skylark.broker.retention_watch import RetentionWatch
 from skylark.broker.rewriting import Diverter
-from skylark.broker.runtime_info import TimerFacts
 from skylark.broker.sampling import StatsSampler
 from skylark.broker.schedule import ScheduleService
 from skylark.broker.slave.service import SlaveService
 from skylark.broker.stats import BrokerStats, idle_max_ms
 from skylark.broker.store_stats import DayTotals, StoreStats
 from skylark.broker.timer import TimerDoor, TimerService
-from skylark.broker.topic_routes import TopicRoutes
 from skylark.broker.topics import TopicTable
 from skylark.broker.transaction.service import TransactionService
 from skylark.core.clock import Clock
@@ -150,7 +131,11 @@ class BrokerGraph:
             post=partial(_post_to, asyncio.get_running_loop(), clock),
             files=files,
             on_arrival=self._arrived,
+            on_delete=lambda *gone: self.retention_watch.deleting(*gone),
             ram_size=ram_size,
+        )
+        self.retention_watch = RetentionWatch(
+            self.live, self.store, self.offsets, self.consumers, clock
         )
         self.stats = BrokerStats(config.broker_cluster_name)
         self.store_stats = StoreStats(clock.now_ms())
@@ -215,7 +200,12 @@ class BrokerGraph:
         self, config: BrokerConfig, network: Network, files: FileSystem, in_thread: InThread
     ) -> None:
         self.replication = Replication(
-            self.store, config.replication, network, self.clock, call=self.client.call
+            self.store,
+            config.replication,
+            network,
+            self.clock,
+            call=self.client.call,
+            has_name_servers=lambda: bool(self.live.current.namesrv_addresses),
         )
         self.slave: SlaveService | None = None
         if config.is_slave:
@@ -230,7 +220,7 @@ class BrokerGraph:
                 files,
                 self.clock,
                 call=self.client.call,
-                delete_queues=self._delete_queues,
+                delete_queues=self.delete_queues,
                 modes_saved=self.modes_saved.mark,
                 in_thread=in_thread,
             )
@@ -253,26 +243,7 @@ class BrokerGraph:
             forget=[self.pulls.forget],
         )
         settings_file = SettingsFile(files, self.live, in_thread=in_thread)
-        shared = [
-            self.sends,
-            TransactionHandlers(self.live, self.transactions, self.put_answers),
-            self.replies,
-            RecallHandlers(self.live, self.writer, self.topics, self.stats, clock),
-            SendBackHandlers(
-                self.live,
-                self.writer,
-                self.topics,
-                self.groups,
-                self.stats,
-                self.put_answers,
-                on_dead_letter=self.exporter.dead_letter,
-            ),
-            OffsetHandlers(self.store, self.topics, self.groups, self.offsets),
-            QueryHandlers(self.store),
-            *self._client_handlers(),
-            *self._admin_handlers(settings_file),
-            *self._report_handlers(files),
-        ]
+        shared = handlers_of(self, files, settings_file)
         interceptors = (*interceptors, self.guard)
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
@@ -353,110 +324,8 @@ class BrokerGraph:
             at_work=self.loop_watch.arrived_at,
         )
 
-    def _client_handlers(self) -> list[Any]:
-        return [
-            ClientHandlers(
-                self.live,
-                self.topics,
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.filters,
-                self.liveness,
-                self.clock,
-            ),
-            LockHandlers(self.locks, self.liveness.now_ms),
-            AssignmentHandlers(
-                self.live,
-                self.topics,
-                self.groups,
-                self.consumers,
-                self.request_modes,
-                TopicRoutes(self.live, self.topics, self.client, self.clock),
-                modes_saved=self.modes_saved,
-            ),
-        ]
-
-    def _admin_handlers(self, settings_file: SettingsFile) -> list[Any]:
-        return [
-            TopicHandlers(
-                self.live,
-                self.topics,
-                self.offsets,
-                self.consumers,
-                self.saved,
-                delete_queues=self._delete_queues,
-                announced=self.registration.announced,
-            ),
-            GroupHandlers(
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.offsets,
-                self.locks,
-                self.saved,
-                self.liveness.now_ms,
-                group_deleted=self.stats.group_deleted,
-            ),
-            SettingsHandlers(
-                self.live,
-                self.topics,
-                settings_file,
-                self.clock,
-                register_all=self.registration.register_all,
-            ),
-        ]
-
-    def _report_handlers(self, files: FileSystem) -> list[Any]:
-        reader = self.store.reader
-        return [
-            StatsHandlers(
-                self.live,
-                self.topics,
-                self.groups,
-                self.offsets,
-                self.consumers,
-                reader,
-                self.stats,
-                self.clock,
-            ),
-            ResetHandlers(
-                self.live,
-                self.topics,
-                self.groups,
-                self.offsets,
-                self.consumers,
-                reader,
-                self.saved,
-            ),
-            RelayHandlers(self.live, self.topics, self.groups, self.consumers, reader),
-            CleaningHandlers(self.topics, self.store, self.clock),
-            QueueHandlers(self.store.queues, self.consumers, self.filters),
-            SyncHandlers(
-                self.offsets,
-                self.request_modes,
-                self.clock,
-                delay_offsets=self.slave.delays if self.slave else self.schedule.snapshot,
-                timer=self.timer,
-            ),
-            RuntimeHandlers(
-                self.live,
-                self.store,
-                files,
-                self.sampler,
-                self.loop_watch,
-                self.clock,
-                self.replication,
-                ServiceFacts(
-                    schedule_offsets=self.schedule.progress,
-                    timer=TimerFacts if self.timer is None else self.timer.facts,
-                ),
-            ),
-            Refusals(),
-        ]
-
     def _server(
-        self, handlers: Iterable[Any], interceptors: Iterable[Interceptor], network: Network
+        self, handlers: Iterable[Handlers], interceptors: Iterable[Interceptor], network: Network
     ) -> RemotingServer:
         config = self.live.current
         dispatcher = Dispatcher(interceptors, tasks_max=config.request_count_max)
@@ -528,6 +397,7 @@ class BrokerGraph:
     def _follow(self, config: BrokerConfig) -> None:
         """Hand changed settings to the parts that do not ask ``live`` for them."""
         self.store.follow(config.store)
+        self.replication.follow(config.replication)
         self._set_limits(config)
 
     def _set_limits(self, config: BrokerConfig) -> None:
@@ -565,7 +435,8 @@ class BrokerGraph:
             return False
         return self.slave.sync.is_reached and not self.replication.status.is_cut_off
 
-    def _delete_queues(self, topics: Collection[str]) -> None:
+    def delete_queues(self, topics: Collection[str]) -> None:
+        """Topics are gone: forget their messages, and what was counted of them."""
         for topic in topics:
             self.store.delete_topic(topic)
             self.stats.topic_deleted(topic)

@@ -58,10 +58,8 @@ START_REASONS: Final[dict[str, str]] = {
         metricsExporterType metricsLabel metricsPromExporterHost metricsPromExporterPort
         """,
     "the rhythm of registrations is set once": "registerNameServerPeriod",
-    "the links between master and slaves are made with them": """
-        haCompatible4x haFlowControlEnable haHousekeepingInterval haMasterAddress haMaxGapNotInSync
-        haSendHeartbeatInterval haSlaveFallbehindMax haSyncFromStart haTransferBatchSize
-        haTruncateAhead inSyncReplicas maxHaTransferByteInSecond slaveTimeout
+    "what master and slave are to each other is decided when they meet": """
+        haCompatible4x haMasterAddress haTruncateAhead
         """,
     "topics of the system are made with them": """
         brokerTopicEnable clusterTopicEnable defaultTopicQueueNums msgTraceTopicName reviveQueueNum

@@ -185,7 +185,9 @@ class Registration:
         config = self._live.current
         bodies: Callable[[], list[bytes]]
         whole: Callable[[], list[bytes]] | None = None
-        for announcement in self._plan.due(now_ms, ask_first=not config.force_register):
+        # A slave learns from the answer to its registration who its master is now.
+        ask_first = not config.force_register and not config.is_slave
+        for announcement in self._plan.due(now_ms, ask_first=ask_first):
             # The content is taken now: its version must not cover changes that are not in it, or
             # a name server would take these for known when they come. It is encoded when needed.
             if not announcement.is_whole:

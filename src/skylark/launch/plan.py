@@ -3,7 +3,8 @@
 ::
 
     port        broker i listens on base + 20 i; the fast port is two below, the HA port one above
-                its replica r on + 4 r
+                its replica r on + 4 r; metrics (metricsExporterType=PROM) are served on the
+                metricsPromExporterPort + i, and those of replicas after those of all brokers
     name        broker-a, broker-b, ...; their first replicas are broker-a-1, broker-b-1, ...
     folder      DATA/broker-a, DATA/broker-a-1, ... are stores, DATA/namesrv holds the KV table
     settings    Java's defaults < FRIENDLY < EPHEMERAL < REPLICATED < --set < what the plan decides
@@ -32,6 +33,7 @@ from skylark.core.names import Address
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10_911
+METRICS_PORT: Final = 5_557
 PORT_STEP: Final = 20
 REPLICA_PORT_STEP: Final = 4
 REPLICA_COUNT_MAX: Final = PORT_STEP // REPLICA_PORT_STEP - 1
@@ -157,6 +159,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         if _is_wildcard(self.host):
             texts["brokerIP1"] = LOOPBACK
         texts.update(self.settings)
+        texts["metricsPromExporterPort"] = self._metrics_port(place)
         port = self.broker_port + _port_offset(place) if self.broker_port else 0
         texts.update(
             brokerName=place.broker_name,
@@ -170,6 +173,13 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         elif self.sync:
             texts["brokerRole"] = "SYNC_MASTER"
         return texts
+
+    def _metrics_port(self, place: BrokerPlace) -> str:
+        """One for each; what is no port, and 0, which draws one, stay as they are."""
+        first = self.settings.get("metricsPromExporterPort", str(METRICS_PORT))
+        if not first.isdecimal() or first == "0":
+            return first
+        return str(int(first) + place.index + self.broker_count * place.replica)
 
 
 def _port_offset(place: BrokerPlace) -> int:

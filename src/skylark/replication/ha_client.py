@@ -22,13 +22,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, NamedTuple, cast
 
-from skylark.core.clock import Clock, TimerHandle
+from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, RemoteProtocolError, StoreError, TransportError
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import parse_address
 from skylark.net.transport import Network
 from skylark.replication.config import ReplicationConfig
-from skylark.replication.master import Notice
+from skylark.replication.deadline_timer import DeadlineTimer
+from skylark.replication.master import Notice, SettingsChanged
 from skylark.replication.slave import (
     Append,
     CompareTail,
@@ -122,11 +123,10 @@ class HaClient:
         self._attempt: asyncio.Task[None] | None = None  # to connect, or a question
         self._events: deque[SlaveEvent] = deque()
         self._is_handling = False
-        self._timer: TimerHandle | None = None
-        self._timer_ms = 0
+        self._timer = DeadlineTimer(clock, self._tick)
         self._is_stopped = False
         self._received_size = 0
-        self._rate = _Rate(0, self._now_ms())
+        self._rate = _Rate(0, self._timer.now_ms())
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -140,13 +140,15 @@ class HaClient:
         """The address of the master's HA port, as registration told; the same changes nothing."""
         self._handle(MasterFound(address))
 
+    def follow(self, config: ReplicationConfig) -> None:
+        """Work by other settings; those that are read at start must be what they were."""
+        self._handle(SettingsChanged(config))
+
     async def stop(self) -> None:
         """Close the link; the store stays as it is."""
         self._is_stopped = True
         self._store.on_growth = self._log.on_damage = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._disconnect()
         await self._tasks.cancel_and_wait()
 
@@ -179,9 +181,6 @@ class HaClient:
     def _damaged(self, problem: str) -> None:
         self._handle(Lost(problem, is_fault=True))
 
-    def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
-
     # ---- what is to be done ----------------------------------------------------------------------
 
     def _handle(self, event: SlaveEvent, due_ms: int = 0) -> None:
@@ -192,14 +191,17 @@ class HaClient:
         if self._is_handling:
             return
         self._is_handling = True
-        now_ms = max(due_ms, self._now_ms())  # a timer may fire a little early
+        now_ms = max(due_ms, self._timer.now_ms())  # a timer may fire a little early
         try:
             while self._events:
                 for instruction in self.slave.handle(self._events.popleft(), now_ms):
                     self._carry_out(instruction)
         finally:
             self._is_handling = False
-        self._set_timer()
+        self._timer.set(self.slave.deadline)
+
+    def _tick(self, due_ms: int) -> None:
+        self._handle(Tick(), due_ms)
 
     def _carry_out(self, instruction: SlaveInstruction) -> None:
         match instruction:
@@ -291,29 +293,11 @@ class HaClient:
             tail_size=0 if tail is None else tail.size,
         )
 
-    # ---- time ------------------------------------------------------------------------------------
-
-    def _set_timer(self) -> None:
-        """Have the timer run no later than the deadline; that it runs too early does no harm."""
-        deadline = self.slave.deadline
-        if deadline is None or self._is_stopped:
-            return
-        if self._timer is not None:
-            if self._timer_ms <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_ms = deadline
-        self._timer = self._clock.call_at(deadline / 1000, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._handle(Tick(), self._timer_ms)
-
     # ---- what others ask -------------------------------------------------------------------------
 
     def runtime_info(self) -> HARuntimeInfo:
         """The answer to GET_BROKER_HA_STATUS at a slave."""
-        slave, now_ms = self.slave, self._now_ms()
+        slave, now_ms = self.slave, self._timer.now_ms()
         before, self._rate = self._rate, _Rate(self._received_size, now_ms)
         rate = (self._received_size - before.received) * 1000
         wall_ms = self._clock.now_ms() - now_ms

@@ -27,10 +27,11 @@ import logging
 from collections import defaultdict
 from typing import Final, cast
 
-from skylark.core.clock import Clock, TimerHandle
+from skylark.core.clock import Clock
 from skylark.core.errors import RemoteProtocolError
 from skylark.net.transport import Listener, Network
 from skylark.replication.config import ReplicationConfig
+from skylark.replication.deadline_timer import DeadlineTimer
 from skylark.replication.master import (
     Confirmed,
     Drop,
@@ -38,6 +39,7 @@ from skylark.replication.master import (
     Master,
     MasterEvent,
     Notice,
+    SettingsChanged,
     SlaveDrained,
     SlaveJoined,
     SlaveLeft,
@@ -132,8 +134,8 @@ class _SlaveLink(asyncio.Protocol):
 class HaServer:
     """Serves the slaves of one store; ``start`` and ``stop`` once each.
 
-    ``waiters`` is there if puts wait for slaves: :attr:`MessageStore.replicas` uses it while the
-    server runs.
+    ``waiters`` is there if puts may have to wait for slaves. While the server runs, and
+    ``inSyncReplicas`` has it so, :attr:`MessageStore.replicas` uses it.
     """
 
     def __init__(
@@ -148,26 +150,20 @@ class HaServer:
         self._store = store
         self._files = store.log.files
         self._network = network
-        self._clock = clock
         self._slaves_max = slaves_max
         self._sends_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.master = Master(config, file_size=self._files.file_size)
+        self._config = config
         self.waiters: AckWaiters | None = None
         if store.config.broker_role is BrokerRole.SYNC_MASTER:
-            if config.acks_needed:
-                self.waiters = AckWaiters(
-                    config, clock, is_slave_near=lambda: self.master.is_slave_near
-                )
-            else:
-                logger.warning(
-                    "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=1: set it to 2"
-                )
+            self.waiters = AckWaiters(
+                config, clock, is_slave_near=lambda: self.master.is_slave_near
+            )
         self._listener: Listener | None = None
         self._links: dict[int, _SlaveLink] = {}
         self._numbers = itertools.count()
         self._is_woken = False
-        self._timer: TimerHandle | None = None
-        self._timer_ms = 0
+        self._timer = DeadlineTimer(clock, self._tick)
         self._is_stopping = False
         self._rates: dict[int, tuple[int, int]] = {}  # bytes at the last look, and its time
 
@@ -177,8 +173,28 @@ class HaServer:
         """Listen; returns the address really bound. From now on puts may have to wait."""
         self._listener = await self._network.listen(lambda: _SlaveLink(self), host, port)
         self._store.on_growth = self.wake
-        self._store.replicas = self.waiters
+        self._set_replicas()
         return self._listener.addresses[0]
+
+    def follow(self, config: ReplicationConfig) -> None:
+        """Work by other settings; those that are read at start must be what they were."""
+        if self._is_stopping:
+            return
+        needed, self._config = self._config.acks_needed, config
+        self._handle(SettingsChanged(config))
+        if self.waiters is not None:
+            self.waiters.follow(config)
+            if needed != config.acks_needed:
+                self._set_replicas()
+
+    def _set_replicas(self) -> None:
+        """Have puts wait for slaves, or not."""
+        is_needed = self._config.acks_needed > 0
+        self._store.replicas = self.waiters if is_needed else None
+        if self.waiters is not None and not is_needed:
+            logger.warning(
+                "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=1: set it to 2"
+            )
 
     def stop_listening(self) -> None:
         """Take no further slaves; those that are connected stay."""
@@ -191,9 +207,7 @@ class HaServer:
         self._store.on_growth = self._store.replicas = None
         if self.waiters is not None:
             self.waiters.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         for link in list(self._links.values()):
             link.abort("the master stops")
         if self._listener is not None:
@@ -246,15 +260,12 @@ class HaServer:
         log_end = files.flushed_where if self._sends_flushed else files.max_offset
         return LogChanged(files.min_offset, log_end)
 
-    def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
-
     # ---- what is to be done ----------------------------------------------------------------------
 
     def _handle(self, event: MasterEvent, due_ms: int = 0) -> None:
         """Carry out what follows from an event, which may have been due at a certain time."""
         transfers: dict[int, list[Transfer]] = defaultdict(list)
-        now_ms = max(due_ms, self._now_ms())  # a timer may fire a little early
+        now_ms = max(due_ms, self._timer.now_ms())  # a timer may fire a little early
         for instruction in self.master.handle(event, now_ms):
             match instruction:
                 case Transfer():
@@ -270,7 +281,8 @@ class HaServer:
                     logger.log(instruction.level, "%s", instruction.text)
         for number, frames in transfers.items():
             self._transfer(self._links[number], frames)
-        self._set_timer()
+        if not self._is_stopping:
+            self._timer.set(self.master.deadline)
 
     def _transfer(self, link: _SlaveLink, frames: list[Transfer]) -> None:
         pieces: list[bytes | memoryview] = []
@@ -289,21 +301,8 @@ class HaServer:
                 pieces.append(lease.view)
         link.send(pieces, leases)
 
-    def _set_timer(self) -> None:
-        """Have the timer run no later than the deadline; that it runs too early does no harm."""
-        deadline = self.master.deadline
-        if deadline is None or self._is_stopping:
-            return
-        if self._timer is not None:
-            if self._timer_ms <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_ms = deadline
-        self._timer = self._clock.call_at(deadline / 1000, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._handle(Tick(), self._timer_ms)
+    def _tick(self, due_ms: int) -> None:
+        self._handle(Tick(), due_ms)
         self._handle(self._log_changed())  # retention may have moved its beginning
 
     # ---- what others ask -------------------------------------------------------------------------
@@ -330,7 +329,7 @@ class HaServer:
 
     def _rate(self, number: int, transferred: int) -> int:
         """Bytes per second since the last time somebody asked."""
-        now_ms = self._now_ms()
+        now_ms = self._timer.now_ms()
         before, before_ms = self._rates.get(number, (0, now_ms - _RATE_MS))
         self._rates[number] = (transferred, now_ms)
         return (transferred - before) * 1000 // max(_RATE_MS, now_ms - before_ms)

@@ -3,7 +3,8 @@
 ::
 
     slave                     Master                         shell (ha_server.py)
-      | SlaveJoined, SlaveReported, SlaveDrained, SlaveLeft, LogChanged, Tick ------> handle()
+      | SlaveJoined, SlaveReported, SlaveDrained, SlaveLeft --------------------------> handle()
+      |                         | LogChanged, SettingsChanged, Tick ------------------> handle()
       |                         |
       |                         +--> Transfer(slave, log offset, size)     size 0 = heartbeat
       |                         +--> Drop(slave, reason)
@@ -92,13 +93,19 @@ class SlaveLeft(msgspec.Struct, gc=False):
     slave: int
 
 
+class SettingsChanged(msgspec.Struct, gc=False):
+    """Other settings hold from now on, for what is under way as well."""
+
+    config: ReplicationConfig
+
+
 class Tick(msgspec.Struct, gc=False):
     """The deadline has come."""
 
 
 MasterEvent: TypeAlias = (
-    LogChanged | SlaveJoined | SlaveReported | SlaveDrained | SlaveLeft | Tick
-)  # fmt: skip
+    LogChanged | SlaveJoined | SlaveReported | SlaveDrained | SlaveLeft | SettingsChanged | Tick
+)
 
 
 # ---- instructions --------------------------------------------------------------------------------
@@ -159,10 +166,8 @@ class Master:
     """Everything a master knows about its slaves."""
 
     def __init__(self, config: ReplicationConfig, *, file_size: int) -> None:
-        self._config = config
+        self._use(config)
         self._file_size = file_size
-        self._rate = config.bytes_per_second
-        self._burst_size = max(BURST_SIZE, config.ha_transfer_batch_size)
         self._slaves: dict[int, SlaveView] = {}
         self.min_offset = 0
         self.log_end = 0
@@ -170,6 +175,11 @@ class Master:
         self.confirmed_offset = -1
         #: The farthest that any slave ever acknowledged (Java: push2SlaveMaxOffset).
         self.ack_offset_max = 0
+
+    def _use(self, config: ReplicationConfig) -> None:
+        self._config = config
+        self._rate = config.bytes_per_second
+        self._burst_size = max(BURST_SIZE, config.ha_transfer_batch_size)
 
     # ---- what others ask -------------------------------------------------------------------------
 
@@ -215,11 +225,7 @@ class Master:
         match event:
             case LogChanged():
                 self.min_offset, self.log_end = event.min_offset, event.log_end
-                return [
-                    instruction
-                    for slave in self._slaves.values()
-                    for instruction in self._send(slave, now_ms)
-                ]
+                return self._send_all(now_ms)
             case SlaveReported():
                 slave = self._slaves.get(event.slave)
                 return [] if slave is None else list(self._reported(slave, event.log_end, now_ms))
@@ -237,6 +243,9 @@ class Master:
             case SlaveLeft():
                 self._slaves.pop(event.slave, None)
                 return []
+            case SettingsChanged():
+                self._use(event.config)
+                return [*self._confirm(), *self._send_all(now_ms)]
             case Tick():
                 return list(self._ticked(now_ms))
 
@@ -337,6 +346,13 @@ class Master:
             yield Confirmed(offset)
 
     # ---- sending ---------------------------------------------------------------------------------
+
+    def _send_all(self, now_ms: int) -> list[MasterInstruction]:
+        return [
+            instruction
+            for slave in self._slaves.values()
+            for instruction in self._send(slave, now_ms)
+        ]
 
     def _send(self, slave: SlaveView, now_ms: int) -> Iterator[MasterInstruction]:
         """Send what there is, up to a burst."""

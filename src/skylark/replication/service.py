@@ -4,10 +4,12 @@
 
     master   start(host, port)     listen for slaves
     slave    start(...), then set_master(ha address, address) whenever registration says who it is
-    both     runtime_info, log_check, status; stop
+    both     follow(settings), runtime_info, log_check, status; stop
 
 Before the store of a slave is followed, its master is asked by an ordinary request whether the logs
-agree; ``call`` sends it (see :mod:`skylark.replication.log_check`).
+agree; ``call`` sends it (see :mod:`skylark.replication.log_check`). A slave that knows its master
+by ``haMasterAddress`` only, which is an HA port, waits for registration to name the ordinary one.
+Without name servers nobody will: then it trusts its master, as it would trust one of Apache's.
 """
 
 from __future__ import annotations
@@ -66,12 +68,15 @@ class Replication:
         clock: Clock,
         *,
         call: CallAddress,
+        has_name_servers: Callable[[], bool],
     ) -> None:
+        """``has_name_servers``: whether there is anybody to tell a slave who its master is."""
         self._store = store
         self._config = config
         self._network = network
         self._clock = clock
         self._call = call
+        self._has_name_servers = has_name_servers
         self._master_address: str | None = None
         self.server: HaServer | None = None
         self.client: HaClient | None = None
@@ -86,6 +91,14 @@ class Replication:
         else:
             self.server = HaServer(self._store, self._config, self._network, self._clock)
             await self.server.start(host, port)
+
+    def follow(self, config: ReplicationConfig) -> None:
+        """Work by changed settings; those that are read at start must be what they were."""
+        self._config = config
+        if self.server is not None:
+            self.server.follow(config)
+        if self.client is not None:
+            self.client.follow(config)
 
     def stop_listening(self) -> None:
         """Take no further slaves: the first step of a stop, which may take a while."""
@@ -113,7 +126,7 @@ class Replication:
     async def _check_tail(self, log_offset: int, size: int, crc: int) -> TailAnswer:
         address = self._master_address
         if address is None:
-            return TailAnswer.UNSUPPORTED  # only its HA port is known
+            return TailAnswer.UNREACHABLE if self._has_name_servers() else TailAnswer.UNSUPPORTED
 
         async def call(request: Command) -> Command:
             return await self._call(address, request)

@@ -35,7 +35,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from skylark.replication.config import ReplicationConfig
-from skylark.replication.master import Notice
+from skylark.replication.master import Notice, SettingsChanged
 
 #: Pause after a protocol error, and the longest one between attempts.
 RETRY_MS: Final = 5_000
@@ -126,7 +126,7 @@ class Tick(msgspec.Struct, gc=False):
 
 
 SlaveEvent: TypeAlias = (
-    MasterFound | Connected | Lost | TailCompared | FrameArrived | LogMoved | Tick
+    MasterFound | Connected | Lost | TailCompared | FrameArrived | LogMoved | SettingsChanged | Tick
 )
 
 
@@ -232,6 +232,9 @@ class Slave:
                 return self._compared(event.answer, now_ms)
             case Lost():
                 return self._lost(event, now_ms)
+            case SettingsChanged():
+                self._config = event.config
+                return []
 
     # ---- connecting ------------------------------------------------------------------------------
 

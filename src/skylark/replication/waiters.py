@@ -7,7 +7,8 @@ FLUSH_SLAVE_TIMEOUT; the message is stored in either case. The status of the rep
 of the disk, as in Java. With ``haCompatible4x`` a put does not wait where no slave is near:
 SLAVE_NOT_AVAILABLE.
 
-Puts come in order of offset, and all wait equally long; so one queue and one timer do.
+Puts come in order of offset, and all wait equally long; so one queue and one timer do. If
+``slaveTimeout`` is made shorter, that holds for those who wait, too, which keeps them in order.
 
 Answers to Java's ``GroupTransferService``.
 """
@@ -68,7 +69,7 @@ class AckWaiters:
         *,
         is_slave_near: Callable[[], bool],
     ) -> None:
-        """``is_slave_near`` is asked with ``haCompatible4x`` only."""
+        """``is_slave_near`` is asked with ``haCompatible4x`` only, which is not changed later."""
         self._timeout_s = config.slave_timeout / 1000
         self._is_slave_near = is_slave_near if config.ha_compatible4x else None
         self._scheduler = scheduler
@@ -97,7 +98,7 @@ class AckWaiters:
         else:
             self._waiting.append(pending)
             if self._timer is None:
-                self._timer = self._scheduler.call_at(deadline, self._expire, deadline)
+                self._set_timer()
         return pending.flushed
 
     def confirm(self, log_offset: int) -> None:
@@ -107,21 +108,36 @@ class AckWaiters:
         while waiting and waiting[0].end_offset <= log_offset:
             waiting.popleft().replicated(PutStatus.PUT_OK)
 
+    def follow(self, config: ReplicationConfig) -> None:
+        """Wait as other settings have it; for nobody, if no slave is needed."""
+        self._timeout_s = config.slave_timeout / 1000
+        if not config.acks_needed:
+            while self._waiting:
+                self._waiting.popleft().replicated(PutStatus.PUT_OK)
+        latest = self._scheduler.monotonic() + self._timeout_s
+        for pending in self._waiting:
+            pending.deadline = min(pending.deadline, latest)
+        self._set_timer()
+
     def stop(self) -> None:
         """Let nobody wait any longer."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         while self._waiting:
             self._time_out()
+        self._set_timer()
 
     def _expire(self, due: float) -> None:
         now = max(due, self._scheduler.monotonic())  # a timer may fire a little early
         while self._waiting and self._waiting[0].deadline <= now:
             self._time_out()
-        self._timer = None
-        if self._waiting and not self._stopped:
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For whoever has waited longest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
             deadline = self._waiting[0].deadline
             self._timer = self._scheduler.call_at(deadline, self._expire, deadline)
 

@@ -10,7 +10,7 @@ import pytest
 from skylark.broker.config import load_broker_config
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
-from skylark.launch.plan import BrokerPlace, LaunchOptions, within_reach
+from skylark.launch.plan import METRICS_PORT, BrokerPlace, LaunchOptions, within_reach
 
 DATA = Path("/data")
 NAMESRV = Address("127.0.0.1", 9876)
@@ -55,6 +55,29 @@ def test_replicas_are_slaves_on_ports_of_their_own() -> None:
     assert (alone.store.broker_role.name, alone.replication.in_sync_replicas) == (
         "ASYNC_MASTER", 1,
     )  # fmt: skip
+
+
+def test_metrics_have_a_port_for_each_broker() -> None:
+    def ports(plan: LaunchOptions) -> dict[str, str]:
+        return {
+            place.name: plan.broker_settings(place, NAMESRV)["metricsPromExporterPort"]
+            for place in (*plan.masters, *plan.slaves)
+        }
+
+    assert ports(options(broker_count=2, replica_count=2)) == {
+        "broker-a": "5557",
+        "broker-b": "5558",
+        "broker-a-1": "5559",
+        "broker-a-2": "5561",
+        "broker-b-1": "5560",
+        "broker-b-2": "5562",
+    }
+    chosen = options(broker_count=2, settings={"metricsPromExporterPort": "7000"})
+    assert ports(chosen) == {"broker-a": "7000", "broker-b": "7001"}
+    drawn = options(broker_count=2, settings={"metricsPromExporterPort": "0"})
+    assert ports(drawn) == {"broker-a": "0", "broker-b": "0"}
+    java = load_broker_config({"storePathRootDir": "/data"})
+    assert java.metrics_prom_exporter_port == METRICS_PORT
 
 
 def test_replicas_that_cannot_be() -> None:

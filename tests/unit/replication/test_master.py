@@ -17,6 +17,7 @@ from skylark.replication.master import (
     MasterEvent,
     MasterInstruction,
     Notice,
+    SettingsChanged,
     SlaveDrained,
     SlaveJoined,
     SlaveLeft,
@@ -230,3 +231,23 @@ def test_who_was_idle_does_not_flood_afterwards() -> None:
         bench.handle(SlaveReported(1, 1))
     sent = bench.handle(LogChanged(0, 50_000_000))
     assert sum(it.size for it in sent if isinstance(it, Transfer)) == 100_000
+
+
+def test_other_settings_hold_for_what_is_under_way() -> None:
+    bench = Bench(3_000, in_sync_replicas=3, ha_transfer_batch_size=1_000)
+    bench.join(3_000, slave=1)
+    bench.join(2_000, slave=2)
+    assert bench.master.confirmed_offset == 2_000
+    fewer = ReplicationConfig(in_sync_replicas=2, ha_transfer_batch_size=400)
+    assert bench.handle(SettingsChanged(fewer)) == [Confirmed(3_000)]
+    bench.handle(SlaveDrained(2))
+    frames = bench.handle(LogChanged(0, 3_500))
+    assert frames[:2] == [Transfer(1, 3_000, 400), Transfer(1, 3_400, 100)]
+
+
+def test_a_limit_that_is_lifted_lets_a_slave_go_on_at_once() -> None:
+    slow = {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 10_000}
+    bench = Bench(5_000, **slow)
+    assert bench.join(1) == [Confirmed(1)], "nothing earned yet"
+    instructions = bench.handle(SettingsChanged(ReplicationConfig(in_sync_replicas=2)))
+    assert instructions == [Transfer(1, 1, 4_999)]

@@ -116,3 +116,26 @@ def test_a_waiter_that_fails_does_not_keep_others_waiting(caplog: pytest.LogCapt
     bench.waiters.confirm(200)
     assert bench.answers == [(200, OK)]
     assert "a waiter failed on PUT_OK" in caplog.text
+
+
+def test_a_shorter_time_holds_for_those_who_wait_too() -> None:
+    bench = Bench()
+    bench.put(100)
+    bench.hands.advance(500)
+    bench.waiters.follow(ReplicationConfig(in_sync_replicas=2, slave_timeout=1_000))
+    bench.put(200)
+    bench.hands.advance(999)
+    assert bench.answers == []
+    bench.hands.advance(1)
+    assert bench.answers == [(100, LATE), (200, LATE)]
+
+
+def test_a_longer_time_holds_for_those_who_come() -> None:
+    bench = Bench()
+    bench.put(100)
+    bench.waiters.follow(ReplicationConfig(in_sync_replicas=2, slave_timeout=9_000))
+    bench.put(200)
+    bench.hands.advance(3_000)
+    assert bench.answers == [(100, LATE)]
+    bench.hands.advance(6_000)
+    assert bench.answers == [(100, LATE), (200, LATE)]

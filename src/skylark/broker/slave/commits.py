@@ -12,8 +12,9 @@ master first. A :class:`SlaveCommits` knows what a slave had copied last, and so
 What did not grow here is the master's, also if it went back: an administrator has sent the group
 there.
 
-**On disk** ``slaveOffset.json`` holds what grew, and is written as often as the offsets are. A
-crash loses a few seconds of commits, as at a master: these messages are consumed twice.
+**On disk** ``slaveOffset.json`` holds what grew, and the groups that are new
+(:mod:`skylark.broker.slave.new_groups`). It is written as often as the offsets are. A crash loses a
+few seconds of commits, as at a master: these messages are consumed twice.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class SlaveOffsetTable(ConfigTable, kw_only=True):
     """``slaveOffset.json``: what grew at this slave and is not at its master yet."""
 
     offset_table: dict[str, dict[int, Int64]] = msgspec.field(default_factory=dict)
+    new_groups: list[str] = msgspec.field(default_factory=list)
 
 
 SLAVE_OFFSETS: Final = ConfigFile("slaveOffset.json", SlaveOffsetTable)
@@ -62,20 +64,20 @@ class SlaveCommits:
         self._offsets = offsets
         self._copied: dict[str, Offsets] = {}
 
-    def load(self, table: SlaveOffsetTable) -> None:
+    def load(self, grown: dict[str, Offsets]) -> None:
         """Go on after a restart; ``consumerOffset.json`` was loaded before."""
         self._note_copied()
-        for commit in _commits(table.offset_table):
+        for commit in _commits(grown):
             if commit.offset > self._here(commit):
                 self._offsets.commit(commit.group, commit.topic, commit.queue_id, commit.offset)
             self._copied.get(commit.key, {}).pop(commit.queue_id, None)
 
-    def snapshot(self) -> SlaveOffsetTable:
-        """The content of ``slaveOffset.json``."""
+    def snapshot(self) -> dict[str, Offsets]:
+        """What grew, as a table."""
         table: dict[str, Offsets] = {}
         for commit in self.grown():
             table.setdefault(commit.key, {})[commit.queue_id] = commit.offset
-        return SlaveOffsetTable(offset_table=table)
+        return table
 
     def grown(self) -> list[Commit]:
         """What was committed here since the last copy."""

@@ -9,6 +9,7 @@ how groups get their messages               402
 state of the timer                          60    56 bytes, not JSON
 messages that wait in the timer, by topic   61
 state of replication: where the log ends    907
+a group that was born at the slave          200   told, not asked
 an offset that grew at the slave            15    told, not asked
 ==========================================  ====  =================================================
 
@@ -125,8 +126,14 @@ async def offsets(ask: Ask) -> ConsumerOffsetSerializeWrapper:
     return _body(ConsumerOffsetSerializeWrapper, answer)
 
 
-async def tell(ask: Ask, commit: Commit) -> None:
-    """UPDATE_CONSUMER_OFFSET (15); raises BrokerError if the master does not want it."""
+async def tell_group(ask: Ask, group: SubscriptionGroupConfig) -> None:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); raises BrokerError if the master refuses."""
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    _checked(await ask(Command(code=code, body=encode_body(group))))
+
+
+async def tell_commit(ask: Ask, commit: Commit) -> None:
+    """UPDATE_CONSUMER_OFFSET (15); raises BrokerError if the master refuses."""
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=commit.group,
         topic=commit.topic,

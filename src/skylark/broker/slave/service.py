@@ -17,8 +17,9 @@ from skylark.broker.live_settings import LiveSettings
 from skylark.broker.offsets import OffsetTable
 from skylark.broker.persist import InThread, TableSaver
 from skylark.broker.request_modes import RequestModes
-from skylark.broker.slave.commits import SLAVE_OFFSETS, SlaveCommits
+from skylark.broker.slave.commits import SLAVE_OFFSETS, SlaveCommits, SlaveOffsetTable
 from skylark.broker.slave.deliveries import DeliveryCopies
+from skylark.broker.slave.new_groups import NewGroups
 from skylark.broker.slave.sync import CallAddress, SlaveSync
 from skylark.broker.topics import TopicTable
 from skylark.core.clock import Clock
@@ -54,6 +55,7 @@ class SlaveService:
         self._offsets = offsets
         self._config_files = config_files
         self._commits = SlaveCommits(offsets)
+        self._new_groups = NewGroups(groups)
         self._copies = DeliveryCopies(
             files,
             config.store.store_path_root_dir,
@@ -63,7 +65,7 @@ class SlaveService:
         self.sync = SlaveSync(
             live,
             topics,
-            groups,
+            self._new_groups,
             request_modes,
             self._commits,
             self._copies,
@@ -77,11 +79,13 @@ class SlaveService:
 
     def load(self, saver: TableSaver) -> None:
         """Take over what the last run has left, and have it saved; raises StoreError."""
-        self._commits.load(self._config_files.load(SLAVE_OFFSETS))
+        own = self._config_files.load(SLAVE_OFFSETS)
+        self._commits.load(own.offset_table)
+        self._new_groups.load(own.new_groups)
         self._copies.load(self._config_files.load(DELAY_OFFSETS))
         saver.every(
             SLAVE_OFFSETS,
-            self._commits.snapshot,
+            self._snapshot,
             interval_ms=lambda: self._live.current.flush_consumer_offset_interval,
             changes=lambda: self._offsets.change_count,
         )
@@ -89,6 +93,12 @@ class SlaveService:
             DELAY_OFFSETS,
             self.delays,
             interval_ms=lambda: self._live.current.flush_delay_offset_interval,
+        )
+
+    def _snapshot(self) -> SlaveOffsetTable:
+        """The content of ``slaveOffset.json``."""
+        return SlaveOffsetTable(
+            offset_table=self._commits.snapshot(), new_groups=self._new_groups.names()
         )
 
     def delays(self) -> DelayOffsetTable:

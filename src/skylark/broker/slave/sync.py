@@ -12,8 +12,10 @@ from then on, saved and registered with the name servers as its own: who loses t
 everything here. Whatever fails is tried again in the next round; the rest of a round does not
 depend on it.
 
-Before offsets are copied, the master is told what was committed here while it was away
-(:mod:`skylark.broker.slave.commits`). Progress of deliveries is used only when the log has what was
+Before groups and offsets are copied, the master is told which groups were born here while it was
+away (:mod:`skylark.broker.slave.new_groups`), and what was committed
+(:mod:`skylark.broker.slave.commits`); in this order, for it takes no offsets of groups that it does
+not know. Progress of deliveries is used only when the log has what was
 delivered (:mod:`skylark.broker.slave.deliveries`).
 
 Java copies first after a minute and then every minute, and 4.x every 10 s, as here. Answers to
@@ -24,16 +26,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from skylark.broker.groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.persist import InThread
 from skylark.broker.request_modes import RequestModes
 from skylark.broker.slave import questions
 from skylark.broker.slave.commits import Commit, SlaveCommits
 from skylark.broker.slave.deliveries import DeliveryCopies, HeldCopy
+from skylark.broker.slave.new_groups import NewGroups
 from skylark.broker.topics import TopicTable
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import BrokerError, GoAwayError, SkylarkError, TransportError
@@ -60,7 +63,7 @@ class SlaveSync:
         self,
         live: LiveSettings,
         topics: TopicTable,
-        groups: GroupTable,
+        groups: NewGroups,
         request_modes: RequestModes,
         commits: SlaveCommits,
         copies: DeliveryCopies,
@@ -164,9 +167,9 @@ class SlaveSync:
         if is_whole:
             steps = {
                 "topics": self._copy_topics,
+                "groups": self._copy_groups,
                 "offsets": self._copy_offsets,
                 "delay offsets": self._copy_delays,
-                "groups": self._copy_groups,
                 "request modes": self._copy_request_modes,
             }
         if self._live.current.timer_wheel_enable:
@@ -212,18 +215,26 @@ class SlaveSync:
 
     async def _copy_groups(self, ask: questions.Ask) -> None:
         groups = await questions.groups(ask)
-        if groups.version != self._groups.version:
-            self._groups.copy_from(groups.table, groups.bans, groups.version)
+        new = self._groups.missing_at(groups.table)
+        for group in new:
+            with _unwanted(group.group_name):
+                await questions.tell_group(ask, group)
+        if new:
+            log.info("the master was told %d groups that were born here", len(new))
+            groups = await questions.groups(ask)
+        self._groups.take(
+            groups.table, groups.bans, groups.version, told={group.group_name for group in new}
+        )
 
     async def _copy_offsets(self, ask: questions.Ask) -> None:
         table = await questions.offsets(ask)
         told: list[Commit] = []
+        unknown = set(self._groups.names())  # which the master takes no offsets of, yet
         for commit in self._commits.missing_at(table):
-            try:
-                await questions.tell(ask, commit)
-            except BrokerError as error:  # no such group or topic any more: nobody will miss it
-                log.warning("the master does not want %s: %s", commit, error)
-            told.append(commit)
+            if commit.group not in unknown:
+                with _unwanted(commit):  # no such group or topic any more: nobody will miss it
+                    await questions.tell_commit(ask, commit)
+                told.append(commit)
         if told:
             log.info("the master was told %d offsets that were committed here", len(told))
         self._commits.take(table, told)
@@ -260,3 +271,14 @@ class SlaveSync:
         checkpoint = self._held_checkpoint.take()
         if checkpoint is not None:
             await self._in_thread(self._copies.take_checkpoint, checkpoint)
+
+
+@contextmanager
+def _unwanted(told: object) -> Iterator[None]:
+    """Go on if the master refuses what it is told; raises if it may take it later."""
+    try:
+        yield
+    except BrokerError as error:
+        if error.retriable:
+            raise
+        log.warning("the master does not want %s: %s", told, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from skylark.broker.config import load_broker_config
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.offsets import OffsetTable
-from skylark.broker.slave.commits import Commit, SlaveCommits, SlaveOffsetTable
+from skylark.broker.slave.commits import Commit, SlaveCommits
 from skylark.testing.clock import VirtualClock
 from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
 
@@ -70,7 +70,7 @@ def test_what_grew_is_known_after_a_restart() -> None:
     commits.take(master(q0=5, q1=5), [])
     offsets.commit("g", "T", 0, 8)
     saved, saved_commits = offsets.snapshot(), commits.snapshot()
-    assert saved_commits.offset_table == {KEY: {0: 8}}
+    assert saved_commits == {KEY: {0: 8}}
     offsets, commits = make()
     offsets.load(saved)
     commits.load(saved_commits)
@@ -85,5 +85,5 @@ def test_what_grew_is_known_after_a_restart() -> None:
 def test_a_slave_that_never_copied_tells_nothing() -> None:
     offsets, commits = make()
     offsets.commit("g", "T", 0, 8)
-    commits.load(SlaveOffsetTable())
+    commits.load({})
     assert commits.grown() == []

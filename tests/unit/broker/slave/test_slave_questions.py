@@ -134,4 +134,4 @@ async def test_what_a_master_cannot_say_or_does_not_want() -> None:
 
     assert await questions.log_end(refuse) == 0
     with pytest.raises(BrokerError, match="no such group"):
-        await questions.tell(refuse, Commit("T@g", 0, 1))
+        await questions.tell_commit(refuse, Commit("T@g", 0, 1))

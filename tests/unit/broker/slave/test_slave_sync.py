@@ -24,12 +24,12 @@ from skylark.wire.bodies.sync import (
     TimerMetrics,
     TopicConfigAndMappingSerializeWrapper,
 )
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
-from skylark.wire.fastjson import encode_body
+from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.handlers.stored import Stored, stored
 
-WHOLE = [21, 43, 45, 907, 201, 402, 61, 60, 907]
+WHOLE = [21, 201, 43, 45, 907, 402, 61, 60, 907]
 
 
 class Master:
@@ -39,7 +39,7 @@ class Master:
         self.is_there = True
         self.asked: list[int] = []
         self.told: list[dict[str, str]] = []
-        self.refused: set[int] = set()
+        self.refused: dict[int, int] = {}  # request code -> the code of its answer
         self.checkpoint = TimerCheckpoint(last_read_time_ms=1_000, master_timer_queue_offset=4)
         self.log_end = 0
         version = DataVersion(counter=9)
@@ -70,10 +70,16 @@ class Master:
             raise ConnectError(f"nobody listens on {address}")
         self.asked.append(int(request.code))
         if request.code in self.refused:
-            return Command(code=1, remark="not today")
+            return Command(code=self.refused[request.code], remark="not today")
         answer = Command(code=0, ext={})
         if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            if (request.ext or {})["consumerGroup"] not in self.groups.subscription_group_table:
+                return Command(code=26, remark="no such group")
             self.told.append(request.ext or {})
+        elif request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+            group = decode_body(SubscriptionGroupConfig, request.body or b"")
+            self.groups.subscription_group_table[group.group_name] = group
+            self.groups.data_version = self.groups.data_version.next(1)
         elif request.code == RequestCode.GET_BROKER_HA_STATUS:
             status = HARuntimeInfo(master=True, master_commit_log_max_offset=self.log_end)
             answer.body = encode_body(status)
@@ -82,6 +88,12 @@ class Master:
         else:
             answer.body = encode_body(self.bodies[request.code])
         return answer
+
+    @property
+    def groups(self) -> SubscriptionGroupWrapper:
+        groups = self.bodies[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG]
+        assert isinstance(groups, SubscriptionGroupWrapper)
+        return groups
 
     def took(self) -> list[int]:
         asked, self.asked = self.asked, []
@@ -173,7 +185,7 @@ async def test_a_master_that_comes_back_is_told_before_it_is_asked(
             master.took()
             await world.clock.advance(seconds=TICK_S)
         assert (cut_off, sync.is_reached) == (True, True)
-        assert master.took()[:4] == [21, 43, 15, 45]
+        assert master.took()[:5] == [21, 201, 43, 15, 45]
         assert master.told == [
             {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "8"}
         ]
@@ -192,7 +204,7 @@ async def test_a_table_that_fails_does_not_hold_up_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = Master()
-    master.refused = {43, 60}
+    master.refused = {43: 1, 60: 1}
     with caplog.at_level(logging.WARNING, "skylark.broker.slave.sync"):
         async with slave(tmp_path, master) as world:
             assert "T" in world.graph.topics
@@ -200,7 +212,7 @@ async def test_a_table_that_fails_does_not_hold_up_the_others(
             await world.clock.advance(seconds=20)
             problems = [text for text in caplog.messages if "not today" in text]
             assert len(problems) == 2, "each is said once"
-            master.refused = set()
+            master.refused = {}
             await world.clock.advance(seconds=10)
             assert world.graph.offsets.get("g", "T", 0) == 5
 
@@ -209,17 +221,87 @@ async def test_commits_that_the_master_does_not_want_are_not_told_again(tmp_path
     master = Master()
     async with slave(tmp_path, master) as world:
         world.graph.offsets.commit("gone", "T", 0, 8)
-        master.refused = {15}
         await world.clock.advance(seconds=10)
         assert master.took().count(15) == 1
         await world.clock.advance(seconds=20)
         assert 15 not in master.took()
 
 
+async def test_commits_that_the_master_may_take_later_are_told_again(tmp_path: Path) -> None:
+    master = Master()
+    async with slave(tmp_path, master) as world:
+        world.graph.offsets.commit("g", "T", 0, 8)
+        master.refused = {15: ResponseCode.SYSTEM_BUSY}
+        await world.clock.advance(seconds=10)
+        assert master.told == []
+        master.refused = {}
+        await world.clock.advance(seconds=10)
+        assert [ext["commitOffset"] for ext in master.told] == ["8"]
+
+
+async def test_a_group_that_was_born_at_the_slave_lives_on_with_its_offsets(
+    tmp_path: Path,
+) -> None:
+    """Its consumers met the slave only, while the master was away."""
+    master = Master()
+    async with slave(tmp_path, master) as world:
+        graph = world.graph
+        master.is_there = False
+        await world.clock.advance(seconds=30)
+        assert graph.groups.find("new") is not None, "as a heartbeat or a pull does"
+        graph.offsets.commit("new", "T", 0, 8)
+        master.is_there = True
+        master.took()
+        await world.clock.advance(seconds=TICK_S)
+        assert master.took()[:7] == [21, 201, 200, 201, 43, 15, 45]
+        assert "new" in master.groups.subscription_group_table
+        assert [(ext["consumerGroup"], ext["commitOffset"]) for ext in master.told] == [
+            ("new", "8")
+        ]
+        assert "new" in graph.groups
+        assert graph.groups.version == master.groups.data_version
+        del master.groups.subscription_group_table["new"]
+        master.groups.data_version = DataVersion(counter=99)
+        await world.clock.advance(seconds=10)
+        assert "new" not in graph.groups, "deleted there is deleted here"
+        assert 200 not in master.took()
+
+
+async def test_offsets_wait_until_the_master_has_their_group(tmp_path: Path) -> None:
+    master = Master()
+    async with slave(tmp_path, master) as world:
+        graph = world.graph
+        graph.groups.find("new")
+        graph.offsets.commit("new", "T", 0, 8)
+        master.refused = {200: ResponseCode.SYSTEM_BUSY}
+        await world.clock.advance(seconds=10)
+        assert 15 not in master.took()
+        assert "new" in graph.groups
+    async with slave(tmp_path, master) as world:
+        master.refused = {}
+        await world.clock.advance(seconds=10)
+        assert [ext["commitOffset"] for ext in master.told] == ["8"], "after a restart, too"
+        assert "new" in world.graph.groups
+
+
+async def test_a_group_that_the_master_does_not_want_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = Master()
+    async with slave(tmp_path, master) as world:
+        world.graph.groups.find("new")
+        master.refused = {200: 1}
+        with caplog.at_level(logging.WARNING, "skylark.broker.slave.sync"):
+            await world.clock.advance(seconds=20)
+        assert master.took().count(200) == 1
+        assert "new" not in world.graph.groups
+        assert "the master does not want new: not today" in caplog.messages
+
+
 async def test_without_timer_nobody_asks_for_its_state(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master, timerWheelEnable="false") as world:
-        assert master.took() == [21, 43, 45, 907, 201, 402]
+        assert master.took() == [21, 201, 43, 45, 907, 402]
         await world.clock.advance(seconds=TICK_S)
         assert master.took() == []
 
