@@ -18,12 +18,14 @@ from skylark.client.consumer.classic_pull import PullConsumer, PullSchedule, Pul
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.consumer.pull_access import PullResult
 from skylark.client.consumer.push import PushConsumer
+from skylark.client.metrics_endpoint import MetricsEndpoint, serve_metrics
 from skylark.client.producer import Producer
 from skylark.client.txn_producer import Transaction, TransactionListener, TransactionResult
 
 __all__ = [
     "Admin",
     "LitePullConsumer",
+    "MetricsEndpoint",
     "NotFoundError",
     "PartialFailureError",
     "Producer",
@@ -36,4 +38,5 @@ __all__ = [
     "TransactionListener",
     "TransactionResult",
     "read_arrow",
+    "serve_metrics",
 ]

@@ -17,6 +17,7 @@ from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.client.blocking.arrow import read_arrow
 from skylark.client.blocking.classic_pull import PullConsumer, PullSchedule, PullTask
 from skylark.client.blocking.lite_pull import LitePullConsumer
+from skylark.client.blocking.metrics_endpoint import MetricsEndpoint, serve_metrics
 from skylark.client.blocking.producer import Producer, Transaction, TransactionListener
 from skylark.client.blocking.push import PushConsumer
 from skylark.client.consumer.pull_access import PullResult
@@ -25,6 +26,7 @@ from skylark.client.txn_producer import TransactionResult
 __all__ = [
     "Admin",
     "LitePullConsumer",
+    "MetricsEndpoint",
     "NotFoundError",
     "PartialFailureError",
     "Producer",
@@ -37,4 +39,5 @@ __all__ = [
     "TransactionListener",
     "TransactionResult",
     "read_arrow",
+    "serve_metrics",
 ]

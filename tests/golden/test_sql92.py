@@ -59,6 +59,7 @@ def test_results(row: dict[str, Any]) -> None:
         with pytest.raises(FilterSyntaxError) as caught:
             compile_sql(row["sql"])
         assert caught.value.code == 23
+        assert caught.value.position is not None
         assert 0 <= caught.value.position <= len(row["sql"])
     else:
         compiled = compile_sql(row["sql"])

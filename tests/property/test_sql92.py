@@ -201,4 +201,5 @@ def test_any_text_compiles_or_is_refused(text: str, properties: dict[str, str]) 
         assert compiled.matches(properties) in (True, False)
     else:
         assert refusal.code == 23
+        assert refusal.position is not None
         assert 0 <= refusal.position <= len(text)

@@ -121,6 +121,12 @@ def test_both_faces_take_the_same_arguments(name: str) -> None:
         assert list(inspect.signature(ours).parameters) == list(parameters), method
 
 
+@pytest.mark.parametrize("name", ["read_arrow", "serve_metrics"])
+def test_functions_of_both_faces_take_the_same_arguments(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(face, name)) for face in (sync, aio))
+    assert list(ours.parameters) == [name for name in theirs.parameters if name != "runtime"]
+
+
 def test_fields_of_a_received_message() -> None:
     assert listed("MessageExt") == members(skylark.MessageExt)
 

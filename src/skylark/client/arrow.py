@@ -53,12 +53,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from skylark.auth.signature import Credentials
+from skylark.client.arguments import describe, fits, refused, shown
 from skylark.client.calls import TIMEOUT_S, BrokerCalls, Pulled
 from skylark.client.errors import Missing, MissingError
 from skylark.client.instance import ClientInstance
 from skylark.client.instances import acquire_instance
 from skylark.client.link import Link
-from skylark.client.options import ClientOptions
+from skylark.client.options import ClientOptions, given_options
 from skylark.client.ranges import (
     Find,
     OnMissing,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 #: Where a range begins or ends: a name, a time, or the offset of each (broker name, queue id).
 Bound: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[tuple[str, int], int]
 
+_COLUMNS: Final = Sequence[str] | None
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 QUEUES_AT_ONCE: Final = 4
@@ -343,12 +345,19 @@ def read_arrow(
     them, BrokerError and TransportError; wrong arguments at once, the rest while reading.
     """
     check_topic(topic)
+    options = given_options(options)
+    for name, given, kind in (("tags", tags, str | None), ("columns", columns, _COLUMNS)):
+        if not fits(given, kind):
+            raise refused(name, given, describe(kind))
     arrow_schema(columns)
     _raw_tags(tags)
     for name, bound in (("start", start), ("end", end)):
-        if bound not in ("earliest", "latest") and not isinstance(bound, (datetime, Mapping)):
-            raise ConfigError(f"{name} is earliest, latest, a time or offsets, not {bound!r}")
-    return _read_topic(topic, options or ClientOptions(), start, end, tags, columns, runtime)
+        if not fits(bound, Bound):
+            wanted = "earliest, latest, a time or offsets: {(broker, queue): offset}"
+            raise ConfigError(f"{name} is {wanted}, not {shown(bound)}")
+        if isinstance(bound, Mapping) and min(bound.values(), default=0) < 0:
+            raise ConfigError(f"{name} has an offset below 0")
+    return _read_topic(topic, options, start, end, tags, columns, runtime)
 
 
 async def _read_topic(

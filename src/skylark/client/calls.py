@@ -30,6 +30,7 @@ import msgspec
 from skylark.core.clock import LoopClock
 from skylark.core.errors import broker_error
 from skylark.core.names import Address, parse_address
+from skylark.filter.errors import FilterSyntaxError
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
 from skylark.wire.bodies.common import MessageQueue
@@ -157,6 +158,8 @@ def checked(answer: Command, address: str, *also: int) -> Command:
     """The answer, if it is success or one of ``also``; else raises the error of its code."""
     if answer.code != ResponseCode.SUCCESS and answer.code not in also:
         remark = answer.remark or f"answered with code {answer.code}"
+        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            raise FilterSyntaxError(remark, position=None, broker_address=address)
         raise broker_error(answer.code, remark, broker_address=address)
     return answer
 

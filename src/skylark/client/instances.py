@@ -34,6 +34,7 @@ class _Identity(msgspec.Struct, frozen=True):
     vip_channel: bool
     stream: bool
     zone: dict[str, str]
+    runtime: ClientRuntime | None
 
 
 class _Entry(msgspec.Struct):
@@ -75,6 +76,7 @@ class InstanceTable:
             options.vip_channel,
             stream,
             zone,
+            options.runtime,
         )
         with self._lock:
             entry = self._entries.get(client_id)
@@ -86,7 +88,7 @@ class InstanceTable:
                 client_id,
                 options,
                 endpoint,
-                runtime or default_runtime(),
+                runtime or options.runtime or default_runtime(),
                 credentials=credentials,
                 stream=stream,
                 zone=zone,

@@ -43,11 +43,18 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """All properties as the broker gets them; a new dict."""
         found = dict(self.properties)
         if self.tag is not None:
-            found[names.PROPERTY_TAGS] = self.tag
+            found[names.PROPERTY_TAGS] = checked_tag(self.tag)
         if self.keys:
             found[names.PROPERTY_KEYS] = joined_keys(self.keys)
         found[names.PROPERTY_WAIT] = "true" if self.wait_store_ok else "false"
         return found
+
+
+def checked_tag(tag: str) -> str:
+    """The tag; raises InvalidMessageError for what would be sent as the name of its type."""
+    if not isinstance(tag, str):
+        raise InvalidMessageError(f"tag is text, not {type(tag).__name__}")
+    return tag
 
 
 def joined_keys(keys: Sequence[str]) -> str:
@@ -57,8 +64,12 @@ def joined_keys(keys: Sequence[str]) -> str:
     try:
         return KEY_SEPARATOR.join(keys)
     except TypeError as error:
-        kinds = {type(key).__name__ for key in keys} - {"str"}
-        raise InvalidMessageError(f"keys are text, not {', '.join(sorted(kinds))}") from error
+        kinds = {type(keys).__name__}
+        if isinstance(keys, (list, tuple, set, frozenset)):
+            kinds = {type(key).__name__ for key in keys} - {"str"}
+        raise InvalidMessageError(
+            f"keys are text, not {', '.join(sorted(kinds))}", hint='keys=["k1", "k2"]'
+        ) from error
 
 
 class SendStatus(enum.Enum):

@@ -27,6 +27,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from skylark.auth.signature import Credentials
+from skylark.client.arguments import check_fields, fits, refused, shown
+from skylark.client.runtime import ClientRuntime
 from skylark.core.errors import ConfigError
 from skylark.core.metrics import Registry
 from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
@@ -35,14 +37,19 @@ from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
 Duration: TypeAlias = float | timedelta
 
 DEFAULT_INSTANCE: Final = "DEFAULT"
+TEXT_SIZE_MAX: Final = 255  # of namespaces and of the parts of a client id
 # An endpoint has nothing behind its address; what has is the service that lists name servers.
 _HTTP_LOOKUP: Final = re.compile(r"https?://[^/]+/+[^/]", re.IGNORECASE)
 _URL_SECRET: Final = re.compile(r"(://[^:/@]*:)[^@]*@")
 
 
-def seconds(duration: Duration) -> float:
-    """A duration in seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+def seconds(duration: Duration, name: str = "a duration") -> float:
+    """A duration in seconds; raises ClientError, with its name, for what is none."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    if not fits(duration, float):
+        raise refused(name, duration, "a number of seconds or a timedelta")
+    return float(duration)
 
 
 def in_seconds(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +93,14 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Registry | bool = True  #: where to count: the registry of the process, one, nowhere
     #: OpenTelemetry spans: None if the application has set a tracer provider; or one to use
     telemetry: object = None
+    #: network and clock of a test broker, see :mod:`skylark.testing`; None: TCP and real time
+    runtime: ClientRuntime | None = None
 
     def __post_init__(self) -> None:
         for name, value in in_seconds(msgspec.structs.asdict(self)).items():
             if value is not getattr(self, name):
                 msgspec.structs.force_setattr(self, name, value)
+        check_fields(self)
         for name in (
             "request_timeout",
             "route_interval",
@@ -109,6 +119,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("namespace and namespace_v2 exclude each other")
         if self.access_channel not in ("LOCAL", "CLOUD"):
             raise ConfigError(f"access_channel is LOCAL or CLOUD, not {self.access_channel!r}")
+
+        _check_texts(self)
 
     def __repr__(self) -> str:
         """What differs from the defaults, without secrets."""
@@ -172,6 +184,29 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
         if stream:
             parts.append("STREAM")
         return "@".join(parts)
+
+
+def given_options(options: ClientOptions | None) -> ClientOptions:
+    """The options that a client was given, or those of the environment."""
+    if options is None:
+        return ClientOptions()
+    if not isinstance(options, ClientOptions):
+        raise ConfigError(
+            f"options must be ClientOptions, not {shown(options)}",
+            hint='ClientOptions(namesrv="127.0.0.1:9876")',
+        )
+    return options
+
+
+def _check_texts(options: ClientOptions) -> None:
+    """Raise ConfigError for what would make a client id or a name on the wire that is none."""
+    for name in ("namespace", "namespace_v2", "client_ip", "instance_name", "unit_name", "zone"):
+        if len(getattr(options, name) or "") > TEXT_SIZE_MAX:
+            raise ConfigError(f"{name} must have at most {TEXT_SIZE_MAX} characters")
+    if not options.instance_name.strip() or options.client_ip == "":
+        raise ConfigError("instance_name and client_ip must not be empty", hint="leave them out")
+    if options.acl is not None and not all(options.acl):
+        raise ConfigError("acl must have an access key and a secret key, not empty ones")
 
 
 def _refuse_http_lookup(text: str) -> None:

@@ -33,12 +33,13 @@ from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
+from skylark.client.arguments import check_function, checks_call, settings_of
 from skylark.client.collector import STOPPED
 from skylark.client.instance import ClientInstance
 from skylark.client.instances import acquire_instance
 from skylark.client.joining import join
 from skylark.client.message import Message, MessageExt, SendResult
-from skylark.client.options import ClientOptions, Duration, in_seconds, seconds
+from skylark.client.options import ClientOptions, Duration, given_options, in_seconds, seconds
 from skylark.client.permits import Permits
 from skylark.client.producer_parts import ProducerParts
 from skylark.client.producer_settings import ProducerKeywords, ProducerSettings
@@ -69,8 +70,9 @@ from skylark.client.txn_producer import (
     Transaction,
     TransactionListener,
     TransactionResult,
+    checked_listener,
 )
-from skylark.client.validation import check_group, check_topic
+from skylark.client.validation import check_group, check_hooks, check_topic, checked_messages
 from skylark.core.errors import ClientError, ClientStateError, InvalidMessageError
 from skylark.core.lifecycle import LifecycleError
 from skylark.core.names import is_dlq_topic, is_retry_topic
@@ -96,14 +98,14 @@ class Producer(Startable):
         """``hooks``: see :mod:`skylark.client.hooks`; ``settings``: see ProducerSettings."""
         check_group(group)
         self.group = group
-        self.options = options or ClientOptions()
-        self.settings = ProducerSettings(**in_seconds(settings))
+        self.options = given_options(options)
+        self.settings = settings_of(ProducerSettings, in_seconds(settings))
         self.state = ServiceState.CREATE_JUST
-        self._hooks = tuple(hooks)
+        self._hooks = check_hooks(hooks)
         self._listener = transaction_listener
         self._checker: Checker | None = None
         if transaction_listener is not None:
-            self._checker = transaction_listener.check
+            self._checker = checked_listener(transaction_listener).check
         self._runtime = runtime
         self._parts: ProducerParts | None = None
         self._spans: Telemetry | None = None
@@ -290,7 +292,7 @@ class Producer(Startable):
         one ``wait_store_ok``, no delay, no retry topic, not more than ``max_message_size``.
         """
         parts = self._use()
-        messages = tuple(messages)
+        messages = checked_messages(messages)
         if not messages:
             raise InvalidMessageError("a batch without messages")
         if self._spans is None:
@@ -347,6 +349,7 @@ class Producer(Startable):
         parts.collector.flush()
         await parts.sends.wait()
 
+    @checks_call
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that one may send to."""
         parts = self._use()
@@ -355,7 +358,7 @@ class Producer(Startable):
         return [parts.sender.namespace.unwrap_queue(queue) for queue in found]
 
     def _timeout_s(self, timeout: Duration | None) -> float:
-        return self.settings.send_timeout if timeout is None else seconds(timeout)
+        return self.settings.send_timeout if timeout is None else seconds(timeout, "timeout")
 
     # ---- what was said about a send --------------------------------------------------------------
 
@@ -388,6 +391,7 @@ class Producer(Startable):
 
     # ---- recall ----------------------------------------------------------------------------------
 
+    @checks_call
     async def recall(
         self,
         topic: str,
@@ -423,11 +427,13 @@ class Producer(Startable):
 
         A coroutine runs on the producer's loop, a plain function in a thread.
         """
+        check_function("checker", checker)
         self._checker = checker
         if self._parts is not None:
             self._parts.transactions.checker = checker
         return checker
 
+    @checks_call
     def transaction(
         self,
         message: Message,
@@ -442,6 +448,7 @@ class Producer(Startable):
         timeout_s = self._timeout_s(timeout)
         return Transaction(parts.transactions, message, timeout_s, times)
 
+    @checks_call
     async def send_in_transaction(
         self,
         message: Message,
@@ -460,6 +467,7 @@ class Producer(Startable):
 
     # ---- request and reply -----------------------------------------------------------------------
 
+    @checks_call
     async def request(
         self,
         message: Message,
@@ -476,6 +484,7 @@ class Producer(Startable):
         with self._spans.sending(message) as sending:
             return await requests.request(sending.message, timeout_s)
 
+    @checks_call
     async def reply(
         self,
         request: MessageExt,

@@ -15,6 +15,7 @@ from typing import Final, TypedDict
 import msgspec
 
 from skylark.client.accumulator import SIZE_MAX
+from skylark.client.arguments import check_fields
 from skylark.client.lookup import DEFAULT_QUEUE_COUNT
 from skylark.client.options import Duration
 from skylark.client.send_frame import COMPRESS_OVER, COMPRESSION_KINDS
@@ -50,6 +51,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("send_timeout", "max_message_size", "pending_max", "pending_bytes_max"):
             _require(self, name, getattr(self, name) > 0, "positive")
         for name in ("retries", "retries_async", "compress_over"):

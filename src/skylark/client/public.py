@@ -34,6 +34,7 @@ from skylark.client.message import (
     SendStatus,
     TxState,
 )
+from skylark.client.metrics import default_registry
 from skylark.client.options import ClientOptions
 from skylark.client.queue_choice import select_by_hash, select_randomly
 from skylark.client.state import ServiceState
@@ -69,6 +70,7 @@ from skylark.core.errors import (
     TopicNotExistError,
     TransportError,
 )
+from skylark.core.metrics import Registry
 from skylark.filter.errors import FilterSyntaxError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
@@ -114,6 +116,7 @@ __all__ = [
     "NoRouteError",
     "ProtocolError",
     "QueryNotFoundError",
+    "Registry",
     "RemoteProtocolError",
     "RequestNotSupportedError",
     "RequestReplyTimeoutError",
@@ -136,6 +139,7 @@ __all__ = [
     "TransportError",
     "TxState",
     "UndecodableError",
+    "default_registry",
     "select_by_hash",
     "select_randomly",
 ]

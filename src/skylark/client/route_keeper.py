@@ -87,13 +87,20 @@ class RouteKeeper:
             if route is not None:
                 return route
             # The topic may be younger than that question.
-        return _route_of(await join(self._under_way.get(key) or self._begin(key)))
+        under_way = self._under_way.get(key)
+        if under_way is None or under_way.done():  # its answer is from before we asked
+            under_way = self._begin(key)
+        return _route_of(await join(under_way))
 
     def _begin(self, key: _Question) -> asyncio.Task[_Outcome]:
         task = self._tasks.spawn(self._outcome(*key), name=f"route {key[0]}")
         self._under_way[key] = task
-        task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        task.add_done_callback(lambda ended: self._ended(key, ended))
         return task
+
+    def _ended(self, key: _Question, task: asyncio.Task[_Outcome]) -> None:
+        if self._under_way.get(key) is task:
+            del self._under_way[key]
 
     async def _outcome(self, topic: str, queue_count: int, model: str) -> _Outcome:
         """The route or why there is none: callers may all have gone when the error comes."""

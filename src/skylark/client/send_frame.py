@@ -26,6 +26,7 @@ from skylark.client.message import (
     Message,
     SendResult,
     SendStatus,
+    checked_tag,
     joined_keys,
 )
 from skylark.core.errors import InvalidMessageError, RemoteProtocolError, broker_error
@@ -92,7 +93,7 @@ def property_text(message: Message, unique_id: str, extra: Mapping[str, str] | N
             return text
         count = 2
         if message.tag is not None:
-            text += f"TAGS\x01{message.tag}\x02"
+            text += f"TAGS\x01{checked_tag(message.tag)}\x02"
             count += 1
         if message.keys:
             text += f"KEYS\x01{joined_keys(message.keys)}\x02"
@@ -148,7 +149,7 @@ def batch_part(message: Message, properties: str) -> bytes:
 def checked_flag(message: Message) -> int:
     """The flag of a message; raises InvalidMessageError if it has no room in a record."""
     flag = message.flag
-    if not -_INT32_MAX - 1 <= flag <= _INT32_MAX:
+    if not isinstance(flag, int) or not -_INT32_MAX - 1 <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"the flag {flag} does not fit into 32 bits")
     return flag
 

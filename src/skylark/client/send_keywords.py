@@ -10,9 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict
 
+from skylark.client.arguments import describe, refused
 from skylark.client.options import Duration, seconds
 from skylark.client.queue_choice import Selector, ShardKey
 from skylark.core.errors import ClientError, InvalidMessageError
@@ -35,13 +37,30 @@ class SendKeywords(TypedDict, total=False):
     timeout: Duration | None  #: for all attempts together
 
 
-_KNOWN: Final = SendKeywords.__annotations__.keys()
+#: What they may be, where anything else would fail somewhere inside.
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "queue": (MessageQueue,),
+    "selector": (object,),
+    "selector_arg": (object,),
+    "shard": (object,),
+    "delay": (int, float, timedelta),
+    "delay_level": (int,),
+    "deliver_at": (datetime,),
+    "timeout": (int, float, timedelta),
+}
 
 
 def check_keywords(how: SendKeywords) -> None:
-    """Raise TypeError for a keyword that is none: a misspelt delay must not be sent at once."""
-    for name in how.keys() - _KNOWN:
-        raise TypeError(f"got an unexpected keyword argument {name!r}")
+    """Raise TypeError for a keyword that is none: a misspelt delay must not be sent at once.
+
+    Raises ClientError for a value that is none.
+    """
+    for name, value in how.items():
+        kinds = _KINDS.get(name)
+        if kinds is None:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        if value is not None and not isinstance(value, kinds):
+            raise refused(name, value, " or ".join(describe(kind) for kind in kinds))
 
 
 def with_shard(properties: dict[str, str] | None, shard: str | None) -> dict[str, str] | None:

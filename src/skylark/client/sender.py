@@ -143,8 +143,11 @@ class Sender:
 
     def checked(self, message: Message) -> TopicState:
         """The topic of a message that may be sent; raises ClientError or InvalidMessageError."""
-        state = self._states.get(message.topic)
-        body = message.body
+        try:
+            state, body = self._states.get(message.topic), message.body
+        except (AttributeError, TypeError):  # it has no topic, or one that cannot be a key
+            check_message(message)
+            raise
         if (
             state is None
             or message.properties

@@ -25,10 +25,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 
+from skylark.client.arguments import shown
 from skylark.client.control import Handover
 from skylark.client.hooks import EndTransactionContext, call_hooks, hook_methods
 from skylark.client.instance import ClientInstance
@@ -39,7 +40,7 @@ from skylark.client.served import TransactionCheck
 from skylark.client.telemetry import Telemetry
 from skylark.client.threads import call_in_thread
 from skylark.core.clock import Clock
-from skylark.core.errors import ClientError, SendFailedError, SkylarkError
+from skylark.core.errors import ClientError, ConfigError, SendFailedError, SkylarkError
 from skylark.core.hashing import decode_offset_id
 from skylark.core.lifecycle import Tasks
 from skylark.wire import properties as names
@@ -66,6 +67,9 @@ Outcome: TypeAlias = TxState | None
 Checker: TypeAlias = Callable[[MessageExt], Outcome | Awaitable[Outcome]]
 
 
+ListenerT = TypeVar("ListenerT")
+
+
 class TransactionListener(Protocol):
     """The local side of transactions; both methods may be coroutines."""
 
@@ -74,6 +78,17 @@ class TransactionListener(Protocol):
 
     def check(self, message: MessageExt) -> Outcome | Awaitable[Outcome]:
         """Say how the transaction ended; ``message.transaction_id`` is its id."""
+
+
+def checked_listener(listener: ListenerT) -> ListenerT:
+    """A listener that has both methods; raises ConfigError."""
+    for name in ("execute", "check"):
+        if not callable(getattr(listener, name, None)):
+            raise ConfigError(
+                f"transaction_listener {shown(listener)} has no method {name}",
+                hint="it must be an object with execute(message, arg) and check(message)",
+            )
+    return listener
 
 
 class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ errors say what is wrong in Java's words. Answers to ``Validators`` and to the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from skylark.client.message import Message
-from skylark.core.errors import ClientError, InvalidMessageError
+from skylark.client.arguments import shown
+from skylark.client.message import Message, MessageExt
+from skylark.core.errors import ClientError, ConfigError, InvalidMessageError
 from skylark.core.names import (
     DEFAULT_PRODUCER_GROUP,
     group_problem,
@@ -50,8 +51,34 @@ def check_topic(topic: str) -> None:
         raise ClientError(problem)
 
 
+def check_hooks(hooks: Iterable[object]) -> tuple[object, ...]:
+    """The hooks that a client was given; raises ConfigError if that is no list."""
+    if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
+        raise ConfigError(f"hooks must be a list of objects, not {shown(hooks)}")
+    return tuple(hooks)
+
+
+def not_a_message(given: object) -> InvalidMessageError:
+    """The error for something else in place of a message to send."""
+    hint = "Message(topic, body)"
+    if isinstance(given, MessageExt):
+        hint = "a message that was received is sent again as Message(m.topic, m.body, tag=m.tag)"
+    return InvalidMessageError(f"message must be a Message, not {shown(given)}", hint=hint)
+
+
+def checked_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages of a batch; raises InvalidMessageError if that is no list."""
+    if isinstance(messages, (str, bytes, Message)) or not isinstance(messages, Iterable):
+        raise InvalidMessageError(
+            f"messages must be a list of Message, not {shown(messages)}", hint="[message]"
+        )
+    return tuple(messages)
+
+
 def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
     """Raise ClientError for its topic, InvalidMessageError for the rest."""
+    if not isinstance(message, Message):
+        raise not_a_message(message)
     topic, body = message.topic, message.body
     _check_text(topic, "a topic")
     problem = _problem_of_sending_to(topic)
@@ -85,6 +112,10 @@ def _problem_of_sending_to(topic: str) -> str | None:
 
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raise InvalidMessageError unless an application may set these."""
+    if not isinstance(properties, Mapping):
+        raise InvalidMessageError(
+            f"properties must be a mapping of text to text, not {shown(properties)}"
+        )
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessageError(f"the name and value of property {name!r} must be text")

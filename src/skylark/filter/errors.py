@@ -8,13 +8,22 @@ from skylark.core.errors import BrokerError
 class FilterSyntaxError(BrokerError):
     """A subscription expression cannot be understood (SUBSCRIPTION_PARSE_FAILED).
 
-    ``position`` is the index of the character at which it went wrong.
+    ``position`` is the index of the character at which it went wrong; None in what a broker says,
+    which has words of its own for it.
     """
 
     code = 23
 
-    def __init__(self, problem: str, *, position: int = 0, hint: str | None = None) -> None:
-        super().__init__(f"{problem} at character {position + 1}", hint=hint)
+    def __init__(
+        self,
+        problem: str,
+        *,
+        position: int | None = 0,
+        hint: str | None = None,
+        broker_address: str | None = None,
+    ) -> None:
+        where = "" if position is None else f" at character {position + 1}"
+        super().__init__(problem + where, hint=hint, broker_address=broker_address)
         self.problem = problem
         self.position = position
 

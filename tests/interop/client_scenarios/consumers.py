@@ -131,9 +131,7 @@ class Consumers:
         """The queues of a topic that a consumer has, by their ids."""
         name = options["name"]
         found = (
-            self._pushed[name].assignment
-            if name in self._pushed
-            else self._polled[name].assignment()
+            self._pushed[name].assignment if name in self._pushed else self._polled[name].assignment
         )
         return sorted(queue.queue_id for queue in found if queue.topic == options["topic"])
 

@@ -17,6 +17,7 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.hashing import decode_offset_id
+from skylark.filter.errors import FilterSyntaxError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import CURRENT_VERSION, PullSysFlag, RequestCode
@@ -145,6 +146,30 @@ async def test_filters_are_checked(tmp_path: Path) -> None:
         with pytest.raises(BrokerError) as caught:
             await to.calls.check_client(ADDRESS, "me", "g", sql)
         assert caught.value.broker_address == ADDRESS
+
+
+async def test_an_expression_that_a_broker_cannot_parse_has_an_error_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.answer(RequestCode.CHECK_CLIENT_CONFIG, 23)
+        server.answer(RequestCode.PULL_MESSAGE, 23)
+        sql = SubscriptionData(topic="T", sub_string="a > ", expression_type="SQL92")
+        async with w.client(namesrv=address) as instance:
+            link = instance.open_link()
+            for call in (
+                link.calls.check_client(address, "me", "g", sql),
+                link.calls.pull(address, pull_header(0), "a"),
+            ):
+                with pytest.raises(FilterSyntaxError) as caught:
+                    await call
+                error = caught.value
+                assert (error.code, error.remark, error.position) == (23, "scripted 23", None)
+                assert str(error) == f"CODE: 23  DESC: scripted 23 BROKER: {address}"
+            await link.release()
+        await w.finish(server.stop())
 
 
 async def test_single_messages(tmp_path: Path) -> None:

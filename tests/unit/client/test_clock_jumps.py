@@ -83,10 +83,10 @@ async def test_a_lite_pull_consumer_repeats_nothing(tmp_path: Path, hours: int) 
         await w.finish(consumer.subscribe("T").start())
         assert bodies(await w.finish(consumer.poll(5))) == [b"0", b"1"]
         jump(w.clock, hours)
-        queues = consumer.assignment()
+        queues = consumer.assignment
         for _ in range(12):  # rebalances and automatic commits come and go
             assert await w.finish(consumer.poll(5)) == []
-        assert consumer.assignment() == queues
+        assert consumer.assignment == queues
         assert await w.committed("g") == 2
         await w.send(b"2")
         assert bodies(await w.finish(consumer.poll(5))) == [b"2"]

@@ -18,6 +18,7 @@ from skylark.core.errors import (
     InvalidMessageError,
     SendTimeoutError,
     SkylarkError,
+    SystemBusyError,
     TooManyRequestsError,
 )
 from skylark.wire.bodies.common import MessageQueue
@@ -122,6 +123,27 @@ async def test_a_batch_that_fails_fails_all_of_its_messages(tmp_path: Path) -> N
         assert all(getattr(outcome, "broker_address", None) for outcome in outcomes)
         parts = script.producer._use()
         assert (parts.collector.size, parts.permits.count, parts.permits.size) == (0, 0, 0)
+
+
+async def test_a_busy_broker_is_passed_by_for_batches_of_send_and_reported_by_submit(
+    tmp_path: Path,
+) -> None:
+    """As Java's client: what is awaited is tried again by code, a future has the error."""
+    async with scripted(tmp_path) as s:
+        s.answer(2, stored(), broker="a")
+        s.answer(2, stored(), broker="b")
+        sends = [s.producer.send(Message("T", b"%d" % number)) for number in range(10)]
+        results = await s.world.finish(asyncio.gather(*sends))
+        assert {result.status for result in results} == {SendStatus.SEND_OK}
+        before = len(s.sent())
+        s.answer(2)
+        futures = [await s.producer.submit(Message("T", b"%d" % number)) for number in range(10)]
+        await s.world.finish(asyncio.gather(*futures, return_exceptions=True))
+        for future in futures:
+            error = future.exception()
+            assert isinstance(error, SystemBusyError)
+            assert error.retriable
+        assert len(s.sent()) - before == 1  # one batch, one request
 
 
 async def test_only_what_fits_travels_together(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import gc
 import multiprocessing
 import os
 import re
+import urllib.request
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skylark import aio, sync
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.message import Message, MessageExt, SendStatus
 from skylark.client.metrics import (
@@ -24,11 +27,14 @@ from skylark.client.metrics import (
 from skylark.client.options import ClientOptions
 from skylark.client.producer import Producer
 from skylark.client.runtime import inline_runtime
-from skylark.core.clock import LoopClock
-from skylark.core.errors import ConnectError, RequestTimeoutError, SkylarkError
+from skylark.core.errors import (
+    ClientError,
+    ConfigError,
+    ConnectError,
+    RequestTimeoutError,
+    SkylarkError,
+)
 from skylark.core.metrics import Registry
-from skylark.net.metrics_http import MetricsServer
-from skylark.net.transport import TcpNetwork
 from tests.unit.client.consumer.pull_world import pull_world
 from tests.unit.client.consumer.pushes import consuming, push_world
 from tests.unit.client.producer_world import scripted
@@ -266,7 +272,7 @@ async def test_a_lite_pull_consumer_shows_its_lag(tmp_path: Path) -> None:
         lite = LitePullConsumer("lg", options, runtime=runtime, pull_threshold_for_queue=10)
         await w.finish(lite.start())
         lite.assign(await w.finish(lite.fetch_queues("T")))
-        for queue in lite.assignment():
+        for queue in lite.assignment:
             await w.finish(lite.seek_to_begin(queue))
         await w.world.clock.advance(seconds=1)
         lag = samples(registry, "consume_lag_messages")
@@ -299,17 +305,47 @@ def test_queues_that_two_consumers_have_are_added_up() -> None:
 async def test_prometheus_reads_the_registry_of_the_process(tmp_path: Path) -> None:
     async with scripted(tmp_path) as s:
         await s.producer.send(Message("T", b"x"))
-    server = MetricsServer(default_registry(), network=TcpNetwork(), clock=LoopClock())
-    await server.start()
-    try:
-        reader, writer = await asyncio.open_connection(*server.address)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-        await writer.wait_closed()
-    finally:
-        await server.stop()
+    async with await aio.serve_metrics() as endpoint:
+        text = await asyncio.to_thread(fetch, endpoint.url)
     assert 'skylark_client_messages_sent_total{group="pg",topic="T",outcome="ok"}' in text
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(fetch, endpoint.url)
+    await endpoint.stop()  # again does nothing
+
+
+def test_threads_serve_metrics_too() -> None:
+    registry = Registry()
+    registry.counter("mine_total", "Of the application.").labels().value += 3
+    with sync.serve_metrics(registry=registry) as endpoint:
+        assert endpoint.url.startswith("http://127.0.0.1:")
+        assert "mine_total 3\n" in fetch(endpoint.url)
+        taken = int(endpoint.url.split(":")[2].partition("/")[0])
+        with pytest.raises(ClientError, match=f"cannot be served: .*127.0.0.1:{taken}.*or 0"):
+            sync.serve_metrics(taken)
+    with pytest.raises(OSError, match="refused"):
+        fetch(endpoint.url)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"port": -1}, "port is -1: a number from 0 to 65535"),
+        ({"port": "9464"}, "port is '9464'"),
+        ({"port": None}, "port is None"),
+        ({"host": ""}, "host is ''"),
+        ({"host": 5}, "host is 5"),
+        ({"registry": "x"}, "registry is a str"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        await aio.serve_metrics(**given)
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.status == 200
+        return str(answer.read(), "utf-8")
 
 
 def test_options_show_what_they_are_given() -> None:

@@ -41,6 +41,23 @@ async def test_a_topic_younger_than_the_question_under_way_is_found(tmp_path: Pa
         await w.finish(server.stop())
 
 
+async def test_an_answer_that_has_come_is_not_for_those_who_ask_afterwards(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        address = await server.start()
+        server.serve_route("T", a=address)
+        async with w.client(namesrv=address) as instance:
+
+            async def unknown() -> None:
+                """The outcome of a question from before the topic was made."""
+
+            old = asyncio.ensure_future(unknown())
+            await old
+            instance._parts().routes._under_way["T", 0, ""] = old  # its end is not noticed yet
+            assert await w.finish(instance.refresh_route("T")) is not None
+        await w.finish(server.stop())
+
+
 async def test_an_error_reaches_all_who_ask(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.client(namesrv="127.0.0.1:1") as instance:
         asked = [asyncio.ensure_future(instance.refresh_route("T")) for _ in range(3)]

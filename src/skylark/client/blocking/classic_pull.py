@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from skylark.client.blocking.client import BlockingClient
+from skylark.client.arguments import refused
+from skylark.client.blocking.client import BlockingClient, BlockingPullClient
 from skylark.client.blocking.producer import refuse_coroutine
 from skylark.client.blocking.push import in_thread
 from skylark.client.consumer import classic_pull as aio
@@ -31,7 +31,7 @@ from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 
 
-class PullConsumer(BlockingClient[aio.PullConsumer]):
+class PullConsumer(BlockingPullClient[aio.PullConsumer]):
     """See the module, and :class:`skylark.aio.PullConsumer` for what the methods do.
 
     Listeners are called in a thread, one at a time, and may call the consumer.
@@ -46,6 +46,7 @@ class PullConsumer(BlockingClient[aio.PullConsumer]):
         allocation: Allocation | None = None,
         max_reconsume_times: int = aio.RECONSUME_TIMES_MAX,
         offset_folder: Path | None = None,
+        hooks: Sequence[object] = (),
     ) -> None:
         """``offset_folder``: where broadcasting consumers keep their offsets."""
         super().__init__(
@@ -56,6 +57,7 @@ class PullConsumer(BlockingClient[aio.PullConsumer]):
                 allocation=allocation,
                 max_reconsume_times=max_reconsume_times,
                 offset_folder=offset_folder,
+                hooks=hooks,
             )
         )
         self._listeners = SerialThread(f"{group}-listener")
@@ -67,10 +69,6 @@ class PullConsumer(BlockingClient[aio.PullConsumer]):
         told = None if listener is None else in_thread(listener, self._listeners)
         self._do(self._twin.register_queue_listener, topic, told)
         return self
-
-    def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
-        return self._run(self._twin.fetch_queues(topic))
 
     def queues_in_balance(self, topic: str) -> frozenset[MessageQueue]:
         """The queues of a topic that are ours; empty without :meth:`register_queue_listener`."""
@@ -131,18 +129,6 @@ class PullConsumer(BlockingClient[aio.PullConsumer]):
         """The committed offset, from memory first unless told otherwise; None if there is none."""
         return self._run(self._twin.fetch_consume_offset(queue, from_store=from_store))
 
-    def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
-        return self._run(self._twin.min_offset(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
-        return self._run(self._twin.max_offset(queue))
-
-    def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at or after a time (or milliseconds)."""
-        return self._run(self._twin.offset_for_time(queue, time))
-
 
 # ---- going round ---------------------------------------------------------------------------------
 
@@ -190,6 +176,8 @@ class PullSchedule(BlockingClient[_ScheduleTwin]):
 
     def __init__(self, consumer: PullConsumer, *, calls_max: int = aio.CALLS_MAX) -> None:
         """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
+        if not isinstance(consumer, PullConsumer):
+            raise refused("consumer", consumer, "a PullConsumer")
         super().__init__(_ScheduleTwin(consumer._twin, calls_max=calls_max))
         self.consumer = consumer
 

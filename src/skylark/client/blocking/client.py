@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from skylark.client.blocking.portal import Portal, shared_portal
+from skylark.client.consumer.pull_client import PullClient
 from skylark.client.options import ClientOptions
 from skylark.client.state import ServiceState
+from skylark.core.errors import ConfigError
+from skylark.wire.bodies.common import MessageQueue
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -43,12 +47,19 @@ class GroupTwin(Twin, Protocol):
 
 TwinT = TypeVar("TwinT", bound=Twin)
 GroupTwinT = TypeVar("GroupTwinT", bound=GroupTwin)
+PullTwinT = TypeVar("PullTwinT", bound=PullClient)
 
 
 class Blocking(Generic[TwinT]):
     """See the module."""
 
     def __init__(self, twin: TwinT) -> None:
+        if twin.options.runtime is not None:
+            # Its broker is on the caller's loop, which a blocking call would hold up for ever.
+            raise ConfigError(
+                "blocking clients cannot use a test broker in memory or on virtual time",
+                hint="skylark.testing.sync_broker() runs one on a thread of its own",
+            )
         self._twin = twin
         self._portal: Portal | None = None  # since the start
         self._starting = threading.Lock()
@@ -111,3 +122,23 @@ class BlockingClient(Blocking[GroupTwinT]):
         if self._portal is None:
             return function(*args)
         return self._portal.call_plain(function, *args)
+
+
+class BlockingPullClient(BlockingClient[PullTwinT]):
+    """A pull consumer: questions about queues."""
+
+    def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
+        """All queues of a topic that can be read, as of now; raises NoRouteError."""
+        return self._run(self._twin.fetch_queues(topic))
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """That of the oldest message still held."""
+        return self._run(self._twin.min_offset(queue))
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """That of the next message to come."""
+        return self._run(self._twin.max_offset(queue))
+
+    def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
+        """The offset of the first message stored at or after a time (or milliseconds)."""
+        return self._run(self._twin.offset_for_time(queue, time))

@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
 from typing import Self, Unpack
 
-from skylark.client.blocking.client import BlockingClient
+from skylark.client.arguments import check_function
+from skylark.client.blocking.client import BlockingPullClient
 from skylark.client.blocking.push import in_thread
 from skylark.client.consumer import lite_pull as aio
 from skylark.client.consumer.lite_settings import LitePullKeywords, LitePullSettings
@@ -27,7 +27,7 @@ from skylark.client.threads import SerialThread
 from skylark.wire.bodies.common import MessageQueue
 
 
-class LitePullConsumer(BlockingClient[aio.LitePullConsumer]):
+class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):
     """See the module, and :class:`skylark.aio.LitePullConsumer` for what the methods do.
 
     Listeners are called in a thread, one at a time, and may call the consumer.
@@ -80,6 +80,7 @@ class LitePullConsumer(BlockingClient[aio.LitePullConsumer]):
 
     def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
         """Call ``listener(topic, queues)`` when the topic has got other queues."""
+        check_function("listener", listener)
 
         def told(topic: str, queues: frozenset[MessageQueue]) -> None:
             self._listeners.post(listener, topic, queues)
@@ -89,9 +90,10 @@ class LitePullConsumer(BlockingClient[aio.LitePullConsumer]):
 
     # ---- queues ----------------------------------------------------------------------------------
 
+    @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The queues that are ours now."""
-        return self._do(self._twin.assignment)
+        return self._twin.assignment
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at this offset; raises ClientError if the queue is not ours, or has none such."""
@@ -116,22 +118,6 @@ class LitePullConsumer(BlockingClient[aio.LitePullConsumer]):
     def is_paused(self, queue: MessageQueue) -> bool:
         """Whether nothing more is fetched of it."""
         return self._do(self._twin.is_paused, queue)
-
-    def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
-        return self._run(self._twin.fetch_queues(topic))
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
-        return self._run(self._twin.min_offset(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
-        return self._run(self._twin.max_offset(queue))
-
-    def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at or after a time (or milliseconds)."""
-        return self._run(self._twin.offset_for_time(queue, time))
 
     # ---- messages --------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from skylark.client.queue_choice import apply_selector
 from skylark.client.send_keywords import SendKeywords
 from skylark.client.state import require_running
 from skylark.client.txn_producer import Transaction as AioTransaction
-from skylark.client.txn_producer import TransactionResult
+from skylark.client.txn_producer import TransactionResult, checked_listener
 from skylark.core.errors import ClientError, ClientStateError
 from skylark.wire.bodies.common import MessageQueue
 
@@ -72,6 +72,7 @@ class Producer(BlockingClient[aio.Producer]):
     ) -> None:
         """Nothing is sent before :meth:`start`; ``settings``: see ProducerSettings."""
         if transaction_listener is not None:
+            checked_listener(transaction_listener)
             refuse_coroutine(transaction_listener.execute)
             refuse_coroutine(transaction_listener.check)
         super().__init__(

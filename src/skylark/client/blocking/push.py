@@ -22,6 +22,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
+from skylark.client.arguments import check_function
 from skylark.client.blocking.client import BlockingClient
 from skylark.client.blocking.portal import shared_portal
 from skylark.client.blocking.producer import refuse_coroutine
@@ -170,6 +171,7 @@ class PushConsumer(BlockingClient[aio.PushConsumer]):
 
 def in_thread(listener: QueueListener, thread: SerialThread) -> QueueListener:
     """A listener that leaves the loop alone: it is called in a thread, in order."""
+    check_function("listener", listener)
 
     def post(
         topic: str, everything: frozenset[MessageQueue], ours: frozenset[MessageQueue]

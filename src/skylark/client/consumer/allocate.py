@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common import MessageQueue
@@ -33,6 +33,7 @@ from skylark.wire.bodies.common import MessageQueue
 VIRTUAL_NODES: Final = 10
 
 
+@runtime_checkable
 class Allocation(Protocol):
     """A strategy; users may bring their own."""
 

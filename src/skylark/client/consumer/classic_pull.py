@@ -26,20 +26,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
+import msgspec
+
+from skylark.client.arguments import check_fields, checks_arguments, fits, refused
 from skylark.client.consumer.allocate import Allocation, Averagely
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_access import PullResult, PullTerms
+from skylark.client.consumer.pull_client import PullClient
 from skylark.client.consumer.pull_group import PullGroup
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.send_back import SendsBack
-from skylark.client.consumer.settings import QueueListener, check_model
+from skylark.client.consumer.settings import QueueListener
 from skylark.client.consumer.subscription import make_subscription
-from skylark.client.joining import join
+from skylark.client.hooks import call_hooks, hook_methods
 from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration, seconds
 from skylark.client.routes import MASTER_ID
@@ -49,10 +52,9 @@ from skylark.client.state import (
     Startable,
     require_new,
     require_not_stopped,
-    require_running,
 )
-from skylark.client.validation import check_group, check_topic
-from skylark.core.errors import ClientError
+from skylark.client.validation import check_topic
+from skylark.core.errors import ClientError, ConfigError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
@@ -65,7 +67,24 @@ SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
 RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
 
 
-class PullConsumer(Startable):
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The keywords of the constructor, checked."""
+
+    message_model: MessageModel
+    allocation: Allocation
+    max_reconsume_times: int
+    offset_folder: Path | None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_reconsume_times < 0:
+            raise ConfigError(
+                f"max_reconsume_times must be 0 or more, not {self.max_reconsume_times}"
+            )
+
+
+@checks_arguments
+class PullConsumer(PullClient):
     """See the module."""
 
     def __init__(
@@ -77,24 +96,23 @@ class PullConsumer(Startable):
         allocation: Allocation | None = None,
         max_reconsume_times: int = RECONSUME_TIMES_MAX,
         offset_folder: Path | None = None,
+        hooks: Sequence[object] = (),
         runtime: ClientRuntime | None = None,
     ) -> None:
-        """``offset_folder``: where broadcasting consumers keep their offsets."""
-        check_group(group)
-        check_model(message_model)
-        self.group = group
-        self.options = options or ClientOptions()
-        self.state = ServiceState.CREATE_JUST
-        self._clustering = message_model is MessageModel.CLUSTERING
-        self._allocation = allocation or Averagely()
-        self._max_reconsume_times = max_reconsume_times
-        self._offset_folder = offset_folder
-        self._runtime = runtime
-        self._listeners: dict[str, list[QueueListener]] = {}
-        self._stopping: asyncio.Task[None] | None = None
+        """``offset_folder``: where broadcasting consumers keep their offsets.
 
-    def __repr__(self) -> str:
-        return f"<PullConsumer {self.group} {self.state.value}>"
+        ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.hooks`. There is no trace,
+        as in Java: it is for the consumers that know when a message is consumed.
+        """
+        super().__init__(group, options, hooks, runtime)
+        self._settings = _Settings(
+            message_model=message_model,
+            allocation=Averagely() if allocation is None else allocation,
+            max_reconsume_times=max_reconsume_times,
+            offset_folder=offset_folder,
+        )
+        self._filters = hook_methods(self._hooks, "filter_messages")
+        self._listeners: dict[str, list[QueueListener]] = {}
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -107,15 +125,15 @@ class PullConsumer(Startable):
             self.options,
             self._runtime or default_runtime(),
             self,
-            allocation=self._allocation,
-            clustering=self._clustering,
-            offset_folder=self._offset_folder,
+            allocation=self._settings.allocation,
+            clustering=self._settings.message_model is MessageModel.CLUSTERING,
+            offset_folder=self._settings.offset_folder,
         )
         async with group.starting():
             self._sends_back = SendsBack(
                 group.access.link,
                 group.group,
-                reconsume_times_max=self._max_reconsume_times,
+                reconsume_times_max=self._settings.max_reconsume_times,
                 unit_mode=self.options.unit_mode,
             )
             self._suggested: dict[MessageQueue, int] = {}
@@ -126,23 +144,6 @@ class PullConsumer(Startable):
             )
             require_not_stopped(self.state, f"consumer {self.group}")
             self.state = ServiceState.RUNNING
-
-    async def stop(self) -> None:
-        """Save the offsets that were updated, and leave the group."""
-        if self._stopping is None:
-            was_running = self.state is ServiceState.RUNNING
-            if was_running:
-                self._group_access.check_loop()
-            self.state = ServiceState.SHUTDOWN_ALREADY
-            if not was_running:
-                return
-            self._stopping = asyncio.get_running_loop().create_task(self._group_access.leave())
-        await join(self._stopping)
-
-    def _running(self) -> PullGroup:
-        require_running(self.state, f"consumer {self.group}")
-        self._group_access.check_loop()
-        return self._group_access
 
     # ---- queues ----------------------------------------------------------------------------------
 
@@ -181,13 +182,9 @@ class PullConsumer(Startable):
             except Exception:
                 log.exception("a listener of topic %s failed", topic)
 
-    async def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
-        return await self._running().fetch_queues(topic)
-
     def queues_in_balance(self, topic: str) -> frozenset[MessageQueue]:
         """The queues of a topic that are ours; empty without :meth:`register_queue_listener`."""
-        group = self._running()
+        group = self._require_running()
         found = group.my_queues(group.namespace.wrap(topic))
         return frozenset(map(group.namespace.unwrap_queue, found))
 
@@ -234,7 +231,7 @@ class PullConsumer(Startable):
     async def _pull(
         self, queue: MessageQueue, offset: int, terms: PullTerms, tags: str | None, sql: str | None
     ) -> PullResult:
-        group = self._running()
+        group = self._require_running()
         if offset < 0:
             raise ClientError(f"offset < 0: {offset}")
         if terms.count_max <= 0:
@@ -247,6 +244,9 @@ class PullConsumer(Startable):
         result, self._suggested[wire_queue] = await group.access.pull(
             wire_queue, subscription, offset, terms, broker_id
         )
+        if result.messages:
+            call_hooks(self._filters, wire_queue, result.messages)
+            self._tell_hooks(result.messages)
         return result
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
@@ -254,7 +254,7 @@ class PullConsumer(Startable):
 
         Level 0: after a delay that grows with each delivery; -1: to the dead letters.
         """
-        self._running()
+        self._require_running()
         if not await self._sends_back.give(message, delay_level):
             raise ClientError(f"{message} could not be sent back")
 
@@ -262,12 +262,12 @@ class PullConsumer(Startable):
 
     def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
         """Count as consumed what is before ``offset``; saved within seconds."""
-        group = self._running()
+        group = self._require_running()
         group.offsets.update(group.namespace.wrap_queue(queue), offset, increase_only=False)
 
     async def update_consume_offset_to_broker(self, queue: MessageQueue, offset: int) -> None:
         """Save an offset at the broker now, whoever has the queue; raises what the broker says."""
-        group = self._running()
+        group = self._require_running()
         wire_queue = group.namespace.wrap_queue(queue)
         target = await group.access.link.lookup.reader_of(wire_queue)
         await group.access.link.calls.update_offset(target.address, group.group, wire_queue, offset)
@@ -276,24 +276,8 @@ class PullConsumer(Startable):
         self, queue: MessageQueue, *, from_store: bool = False
     ) -> int | None:
         """The committed offset, from memory first unless told otherwise; None if there is none."""
-        group = self._running()
+        group = self._require_running()
         return await group.stored_offset(group.namespace.wrap_queue(queue), from_store=from_store)
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
-        group = self._running()
-        return await group.access.min_offset(group.namespace.wrap_queue(queue))
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
-        group = self._running()
-        return await group.access.max_offset(group.namespace.wrap_queue(queue))
-
-    async def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at or after a time (or milliseconds)."""
-        group = self._running()
-        time_ms = time if isinstance(time, int) else round(time.timestamp() * 1000)
-        return await group.access.search_offset(group.namespace.wrap_queue(queue), time_ms)
 
 
 # ---- going round ---------------------------------------------------------------------------------
@@ -317,11 +301,16 @@ class PullTask:
 PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], Awaitable[None] | None]
 
 
+@checks_arguments
 class PullSchedule(Startable):
     """Calls the application for each queue that is ours, as often as it wants; see the module."""
 
     def __init__(self, consumer: PullConsumer, *, calls_max: int = CALLS_MAX) -> None:
         """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
+        if not isinstance(consumer, PullConsumer):
+            raise refused("consumer", consumer, "a PullConsumer")
+        if not fits(calls_max, int) or calls_max < 1:
+            raise refused("calls_max", calls_max, "1 or more")
         require_new(consumer.state, f"consumer {consumer.group}")
         self.consumer = consumer
         self._callbacks: dict[str, PullCallback] = {}

@@ -30,32 +30,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Self, TypeAlias, Unpack
 
+from skylark.client.arguments import checks_arguments, settings_of
 from skylark.client.consumer.lite_queues import LiteQueues, require_queue
 from skylark.client.consumer.lite_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
+from skylark.client.consumer.pull_client import PullClient
 from skylark.client.consumer.pull_group import PullGroup, TopicListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.settings import QueueListener
 from skylark.client.consumer.subscription import Subscription, make_subscription
-from skylark.client.hooks import ConsumeContext, ConsumeHooks
-from skylark.client.joining import join
+from skylark.client.hooks import ConsumeHooks
 from skylark.client.message import MessageExt
 from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
 from skylark.client.options import ClientOptions, Duration, in_seconds, seconds
 from skylark.client.runtime import ClientRuntime, default_runtime
 from skylark.client.state import (
     ServiceState,
-    Startable,
     require_new,
     require_not_stopped,
     require_running,
 )
 from skylark.client.trace_dispatcher import TraceDispatcher
 from skylark.client.trace_hooks import consumer_tracing
-from skylark.client.validation import check_group, check_topic
+from skylark.client.validation import check_topic
 from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.common import MessageQueue
@@ -66,7 +65,8 @@ log = logging.getLogger(__name__)
 Commit: TypeAlias = Mapping[MessageQueue, int] | Collection[MessageQueue] | Collection[MessageExt]
 
 
-class LitePullConsumer(Startable):
+@checks_arguments
+class LitePullConsumer(PullClient):
     """See the module. Settings are those of :class:`LitePullSettings`, as keywords."""
 
     def __init__(
@@ -83,15 +83,9 @@ class LitePullConsumer(Startable):
         Consume hooks, and traces, count messages as consumed when they are handed out: what
         becomes of them afterwards is not known here.
         """
-        check_group(group)
-        self.group = group
-        self.settings = LitePullSettings(**in_seconds(settings))
-        self.options = options or ClientOptions()
-        self.state = ServiceState.CREATE_JUST
-        self._hooks = tuple(hooks)
-        self._consume_hooks = ConsumeHooks(self._hooks)
+        super().__init__(group, options, hooks, runtime)
+        self.settings = settings_of(LitePullSettings, in_seconds(settings))
         self._tracer: TraceDispatcher | None = None
-        self._runtime = runtime
         self._mode: str | None = None
         self._subscriptions: dict[str, tuple[str | None, str | None]] = {}
         self._listeners: dict[str, QueueListener] = {}
@@ -100,10 +94,6 @@ class LitePullConsumer(Startable):
         self._topic_listeners: dict[str, TopicListener] = {}
         self._commit_at = 0.0
         self._meters: dict[str, ConsumeMeter] = {}
-        self._stopping: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<LitePullConsumer {self.group} {self.state.value}>"
 
     # ---- what to consume -------------------------------------------------------------------------
 
@@ -240,34 +230,17 @@ class LitePullConsumer(Startable):
             if self._tracer is not None:
                 await self._tracer.stop()
 
-    async def stop(self) -> None:
-        """Save what was committed and leave the group; what was not committed comes again.
-
-        A second call waits too. A cancellation ends the wait, not the stop.
-        """
-        if self._stopping is None:
-            was_running = self.state is ServiceState.RUNNING
-            if was_running:
-                self._group_access.check_loop()
-            self.state = ServiceState.SHUTDOWN_ALREADY
-            if not was_running:
-                return
-            self._stopping = asyncio.get_running_loop().create_task(self._group_access.leave())
-        await join(self._stopping)
-
-    def _require_running(self) -> PullGroup:
-        require_running(self.state, f"consumer {self.group}")
-        self._group_access.check_loop()
-        return self._group_access
-
     # ---- queues ----------------------------------------------------------------------------------
 
+    @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now."""
-        namespace = self._require_running().namespace
+        """The queues that are ours now; none unless it runs. From any thread."""
+        if self.state is not ServiceState.RUNNING:
+            return frozenset()
+        unwrap = self._group_access.namespace.unwrap_queue
         return frozenset(
-            namespace.unwrap_queue(queue)
-            for queue, found in self._queues.queues.items()
+            unwrap(queue)
+            for queue, found in tuple(self._queues.queues.items())
             if not found.process_queue.dropped
         )
 
@@ -361,26 +334,6 @@ class LitePullConsumer(Startable):
         """Whether nothing more is fetched of it."""
         return self._queues.is_paused(self._require_running().namespace.wrap_queue(queue))
 
-    async def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
-        return await self._require_running().fetch_queues(topic)
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
-        group = self._require_running()
-        return await group.access.min_offset(group.namespace.wrap_queue(queue))
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
-        group = self._require_running()
-        return await group.access.max_offset(group.namespace.wrap_queue(queue))
-
-    async def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at or after a time (or milliseconds)."""
-        group = self._require_running()
-        time_ms = time if isinstance(time, int) else round(time.timestamp() * 1000)
-        return await group.access.search_offset(group.namespace.wrap_queue(queue), time_ms)
-
     # ---- messages --------------------------------------------------------------------------------
 
     async def poll(self, timeout: Duration | None = None) -> list[MessageExt]:  # noqa: ASYNC109
@@ -421,21 +374,6 @@ class LitePullConsumer(Startable):
                     await yield_once()  # who polls without waiting must let others run
                 return found
             await self._queues.wait(deadline)
-
-    def _tell_hooks(self, messages: list[MessageExt]) -> None:
-        if messages and self._consume_hooks.any:
-            group = self._group_access
-            context = ConsumeContext(
-                group=self.group,
-                messages=messages,
-                queue=group.namespace.unwrap_queue(messages[0].queue),
-                client_id=group.instance.client_id,
-                namespace=group.namespace.name,
-            )
-            self._consume_hooks.before(context)
-            context.success, context.status = True, "CONSUME_SUCCESS"
-            context.return_type = "SUCCESS"
-            self._consume_hooks.after(context)
 
     # ---- commits ---------------------------------------------------------------------------------
 

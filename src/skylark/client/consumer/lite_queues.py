@@ -43,6 +43,7 @@ from skylark.client.consumer.process_queue import (
     ProcessQueue,
 )
 from skylark.client.consumer.pull_access import PullTerms, QueueAccess
+from skylark.client.consumer.sparing_log import SparingLog
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.errors import UndecodableError
 from skylark.client.hooks import call_hooks, hook_methods
@@ -139,12 +140,14 @@ class LiteQueues:
             timeout_s=settings.suspend_timeout,
             lite=True,
         )
+        self._start_time_ms = settings.start_time_ms(clock.now_ms())
         self._terms_alone = msgspec.structs.replace(self._terms, count_max=1)
         self._flow = FlowControl(
             count_max=settings.pull_threshold_for_queue,
             size_max=settings.pull_threshold_size_for_queue,
             span_max=settings.consume_max_span,
         )
+        self._sparingly = SparingLog(log, clock)
         self._waiting: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._tasks = Tasks("lite pull")
@@ -296,7 +299,12 @@ class LiteQueues:
             try:
                 found.pull_offset = await self._first_offset(found.queue)
             except (SkylarkError, OSError) as error:
-                log.warning("nobody tells where to begin with %s: %s", found.queue, error)
+                self._sparingly.failed(
+                    found.queue.broker_name,
+                    error,
+                    "nobody tells where to begin with %s",
+                    found.queue,
+                )
                 return FIRST_OFFSET_DELAY_S
         try:
             subscription = self._subscription_of(found.queue.topic)
@@ -343,10 +351,9 @@ class LiteQueues:
         return _NOW
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        settings = self._settings
         stored = await self._stored_offset(queue)
         return await self._access.first_offset(
-            queue, stored, settings.consume_from_where, settings.start_time_ms
+            queue, stored, self._settings.consume_from_where, self._start_time_ms
         )
 
 

@@ -8,14 +8,15 @@ threads here.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypedDict
 
 import msgspec
 
+from skylark.client.arguments import check_fields
 from skylark.client.consumer.allocate import Allocation, Averagely
-from skylark.client.consumer.settings import check_model
-from skylark.client.consumer.start_position import parse_consume_timestamp
+from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.options import Duration
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
@@ -38,13 +39,14 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     suspend_timeout: float = 30.0  #: consumerTimeoutMillisWhenSuspend: of such a pull
     metadata_interval: float = 30.0  #: topicMetadataCheckIntervalMillis: of topic listeners
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    consume_timestamp: str | None = None  #: yyyyMMddHHmmss, local; with CONSUME_FROM_TIMESTAMP
+    #: with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is yyyyMMddHHmmss, local
+    consume_timestamp: str | datetime | None = None
     message_model: MessageModel = MessageModel.CLUSTERING
     allocation: Allocation = Averagely()  #: allocateMessageQueueStrategy
     offset_folder: Path | None = None  #: where broadcasting consumers keep their offsets
 
     def __post_init__(self) -> None:
-        check_model(self.message_model, self.consume_from_where)
+        check_fields(self)
         for name in (
             "poll_timeout",
             "pull_batch_size",
@@ -63,8 +65,8 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
                 " than brokerSuspendMaxTimeMillis",
                 hint="suspend_timeout must not be less than suspend_max",
             )
-        if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            parse_consume_timestamp(self.consume_timestamp or "")
+        if isinstance(self.consume_timestamp, str):
+            parse_consume_timestamp(self.consume_timestamp)
 
     @property
     def clustering(self) -> bool:
@@ -76,12 +78,9 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Time between two automatic commits."""
         return max(AUTO_COMMIT_INTERVAL_MIN_S, self.auto_commit_interval)
 
-    @property
-    def start_time_ms(self) -> int:
-        """The time to begin at with CONSUME_FROM_TIMESTAMP, else 0."""
-        if self.consume_from_where is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            return 0
-        return parse_consume_timestamp(self.consume_timestamp or "")
+    def start_time_ms(self, created_ms: int) -> int:
+        """The time to begin at with CONSUME_FROM_TIMESTAMP, for a consumer made at that time."""
+        return parse_consume_timestamp(consume_timestamp(self.consume_timestamp, created_ms))
 
 
 class LitePullKeywords(TypedDict, total=False):
@@ -99,7 +98,7 @@ class LitePullKeywords(TypedDict, total=False):
     suspend_timeout: Duration
     metadata_interval: Duration
     consume_from_where: ConsumeFromWhere
-    consume_timestamp: str | None
+    consume_timestamp: str | datetime | None
     message_model: MessageModel
     allocation: Allocation
     offset_folder: Path | None

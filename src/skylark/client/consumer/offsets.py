@@ -4,7 +4,9 @@ Both stores have the same interface and an :class:`OffsetTable` as memory. They 
 loop, so that offsets are saved while an application blocks its own. A save to a broker gets no
 answer (as in Java): what gets lost on the way is sent again with the next round, and pulls carry
 the offset as well. There is no next round when a consumer leaves: then it waits for the answers.
-:meth:`OffsetStore.read` asks the store itself and sets the memory accordingly.
+:meth:`OffsetStore.read` asks the store itself and sets the memory accordingly. While a master is
+away its slave is asked, and told: it knows what was committed up to some seconds before, and tells
+the master when that is back.
 
 The file of a broadcasting consumer is small, and written only if an offset has moved; so this
 happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
@@ -38,6 +40,9 @@ class OffsetStore(Protocol):
     async def persist(self, queue: MessageQueue) -> None:
         """Save the offset of one queue, if there is one in memory."""
 
+    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
+        """Save the offsets of these queues; the others stay as they are."""
+
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """Save the offsets of these queues; all others are forgotten."""
 
@@ -53,10 +58,11 @@ class RemoteOffsets:
         self.table = OffsetTable()
         self._group = group
         self._link = link
+        self._begun: set[tuple[str, str]] = set()  # broker and topic: it has offsets of ours
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
-        address = await link.lookup.master_of(queue)
+        address = await self._address(queue)
         try:
             offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
         except QueryNotFoundError:
@@ -64,31 +70,51 @@ class RemoteOffsets:
         self.table.update(queue, offset, increase_only=False)
         return offset
 
+    async def _address(self, queue: MessageQueue) -> str:
+        """Who knows best: the master, also if it is so new that its route must be asked for."""
+        lookup = self._link().lookup
+        try:
+            return await lookup.master_of(queue)
+        except ClientError:
+            return (await lookup.reader_of(queue)).address
+
     async def persist(self, queue: MessageQueue) -> None:
         offset = self.table.read(queue)
         if offset is not None:
             await self._save(queue, offset)
 
+    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
+        await self._save_all(queues, wait=False)
+
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         self.table.retain(queues)
-        to_save = self.table.to_save(queues)
-        await asyncio.gather(*(self._save(queue, offset) for queue, offset in to_save.items()))
+        await self._save_all(queues, wait=False)
 
     async def persist_last(self, queues: Collection[MessageQueue]) -> None:
+        await self._save_all(queues, wait=True)
+
+    async def _save_all(self, queues: Collection[MessageQueue], *, wait: bool) -> None:
         saves: dict[tuple[str, str], dict[MessageQueue, int]] = {}
         for queue, offset in self.table.to_save(queues).items():
             saves.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
-        await asyncio.gather(*(self._save_in_turn(each) for each in saves.values()))
+        await asyncio.gather(
+            *(self._save_in_turn(place, each, wait=wait) for place, each in saves.items())
+        )
 
-    async def _save_in_turn(self, offsets: dict[MessageQueue, int]) -> None:
+    async def _save_in_turn(
+        self, place: tuple[str, str], offsets: dict[MessageQueue, int], *, wait: bool
+    ) -> None:
         """Save the offsets of one topic at one broker.
 
         Apache's broker loses some of the first offsets of a group if they arrive together. So the
-        first one goes alone; if it gets no answer, nobody waits for the others.
+        first one goes alone, and until one was answered its answer is waited for; if there is none,
+        nobody waits for the others.
         """
         (first, first_offset), *rest = offsets.items()
-        answered = await self._save(first, first_offset, wait=True)
-        await asyncio.gather(*(self._save(*each, wait=answered) for each in rest))
+        answered = await self._save(first, first_offset, wait=wait or place not in self._begun)
+        if answered:
+            self._begun.add(place)
+        await asyncio.gather(*(self._save(*each, wait=wait and answered) for each in rest))
 
     async def _save(self, queue: MessageQueue, offset: int, *, wait: bool = False) -> bool:
         """Send an offset to its broker; whether that went well."""
@@ -122,6 +148,9 @@ class LocalOffsets:
 
     async def persist(self, queue: MessageQueue) -> None:
         self._save([queue])
+
+    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
+        self._save(queues)
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         self.table.retain(queues)

@@ -14,7 +14,6 @@ consumers.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
@@ -30,6 +29,7 @@ from skylark.client.consumer.rebalance import (
     Settled,
     StartPull,
 )
+from skylark.client.consumer.sparing_log import SparingLog
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.control import Handover
 from skylark.client.instance import ClientInstance
@@ -92,6 +92,7 @@ class PullMember:
         )
         self._saved: dict[MessageQueue, int] = {}  # of queues that nobody shares out
         self._started_ms = self._clock.now_ms()
+        self._sparingly = SparingLog(log, self._clock)
 
     def __repr__(self) -> str:
         return f"<PullMember {self.group} {len(self.process_queues)} queues>"
@@ -125,7 +126,7 @@ class PullMember:
     async def persist_offsets(self) -> None:
         """Save what was committed; see :meth:`_unsaved`."""
         ours, changed = self._unsaved()
-        await asyncio.gather(*(self._store.persist(queue) for queue in (*ours, *changed)))
+        await self._store.persist_some([*ours, *changed])
         self._saved.update(changed)
 
     async def _persist_last(self) -> None:
@@ -182,7 +183,8 @@ class PullMember:
     async def _rebalance_topic(self, topic: str) -> bool:
         route = self._instance.routes.get(topic)
         if route is None:
-            log.info("group %s waits for a route of topic %s", self.group, topic)
+            text = "group %s waits for a route of topic %s"
+            self._sparingly.say(logging.INFO, ("route", topic), text, self.group, topic)
             return False
         queues = route.subscribe
         members = await self._members(topic) if self._clustering else None
@@ -206,7 +208,9 @@ class PullMember:
             address = await link.lookup.broker_of_topic(topic)
             return await link.calls.consumer_ids(address, self.group)
         except SkylarkError as error:
-            log.info("no broker tells the members of group %s: %s", self.group, error)
+            self._sparingly.failed(
+                "members", error, "the members of %s are not known now", self.group
+            )
             return None
 
     async def _settle(self, settled: Settled) -> None:

@@ -24,7 +24,7 @@ locks and the saving of offsets on the control loop (:mod:`skylark.client.contro
 on while a handler blocks its own loop.
 
 **Stopping** pulls nothing more and starts no handler, waits for those that run
-(``await_termination``), then cancels them; frees locks, saves offsets, leaves the group and closes
+(``await_termination``), then cancels them; saves offsets, frees locks, leaves the group and closes
 all connections. What was pulled and not handed out is delivered to another member.
 
 Answers to ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
@@ -42,6 +42,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
+from skylark.client.arguments import checks_arguments, settings_of
 from skylark.client.consumer.handlers import Binding, Handler, bind
 from skylark.client.consumer.push_parts import PushParts
 from skylark.client.consumer.settings import BATCH_MAX, PushKeywords, PushSettings
@@ -55,13 +56,13 @@ from skylark.client.consumer.subscription import (
 from skylark.client.instances import acquire_instance
 from skylark.client.joining import join
 from skylark.client.namespace import Namespace
-from skylark.client.options import ClientOptions
+from skylark.client.options import ClientOptions, given_options
 from skylark.client.runtime import ClientRuntime
 from skylark.client.signals import call_on_signal
 from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.telemetry import find_telemetry
 from skylark.client.trace_hooks import consumer_tracing
-from skylark.client.validation import check_group, check_topic
+from skylark.client.validation import check_group, check_hooks, check_topic
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
 from skylark.wire.bodies.common import MessageQueue
@@ -71,6 +72,7 @@ log = logging.getLogger(__name__)
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
+@checks_arguments
 class PushConsumer(Startable):
     """A member of a consumer group; see the module."""
 
@@ -90,12 +92,12 @@ class PushConsumer(Startable):
         """
         check_group(group)
         self.group = group
-        self.options = options or ClientOptions()
-        self.settings = PushSettings(**settings)
+        self.options = given_options(options)
+        self.settings = settings_of(PushSettings, settings)
         self.client_id = self._new_client_id()
         self.state = ServiceState.CREATE_JUST
-        self._hooks = tuple(hooks)
-        self._runtime = runtime
+        self._hooks = check_hooks(hooks)
+        self._runtime = runtime = runtime or self.options.runtime
         self._pid = os.getpid()
         self._time = SteadyTime(LoopClock() if runtime is None else runtime.clock)
         self.stats = ConsumerStats(self._time.now_ms())
@@ -371,8 +373,8 @@ class PushConsumer(Startable):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now."""
-        if self._parts is None:
+        """The queues that are ours now; none unless it runs. From any thread."""
+        if self._parts is None or self.state is not ServiceState.RUNNING:
             return frozenset()
         table: Mapping[MessageQueue, object] = self._parts.rebalancer.rebalance.table
         return frozenset(map(self._parts.instance.namespace.unwrap_queue, tuple(table)))

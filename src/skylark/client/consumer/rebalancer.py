@@ -35,6 +35,7 @@ from skylark.client.consumer.rebalance import (
     locks_by_broker,
 )
 from skylark.client.consumer.settings import PushSettings
+from skylark.client.consumer.sparing_log import SparingLog
 from skylark.client.consumer.start_position import AskMaxOffset, UseOffset, start_position
 from skylark.client.consumer.steady import SteadyTime
 from skylark.client.consumer.subscription import Subscription
@@ -103,6 +104,7 @@ class Rebalancer:
         self._time = time
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
+        self._sparingly = SparingLog(log, self._clock)
         self._strays: set[MessageQueue] = set()  # perhaps locked for us, and not ours
         self._on_abandoned = on_abandoned
         self.closed = False
@@ -152,7 +154,7 @@ class Rebalancer:
         try:
             return await self._instance.refresh_route(topic)
         except SkylarkError as error:
-            log.warning("%s has no route yet: %s", topic, error)
+            self._sparingly.failed(("route", topic), error, "%s has no route yet", topic)
             return None
 
     async def _members(self, topic: str) -> list[str] | None:
@@ -161,7 +163,9 @@ class Rebalancer:
             address = await link.lookup.broker_of_topic(topic)
             return await link.calls.consumer_ids(address, self._group) or None
         except SkylarkError as error:
-            log.warning("the members of %s are not known now: %s", self._group, error)
+            self._sparingly.failed(
+                "members", error, "the members of %s are not known now", self._group
+            )
             return None
 
     async def _tell(self, settled: Settled) -> None:
@@ -194,7 +198,8 @@ class Rebalancer:
             for further in await self._step(instruction):
                 await self._do(further)
         except SkylarkError as error:
-            log.warning("%s is left for the next round: %s", instruction, error)
+            kind = type(instruction)  # many queues of one broker fail for one reason
+            self._sparingly.failed(kind, error, "%s is left for the next round", instruction)
         except Exception:
             log.exception("%s failed", instruction)
 
@@ -310,7 +315,10 @@ class Rebalancer:
             try:
                 held = await self._ask_lock(each.broker_name, each.queues)
             except SkylarkError as error:
-                log.warning("locks at %s are not renewed now: %s", each.broker_name, error)
+                broker = each.broker_name
+                self._sparingly.failed(
+                    ("renew", broker), error, "locks at %s are not renewed now", broker
+                )
             else:
                 self.rebalance.relocked(each.queues, held, self._time.now_ms())
 
@@ -324,7 +332,9 @@ class Rebalancer:
         try:
             held = await self._ask_lock(broker_name, queues)
         except SkylarkError as error:
-            log.warning("%s does not lock queues now: %s", broker_name, error)
+            self._sparingly.failed(
+                ("lock", broker_name), error, "%s does not lock queues now", broker_name
+            )
             return ()
         self._strays.difference_update(queue for queue in queues if queue not in held)
         return held
@@ -359,7 +369,7 @@ class Rebalancer:
                 address, self._group, self._instance.client_id, queues, oneway=oneway
             )
         except SkylarkError as error:
-            log.info("%d queues stay locked for now: %s", len(queues), error)
+            self._sparingly.failed("unlock", error, "%d queues stay locked for now", len(queues))
             return False
         return True
 
@@ -376,14 +386,19 @@ class Rebalancer:
         self.closed = True
 
     async def close(self) -> None:
-        """Handlers have ended: free the locks, save the offsets, give up all queues."""
+        """Handlers have ended: save the offsets, then free the locks.
+
+        In this order, as for a queue that is given up: whoever gets a lock begins where the offset
+        says. (Java's client unlocks first when it stops, so that the next owner may read an old
+        offset and deliver messages again.)
+        """
         self.closed = True
         await self.tasks.cancel_and_wait()
         async with self._one_at_a_time:
+            await self._offsets.persist_last(tuple(self.rebalance.table))
             held = self.rebalance.lock_requests()
             await asyncio.gather(*(self._unlock(each.queues, oneway=False) for each in held))
             await self._free_strays(lambda _: True)
-            await self._offsets.persist_last(tuple(self.rebalance.table))
 
     def drop_all(self) -> None:
         """Nothing counts any more."""

@@ -16,12 +16,10 @@ from typing import Final, TypeAlias, TypedDict
 
 import msgspec
 
+from skylark.client.arguments import check_fields
 from skylark.client.consumer import concurrent, orderly
 from skylark.client.consumer.allocate import Allocation, Averagely
-from skylark.client.consumer.start_position import (
-    format_consume_timestamp,
-    parse_consume_timestamp,
-)
+from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.options import Duration, seconds
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common import MessageQueue
@@ -32,7 +30,6 @@ QueueListener: TypeAlias = Callable[[str, frozenset[MessageQueue], frozenset[Mes
 
 NO_LIMIT: Final = -1
 BATCH_MAX: Final = 1024
-_START_BEFORE_MS: Final = 30 * 60 * 1000
 
 # attribute -> Java's name, smallest, largest
 _RANGES: Final[Mapping[str, tuple[str, int, int]]] = {
@@ -97,7 +94,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_listener: QueueListener | None = None
 
     def __post_init__(self) -> None:
-        check_model(self.message_model, self.consume_from_where)
+        check_fields(self)
         for name, (java_name, low, high) in _RANGES.items():
             value = getattr(self, name)
             if name in _OPTIONAL and value == NO_LIMIT:
@@ -130,12 +127,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def start_timestamp(self, created_ms: int) -> str:
         """``consume_timestamp`` as text, for a consumer that was made at ``created_ms``."""
-        given = self.consume_timestamp
-        if isinstance(given, str):
-            return given
-        if given is None:
-            return format_consume_timestamp(created_ms - _START_BEFORE_MS)
-        return format_consume_timestamp(int(given.timestamp() * 1000))
+        return consume_timestamp(self.consume_timestamp, created_ms)
 
     def reconsume_times_max(self, *, is_orderly: bool) -> int:
         """How often a message is delivered again before it goes to the dead letters."""
@@ -167,18 +159,6 @@ class PushKeywords(TypedDict, total=False):
     await_termination: Duration
     offset_folder: Path | None
     queue_listener: QueueListener | None
-
-
-def check_model(
-    message_model: object, where: object = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-) -> None:
-    """Raise ConfigError for names in place of enums, which would mean something else unnoticed."""
-    for value, kind in ((message_model, MessageModel), (where, ConsumeFromWhere)):
-        if not isinstance(value, kind):
-            raise ConfigError(
-                f"{value!r} is no {kind.__name__}",
-                hint=f"one of {', '.join(str(each) for each in kind)}",
-            )
 
 
 def limit(value: int) -> int | None:

@@ -30,6 +30,7 @@ from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 
 _TIMESTAMP_FORMAT: Final = "%Y%m%d%H%M%S"
+_START_BEFORE_MS: Final = 30 * 60 * 1000
 
 
 class UseOffset(msgspec.Struct, frozen=True):
@@ -77,6 +78,15 @@ def parse_consume_timestamp(text: str) -> int:
         raise ConfigError(
             f"consumeTimestamp is invalid, the valid format is yyyyMMddHHmmss, not {text[:40]!r}"
         ) from None
+
+
+def consume_timestamp(given: str | datetime | None, created_ms: int) -> str:
+    """Where to begin, as text: half an hour before the consumer was made, unless it was given."""
+    if isinstance(given, str):
+        return given
+    if given is None:
+        return format_consume_timestamp(created_ms - _START_BEFORE_MS)
+    return format_consume_timestamp(int(given.timestamp() * 1000))
 
 
 def format_consume_timestamp(time_ms: int) -> str:

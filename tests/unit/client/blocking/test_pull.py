@@ -57,7 +57,7 @@ def test_poll_commit_and_go_on(options: ClientOptions) -> None:
                 break
         assert sorted(found) == expected()
         assert consumer.poll(timeout=0.05) == []
-        committed = {each: consumer.committed(each) for each in consumer.assignment()}
+        committed = {each: consumer.committed(each) for each in consumer.assignment}
         assert sum(offset or 0 for offset in committed.values()) == COUNT
         assert committed == {each: consumer.max_offset(each) for each in committed}
         assert {consumer.min_offset(each) for each in committed} == {0}
@@ -87,7 +87,7 @@ def test_assign_seek_pause(options: ClientOptions) -> None:
     with consumer:
         (first, *rest) = sorted(consumer.fetch_queues("Assigned"))
         consumer.assign([first, *rest])
-        assert consumer.assignment() == {first, *rest}
+        assert consumer.assignment == {first, *rest}
         consumer.pause(rest)
         assert consumer.is_paused(rest[0])
         assert not consumer.is_paused(first)

@@ -1,4 +1,4 @@
-"""Hooks of lite pull consumers: what they see of batches, and what they take away."""
+"""Hooks of pull consumers: what they see of batches, and what they take away."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from skylark.client.consumer.classic_pull import PullConsumer
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.hooks import ConsumeContext
 from skylark.client.message import MessageExt
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from tests.unit.client.consumer.pull_world import PullWorld, bodies, pull_world
+from tests.unit.client.consumer.pull_world import PullWorld, bodies, pull_world, queue
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -56,8 +57,8 @@ async def started(w: PullWorld, *hooks: object) -> LitePullConsumer:
     )
     await w.finish(lite.start())
     lite.assign(await w.finish(lite.fetch_queues("T")))
-    for queue in lite.assignment():
-        await w.finish(lite.seek_to_begin(queue))
+    for each in lite.assignment:
+        await w.finish(lite.seek_to_begin(each))
     return lite
 
 
@@ -101,3 +102,21 @@ async def test_a_hook_that_raises_changes_nothing(
         assert bodies(await w.finish(lite.poll(5))) == [b"a"]
         await w.finish(lite.stop())
     assert caplog.text.count("> failed") == 2
+
+
+async def test_hooks_of_the_classic_consumer_see_each_pull(tmp_path: Path) -> None:
+    hook = Hook(unwanted=b"no")
+    async with pull_world(tmp_path) as w:
+        await w.send(b"a", b"no", b"b")
+        classic = PullConsumer("cg", w.options(), hooks=[hook], runtime=w.runtime)
+        await w.finish(classic.start())
+        result = await w.finish(classic.pull(queue(), 0))
+        assert (bodies(result.messages), result.next_offset) == ([b"a", b"b"], 3)
+        assert hook.seen == [
+            ("before", [b"a", b"b"], False, None, None),
+            ("after", [b"a", b"b"], True, "CONSUME_SUCCESS", "SUCCESS"),
+        ]
+        assert (hook.contexts[0].group, hook.contexts[0].queue) == ("cg", queue())
+        await w.finish(classic.pull(queue(), 3))
+        assert len(hook.seen) == 2  # nothing came, nothing to see
+        await w.finish(classic.stop())

@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.consumer.lite_settings import LitePullSettings
+from skylark.client.consumer.offsets import RemoteOffsets
 from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions
 from skylark.core.errors import (
@@ -19,6 +21,7 @@ from skylark.core.errors import (
     ClientStateError,
     ConfigError,
 )
+from skylark.filter.errors import FilterSyntaxError
 from skylark.wire.bodies.admin import ConsumerRunningInfo
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
@@ -66,7 +69,7 @@ async def test_a_subscriber_gets_all_queues_and_their_messages(tmp_path: Path) -
         found = await polled(w, consumer, 3)
         assert sorted(bodies(found)) == [b"a0", b"a1", b"b0"]
         assert {(m.queue_id, m.queue_offset) for m in found} == {(0, 0), (0, 1), (1, 0)}
-        assert consumer.assignment() == {queue(0), queue(1)}
+        assert consumer.assignment == {queue(0), queue(1)}
         assert shared == [("T", 2, 2)]
         assert await w.finish(consumer.poll(0)) == []
 
@@ -76,12 +79,12 @@ async def test_two_members_share_the_queues(tmp_path: Path) -> None:
         one.subscribe("T")
         other.subscribe("T")
         await w.finish(one.start())
-        await w.until(lambda: len(one.assignment()) == 4)
+        await w.until(lambda: len(one.assignment) == 4)
         await w.finish(other.start())
-        await w.until(lambda: len(one.assignment()) == 2 == len(other.assignment()))
-        assert one.assignment() | other.assignment() == {queue(i) for i in range(4)}
+        await w.until(lambda: len(one.assignment) == 2 == len(other.assignment))
+        assert one.assignment | other.assignment == {queue(i) for i in range(4)}
         await w.finish(other.stop())
-        await w.until(lambda: len(one.assignment()) == 4)
+        await w.until(lambda: len(one.assignment) == 4)
 
 
 class Failing:
@@ -102,7 +105,7 @@ async def test_a_failing_strategy_stops_no_other_topic(tmp_path: Path) -> None:
         await w.world.add_topic("U", 1)
         consumer.subscribe("T").subscribe("U")
         await w.finish(consumer.start())
-        await w.until(lambda: consumer.assignment() == {queue(0, "U")})
+        await w.until(lambda: consumer.assignment == {queue(0, "U")})
 
 
 async def test_assigned_queues_belong_to_whoever_names_them(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ async def test_assigned_queues_belong_to_whoever_names_them(tmp_path: Path) -> N
             assert bodies(await polled(w, consumer, 1)) == [b"a"]
         one.assign([queue(1)])
         assert bodies(await polled(w, one, 1)) == [b"b"]
-        assert one.assignment() == {queue(1)}
+        assert one.assignment == {queue(1)}
 
 
 async def test_assigned_queues_with_tags(tmp_path: Path) -> None:
@@ -135,11 +138,11 @@ async def test_a_topic_may_be_added_and_left_while_running(tmp_path: Path) -> No
         await w.send(b"u", topic="U")
         consumer.subscribe("T")
         await w.finish(consumer.start())
-        await w.until(lambda: len(consumer.assignment()) == 1)
+        await w.until(lambda: len(consumer.assignment) == 1)
         consumer.subscribe("U")
         assert bodies(await polled(w, consumer, 1)) == [b"u"]
         consumer.unsubscribe("T")
-        await w.until(lambda: consumer.assignment() == {queue(0, "U")})
+        await w.until(lambda: consumer.assignment == {queue(0, "U")})
 
 
 async def test_a_listener_hears_of_new_queues(tmp_path: Path) -> None:
@@ -355,13 +358,13 @@ async def test_a_queue_taken_away_is_not_handed_out(tmp_path: Path) -> None:
         await w.send(b"a", b"b")
         await w.send(b"c", b"d", queue_id=1)
         await w.finish(one.subscribe("T").start())
-        await w.until(lambda: len(one.assignment()) == 2)
+        await w.until(lambda: len(one.assignment) == 2)
         await w.clock.advance(seconds=1)  # all four wait here
         await w.finish(other.subscribe("T").start())
-        await w.until(lambda: len(one.assignment()) == 1 == len(other.assignment()))
+        await w.until(lambda: len(one.assignment) == 1 == len(other.assignment))
         of_one, of_other = await polled(w, one, 2), await polled(w, other, 2)
         assert sorted(bodies(of_one + of_other)) == [b"a", b"b", b"c", b"d"]
-        assert {m.queue for m in of_one} == one.assignment()
+        assert {m.queue for m in of_one} == one.assignment
 
 
 async def test_broadcasting_consumers_keep_their_own_offsets(tmp_path: Path) -> None:
@@ -442,7 +445,7 @@ async def test_bad_sql_fails_the_start(tmp_path: Path) -> None:
         w.lite() as consumer,
         w.lite("other") as other,
     ):
-        with pytest.raises(Exception, match="CODE: 23"):
+        with pytest.raises(FilterSyntaxError, match="CODE: 23"):
             await w.finish(consumer.subscribe("T", sql="a >").start())
         await w.send(b"small", a="1")
         await w.send(b"large", a="9")
@@ -459,7 +462,7 @@ async def test_names_in_a_namespace(tmp_path: Path) -> None:
         await w.finish(consumer.subscribe("T").start())
         [message] = await polled(w, consumer, 1)
         assert message.topic == "T"
-        assert consumer.assignment() == {queue()}
+        assert consumer.assignment == {queue()}
         await consumer.commit([message], persist=True)
         assert await w.committed("ns%g", topic="ns%T") == 1
         assert await w.finish(consumer.committed(queue())) == 1
@@ -471,10 +474,40 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="must greater than brokerSuspendMaxTimeMillis"):
         LitePullSettings(suspend_timeout=10)
     with pytest.raises(ConfigError, match="yyyyMMddHHmmss"):
-        LitePullSettings(consume_from_where=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP)
+        LitePullSettings(consume_timestamp="yesterday")
     assert LitePullSettings(auto_commit_interval=0.2).commit_interval_s == 1.0
     with pytest.raises(ClientError):
         LitePullConsumer("no group")
+
+
+async def test_a_time_to_begin_at_is_half_an_hour_ago_unless_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing_stored(self: RemoteOffsets, queue: MessageQueue) -> None:
+        """A young topic makes brokers answer 0 instead."""
+
+    monkeypatch.setattr(RemoteOffsets, "read", nothing_stored)
+    where = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    async with pull_world(tmp_path) as w:
+        await w.send(b"old")
+        old = datetime.fromtimestamp(w.clock.now_ms() / 1000).astimezone()
+        await w.clock.advance(seconds=40 * 60)
+        await w.send(b"new")
+        await w.clock.advance(seconds=20 * 60)
+        for given, expected in ((None, [b"new"]), (old, [b"old", b"new"])):
+            group = f"g{len(expected)}"
+            async with w.lite(group, consume_from_where=where, consume_timestamp=given) as lite:
+                await w.finish(lite.subscribe("T").start())
+                assert bodies(await polled(w, lite, len(expected))) == expected
+
+
+async def test_the_assignment_is_a_property_that_may_always_be_asked_for(tmp_path: Path) -> None:
+    async with pull_world(tmp_path) as w, w.lite() as consumer:
+        assert consumer.assignment == frozenset()
+        await w.finish(consumer.subscribe("T").start())
+        await w.until(lambda: consumer.assignment == {queue()})
+        await w.finish(consumer.stop())
+        assert consumer.assignment == frozenset()
 
 
 # ---- the two planes ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The last save of a consumer: brokers have the offsets before it is gone."""
+"""Offsets on their way to brokers: the first goes alone, the last are waited for."""
 
 from __future__ import annotations
 
@@ -57,3 +57,15 @@ async def test_the_first_offset_goes_alone(tmp_path: Path) -> None:
         await w.finish(stopping)
         # Nobody waits for a broker that does not answer more than once.
         assert [request.is_oneway for request in server.of(UPDATE)] == [False, True, True]
+
+
+async def test_later_rounds_wait_for_no_answer(tmp_path: Path) -> None:
+    async with three_offsets(tmp_path) as (w, server, consumer):
+        server.answer(UPDATE, 0)
+        await w.clock.advance(seconds=11)  # the first round
+        assert [request.is_oneway for request in server.of(UPDATE)] == [False, True, True]
+        for number in range(3):
+            consumer.update_consume_offset(queue(number), 10)
+        await w.clock.advance(seconds=601)
+        assert [request.is_oneway for request in server.of(UPDATE)[3:]] == [True, True, True]
+        await w.finish(consumer.stop())

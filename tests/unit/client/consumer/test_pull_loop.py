@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skylark.client.message import MessageExt
-from skylark.core.errors import BrokerError
+from skylark.filter.errors import FilterSyntaxError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode
@@ -370,7 +370,7 @@ async def test_bad_sql_fails_the_start(tmp_path: Path) -> None:
         await w.world.add_broker(enablePropertyFilter="true")
         consumer = w.consumer()
         consumer.subscribe("T", Seen().handler, sql="a >")
-        with pytest.raises(BrokerError) as raised:
+        with pytest.raises(FilterSyntaxError) as raised:
             await w.finish(consumer.start())
         assert raised.value.code == 23
         assert w.broker.graph.consumers.client_ids("g") == []

@@ -363,8 +363,8 @@ async def test_the_order_of_a_stop(tmp_path: Path) -> None:
             if request.code not in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.LOCK_BATCH_MQ)
         ]
         assert ends == [
+            RequestCode.UPDATE_CONSUMER_OFFSET,  # whoever gets the lock next reads it
             RequestCode.UNLOCK_BATCH_MQ,
-            RequestCode.UPDATE_CONSUMER_OFFSET,
             RequestCode.UNREGISTER_CLIENT,
         ]
         assert script.committed[-1] == 1
