@@ -374,6 +374,37 @@ async def test_a_consumer_goes_on_at_the_slave_and_then_at_the_master(tmp_path: 
         await until(lambda: place.master.graph.offsets.get("readers", "T", 0) == 10)
 
 
+async def test_a_consumer_may_begin_while_the_master_is_away(tmp_path: Path) -> None:
+    """Its group is new, too: the master hears of it from the slave."""
+    async with pair(tmp_path) as place:
+        await place.start_master()
+        await fill(place, 10)
+        await place.start_slave()
+        await place.followed()
+        await place.stop("master")
+        for expected in (10, 0):  # the second one finds what the first has committed
+            seen: list[bytes] = []
+            consumer = PushConsumer(
+                "newcomers",
+                place.options,
+                consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            )
+
+            @consumer.subscribe("T", tags="*")
+            async def take(message: MessageExt, seen: list[bytes] = seen) -> None:
+                seen.append(message.body)
+
+            async with consumer:
+                await until(lambda: place.slave.graph.pulls.held.has_waiters("T", 0))  # at its end
+            assert len(seen) == expected
+            assert place.slave.graph.offsets.get("newcomers", "T", 0) == 10
+        await place.start_master()
+        await until(lambda: place.master.graph.offsets.get("newcomers", "T", 0) == 10)
+        assert "newcomers" in place.master.graph.groups
+        await place.copied()
+        assert "newcomers" in place.slave.graph.groups
+
+
 async def test_a_slave_that_becomes_the_master_delivers_what_is_left(tmp_path: Path) -> None:
     async with pair(tmp_path, flushDiskType="SYNC_FLUSH") as place:
         await place.start_master()

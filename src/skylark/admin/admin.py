@@ -41,7 +41,7 @@ from skylark.admin.topics import Topics
 from skylark.client.instance import ClientInstance
 from skylark.client.instances import acquire_instance
 from skylark.client.link import Link
-from skylark.client.options import ClientOptions, Duration, seconds
+from skylark.client.options import ClientOptions, Duration, given_options, seconds
 from skylark.client.runtime import ClientRuntime
 from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.core.errors import ConfigError
@@ -58,11 +58,11 @@ class Admin(Startable):
         runtime: ClientRuntime | None = None,
     ) -> None:
         """``timeout``: seconds that each request to a server may take."""
-        if not seconds(timeout) > 0:
-            raise ConfigError(f"timeout must be positive, not {timeout!r}")
-        self.options = options or ClientOptions()
+        self.options = given_options(options)
         self.state = ServiceState.CREATE_JUST
-        self._timeout_s = seconds(timeout)
+        self._timeout_s = seconds(timeout, "timeout")
+        if not self._timeout_s > 0:
+            raise ConfigError(f"timeout must be positive, not {timeout!r}")
         self._runtime = runtime
         self._instance: ClientInstance | None = None
         self._link: Link | None = None

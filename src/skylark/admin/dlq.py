@@ -34,6 +34,7 @@ from skylark.admin.redrive import (
 )
 from skylark.admin.session import Session, masters_of
 from skylark.admin.topics import Topics
+from skylark.client.arguments import checks_arguments
 from skylark.client.message import MessageExt
 from skylark.client.routes import make_route
 from skylark.core.errors import ClientError, InvalidParameterError
@@ -56,6 +57,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[ServerFailure, ...] = ()
 
 
+@checks_arguments
 class DeadLetterQueues:
     """The functions about dead letters."""
 

@@ -25,6 +25,7 @@ from skylark.admin.members import (
 )
 from skylark.admin.progress import GroupProgress, QueueProgress, group_progress
 from skylark.admin.session import Session
+from skylark.client.arguments import checks_arguments
 from skylark.client.calls import make_request
 from skylark.core.errors import InvalidParameterError, SkylarkError
 from skylark.core.names import (
@@ -85,6 +86,7 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.members.members)
 
 
+@checks_arguments
 class Groups:
     """The functions about groups; ``cluster`` and ``broker`` narrow them, else all masters."""
 

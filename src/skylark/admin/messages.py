@@ -31,6 +31,7 @@ from skylark.admin.queues import Moment, readable_queues, to_ms
 from skylark.admin.ranges import QueueRange, merged, queue_messages
 from skylark.admin.session import Session
 from skylark.admin.traces import MessageTrace, message_trace
+from skylark.client.arguments import checks_arguments
 from skylark.client.message import MessageExt
 from skylark.core.errors import InvalidParameterError, RemoteProtocolError
 from skylark.core.names import TRACE_TOPIC
@@ -69,6 +70,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool
 
 
+@checks_arguments
 class Messages:
     """The functions about messages."""
 

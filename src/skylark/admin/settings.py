@@ -16,6 +16,7 @@ import msgspec
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.session import Session
+from skylark.client.arguments import checks_arguments
 from skylark.client.calls import make_request
 from skylark.core.config import format_properties, parse_properties
 from skylark.core.errors import ConfigError, InvalidParameterError, RemoteProtocolError
@@ -52,6 +53,7 @@ class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[ServerFailure, ...] = ()
 
 
+@checks_arguments
 class Settings:
     """The functions about settings."""
 

@@ -20,6 +20,7 @@ from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.queue_stats import TopicStats, topic_stats
 from skylark.admin.session import Session
+from skylark.client.arguments import checks_arguments
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common import KVTable
 from skylark.wire.bodies.ha import HARuntimeInfo
@@ -98,6 +99,7 @@ class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
     stats: ConsumeStatsList
 
 
+@checks_arguments
 class Stats:
     """The functions about states and rates."""
 

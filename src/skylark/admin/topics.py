@@ -29,6 +29,7 @@ from skylark.admin.topic_configs import (
     send_config,
     topic_config,
 )
+from skylark.client.arguments import checks_arguments
 from skylark.client.calls import make_request
 from skylark.core.errors import (
     InvalidParameterError,
@@ -103,6 +104,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[ServerFailure, ...] = ()
 
 
+@checks_arguments
 class Topics:
     """The functions about topics; ``cluster`` and ``broker`` narrow them, else all masters."""
 

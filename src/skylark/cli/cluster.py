@@ -1,4 +1,8 @@
-"""``skylark cluster``: the brokers of a running cluster, and how their replicas stand."""
+"""``skylark cluster``: the brokers of a running cluster, how their replicas stand, their settings.
+
+Settings are shown and changed by their Java names, while servers run. Some of a broker's settings
+wait for its next start: it takes and saves them, and the command says so.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from skylark.cli.asking import ask, confirm, key_value, note_failures, yes_option
 from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
+    from skylark.admin.admin import Admin
     from skylark.admin.replication import ReplicationReport
+    from skylark.admin.settings import SettingsReport
 
 LIST_COLUMNS = ("cluster", "broker", "id", "role", "address", "version", "in_tps", "out_tps")
 STATUS_COLUMNS = (
@@ -27,7 +34,7 @@ cluster_option = click.option("--cluster", help="Only this cluster.  [default: a
 
 @click.group("cluster")
 def command() -> None:
-    """Show brokers and their replicas."""
+    """Show brokers, their replicas and settings."""
 
 
 @command.command("list", epilog="Example: skylark cluster list")
@@ -58,19 +65,131 @@ def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationRepo
 
     rows = (msgspec.to_builtins(broker) for broker in report.brokers)
     context.output.rows(columns, rows)
-    for failure in report.failures:
-        context.output.note(f"{failure.server} at {failure.address}: {failure.problem}")
+    note_failures(context, report.failures)
 
 
 def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
-    import asyncio
+    async def report(admin: Admin) -> ReplicationReport:
+        from skylark.admin.replication import replication_report
 
-    from skylark.admin.admin import Admin
-    from skylark.admin.replication import replication_report
-    from skylark.cli.name_servers import client_options
+        return await replication_report(admin.stats, cluster)
 
-    async def run() -> ReplicationReport:
-        async with Admin(client_options(namesrv)) as admin:
-            return await replication_report(admin.stats, cluster)
+    return ask(namesrv, report)
 
-    return asyncio.run(run())
+
+# ---- settings ------------------------------------------------------------------------------------
+
+broker_option = click.option("--broker", help="Only this broker, by name or address.")
+name_servers_option = click.option(
+    "--name-servers", is_flag=True, help="The name servers instead of the brokers."
+)
+
+
+@command.group("config")
+def config() -> None:
+    """Show and change settings of running servers."""
+
+
+@config.command("get", epilog="Example: skylark cluster config get fileReservedTime")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@namesrv_option
+@cluster_option
+@broker_option
+@name_servers_option
+@click.pass_obj
+def get(
+    context: CliContext,
+    keys: tuple[str, ...],
+    namesrv: str | None,
+    cluster: str | None,
+    broker: str | None,
+    name_servers: bool,
+) -> None:
+    """Show settings: those named, or all."""
+    report = _read(namesrv, cluster, broker, name_servers=name_servers)
+    _require_known(report, keys)
+    context.output.rows(
+        ("server", "key", "value"),
+        (
+            {"server": server.server, "key": key, "value": server.settings[key]}
+            for server in report.servers
+            for key in (keys or sorted(server.settings))
+            if key in server.settings
+        ),
+    )
+    note_failures(context, report.failures)
+
+
+@config.command("set", epilog="Example: skylark cluster config set fileReservedTime=48 --yes")
+@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True)
+@namesrv_option
+@cluster_option
+@broker_option
+@name_servers_option
+@yes_option
+@click.pass_obj
+def set_config(
+    context: CliContext,
+    changes: tuple[str, ...],
+    namesrv: str | None,
+    cluster: str | None,
+    broker: str | None,
+    name_servers: bool,
+    yes: bool,
+) -> None:
+    """Change settings while servers run; shows first what they are now."""
+    wanted = dict(key_value(text, "KEY=VALUE") for text in changes)
+    before = _read(namesrv, cluster, broker, name_servers=name_servers)
+    _require_known(before, tuple(wanted))
+    rows = [
+        {"server": each.server, "key": key, "old": each.settings.get(key), "new": value}
+        for each in before.servers
+        for key, value in wanted.items()
+    ]
+    if not yes:
+        context.output.rows(("server", "key", "old", "new"), rows)
+        confirm("Change this?", yes=False)
+
+    async def change(admin: Admin) -> list[str]:
+        if name_servers:
+            return await admin.settings.set_name_servers(wanted)
+        return await admin.settings.set_brokers(wanted, cluster=cluster, broker=broker)
+
+    done = ask(namesrv, change)
+    if yes:
+        context.output.rows(("server", "key", "old", "new"), rows)
+    context.output.note(f"changed on {', '.join(done)}")
+    if not name_servers:
+        from skylark.broker.live_settings import READ_AT_START
+
+        if waiting := sorted(READ_AT_START & wanted.keys()):
+            context.output.note(f"{', '.join(waiting)}: holds from the next start of a broker on")
+
+
+def _read(
+    namesrv: str | None, cluster: str | None, broker: str | None, *, name_servers: bool
+) -> SettingsReport:
+    """The settings of the servers that the options name."""
+    if name_servers and (cluster, broker) != (None, None):
+        raise click.UsageError("--name-servers are in no cluster: leave out --cluster and --broker")
+
+    async def settings(admin: Admin) -> SettingsReport:
+        if name_servers:
+            return await admin.settings.name_servers()
+        return await admin.settings.brokers(cluster=cluster, broker=broker)
+
+    return ask(namesrv, settings)
+
+
+def _require_known(report: SettingsReport, keys: tuple[str, ...]) -> None:
+    """Raise for a setting that no server has."""
+    from difflib import get_close_matches
+
+    from skylark.admin.errors import NotFoundError
+
+    known = sorted({key for server in report.servers for key in server.settings})
+    for key in keys:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "`skylark cluster config get` has all"
+            raise NotFoundError(f"there is no setting {key}", hint=hint)

@@ -1,26 +1,26 @@
 """``skylark consume``: print the messages of a topic, those that are there and those that come.
 
-Two ways to read, which leave different traces:
+Three ways to read, which leave different traces:
 
 ================  ==============================================================================
 without a group   plain reading: nothing is registered or committed, every run sees everything
 ``--group G``     a member of the group, which shares the queues with the others; what was
                   printed is committed, and the next run goes on after it
+``--broadcast``   a member that reads all queues, whatever other members do; how far it came is
+                  kept in a file of this machine (``~/.rocketmq_offsets``)
 ================  ==============================================================================
 
 Without a group the messages that are there come in the order in which they were stored, across
 queues (brokers' clocks permitting); later ones come as they arrive, in order within their queue.
 Following goes on through restarts of brokers and takes up queues that the topic gets.
 
-On stdout there is a line per message: columns, in which nothing can move the cursor, or with
-``--output json`` an object whose body is text in ``body`` or, if it is no UTF-8, ``body_base64``.
+On stdout there is a line per message, in one of the forms of :mod:`skylark.cli.consume_print`.
 The interrupt key and SIGTERM end it in order, with exit code 0.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skylark.cli.asking import complete_groups, complete_topics, place
+from skylark.cli.consume_print import FORMS, Form, Printer
 from skylark.cli.context import CliContext
 from skylark.cli.exits import explained
 from skylark.cli.name_servers import client_options, namesrv_option
-from skylark.cli.output import Output, cell_text
+from skylark.cli.output import Output
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OFFSET_DIGITS_MAX = 18
 PULL_COUNT = 32
 SUSPEND_S = 15.0
 PULL_TIMEOUT_S = 30.0
@@ -71,20 +72,21 @@ class Wanted:
     follow: bool
     tags: str | None
     queue: str | None
+    broadcast: bool = False
 
 
 @click.command(
     "consume",
     epilog="Example: skylark consume orders --from 2026-11-01T08:00 --tags 'new || paid'",
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @namesrv_option
 @click.option(
     "--from",
     "start",
     metavar="WHERE",
-    help="earliest, latest, a time (2026-11-01T08:00, local unless it says otherwise) or an offset."
-    " With --group only where nothing is committed.  [default: earliest]",
+    help="earliest, latest, a time (2026-11-01T08:00, local unless it says otherwise), so long ago"
+    " (30m) or an offset. With --group only where nothing is committed.  [default: earliest]",
 )
 @click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
 @click.option(
@@ -93,7 +95,18 @@ class Wanted:
     show_default=True,
     help="Wait for further messages, or end with the last one that is there.",
 )
-@click.option("--group", help="Consume as a member of this group, and commit what was printed.")
+@click.option(
+    "--group",
+    shell_complete=complete_groups,
+    help="Consume as a member of this group, and commit what was printed.",
+)
+@click.option("--broadcast", is_flag=True, help="All queues for this member of --group.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMS),
+    help="A line each in columns, as JSON, or the bare body.  [default: as --output says]",
+)
 @click.option("--tags", metavar="A||B", help="Only messages with one of these tags.")
 @click.option(
     "--queue", metavar="[BROKER:]ID", help="Only this queue, of all brokers or of one; no --group."
@@ -107,6 +120,8 @@ def command(
     count: int | None,
     follow: bool,
     group: str | None,
+    broadcast: bool,
+    form: Form | None,
     tags: str | None,
     queue: str | None,
 ) -> None:
@@ -119,11 +134,13 @@ def command(
 
     if group is not None and queue is not None:
         raise click.UsageError("a group shares its queues by itself: leave out --queue or --group")
-    wanted = Wanted(topic, _start(start or "earliest"), follow, tags, queue)
+    if broadcast and group is None:
+        raise click.UsageError("--broadcast needs --group: its offsets are kept by group")
+    wanted = Wanted(topic, place(start or "earliest", "--from"), follow, tags, queue, broadcast)
     if group is not None and isinstance(wanted.start, int):
         raise click.UsageError("a group begins at earliest, latest or a time, not at an offset")
     context.configure_logging("error")  # what matters of the client's warnings is an error here
-    printer = _Printer(context.output, topic, count)
+    printer = Printer(context.output, topic, count, form)
     with explained(topic):
         options = client_options(namesrv)
         if group is None:
@@ -146,106 +163,22 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-def _start(text: str) -> str | int | datetime:
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
-        return int(text)
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"{text!r} is not earliest, latest, a time such as 2026-11-01T08:00, or an offset",
-            param_hint="--from",
-        ) from None
-
-
-# ---- printing ------------------------------------------------------------------------------------
-
-
-class _Printer:
-    """Prints messages until there are enough of them."""
-
-    def __init__(self, output: Output, topic: str, count: int | None) -> None:
-        self.output = output
-        self._topic = topic
-        self._left = count
-        self._has_heading = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there have been as many as were asked for."""
-        return self._left == 0
-
-    def show(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Print messages, as many as are still wanted; returns those that were printed."""
-        shown = messages if self._left is None else messages[: self._left]
-        for message in shown:
-            sys.stdout.write(self._json(message) if self.output.is_json else self._line(message))
-        if self._left is not None:
-            self._left -= len(shown)
-        return shown
-
-    def flush(self) -> None:
-        """Let the reader have what was printed."""
-        sys.stdout.flush()
-
-    def _json(self, message: MessageExt) -> str:
-        import base64
-        import json
-
-        record: dict[str, object] = {
-            "topic": self._topic,
-            "broker": message.broker_name,
-            "queue": message.queue_id,
-            "offset": message.queue_offset,
-            "msg_id": message.msg_id,
-            "tag": message.tag,
-            "keys": message.keys,
-        }
-        try:
-            record["body"] = message.body.decode()
-        except UnicodeDecodeError:
-            record["body_base64"] = base64.b64encode(message.body).decode()
-        record["properties"] = dict(message.properties)
-        record["born_time"] = message.born_time.isoformat(timespec="milliseconds")
-        record["store_time"] = message.store_time.isoformat(timespec="milliseconds")
-        record["reconsume_times"] = message.reconsume_times
-        text = json.dumps(record, ensure_ascii=False)
-        return f"{text.encode('utf-8', 'backslashreplace').decode()}\n"
-
-    def _line(self, message: MessageExt) -> str:
-        import base64
-
-        heading = ""
-        if not self._has_heading:
-            self._has_heading = True
-            heading = f"{'STORED':<23}  {'QUEUE':<12}    OFFSET  {'TAG':<8}  {'KEYS':<8}  BODY\n"
-        try:
-            body = cell_text(message.body.decode())
-        except UnicodeDecodeError:
-            body = f"base64:{base64.b64encode(message.body).decode()}"
-        stored = message.store_time.astimezone().replace(tzinfo=None)
-        queue = f"{message.broker_name}:{message.queue_id}"
-        return (
-            f"{heading}{stored.isoformat(' ', 'milliseconds')}  {cell_text(queue):<12}"
-            f"  {message.queue_offset:>8}  {cell_text(message.tag):<8}"
-            f"  {cell_text(message.keys):<8}  {body}\n"
-        )
-
-
 # ---- as a member of a group ----------------------------------------------------------------------
 
 
 async def _consume_group(
-    printer: _Printer, wanted: Wanted, options: ClientOptions, group: str
+    printer: Printer, wanted: Wanted, options: ClientOptions, group: str
 ) -> None:
     import asyncio
 
     from skylark.client.consumer.lite_pull import LitePullConsumer
+    from skylark.client.consumer.lite_settings import LitePullSettings
     from skylark.core.clock import LoopClock
 
-    consumer = LitePullConsumer(group, options, **_group_start(wanted.start))
+    settings = _group_start(wanted.start)
+    if wanted.broadcast:
+        settings["message_model"] = type(LitePullSettings().message_model).BROADCASTING
+    consumer = LitePullConsumer(group, options, **settings)
     settled = asyncio.Event()
     consumer.subscribe(wanted.topic, wanted.tags, listener=lambda *shared: settled.set())
     async with consumer:
@@ -285,7 +218,7 @@ def _group_start(start: str | int | datetime) -> LitePullKeywords:
 # ---- without a group -----------------------------------------------------------------------------
 
 
-async def _consume_plain(printer: _Printer, wanted: Wanted, options: ClientOptions) -> None:
+async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOptions) -> None:
     import asyncio
     from contextlib import aclosing
 

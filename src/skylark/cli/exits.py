@@ -51,10 +51,12 @@ def exit_code(error: Exception) -> ExitCode:
     """The code for an error that ended a command."""
     from skylark.admin.errors import NotFoundError
     from skylark.core import errors
+    from skylark.core.names import IllegalNameError
 
     # The first row that matches decides.
     table: tuple[tuple[type[Exception], ExitCode], ...] = (
         (errors.ConfigError, ExitCode.USAGE),
+        (IllegalNameError, ExitCode.USAGE),
         (errors.SendTimeoutError, ExitCode.UNREACHABLE),
         (errors.TooManyRequestsError, ExitCode.FAILED),  # refused by ourselves, not by the network
         (errors.TransportError, ExitCode.UNREACHABLE),

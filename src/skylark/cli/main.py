@@ -2,11 +2,11 @@
 
 ``skylark --help`` must be quick, so a subcommand's module is imported when the command is called
 or asked for its own help, not before. ``COMMANDS`` therefore holds the line of help as well; a
-test compares it with what the command says of itself.
+test compares it with what the command says of itself. ``skylark job`` is such a group, too.
 
 A command takes the :class:`~skylark.cli.context.CliContext` by ``@click.pass_obj``, imports what
 it needs inside its function, and raises. Turning errors into sentences and exit codes is done
-here, once (``exits.py``).
+here, once (``exits.py``); so is telling what to install where a package is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
@@ -32,30 +33,71 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS: dict[str, LazyCommand] = {
+    "apply": LazyCommand(
+        "skylark.cli.apply:command", "Make topics and groups as a YAML file describes them."
+    ),
     "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
-    "cluster": LazyCommand("skylark.cli.cluster:command", "Show brokers and their replicas."),
+    "cluster": LazyCommand(
+        "skylark.cli.cluster:command", "Show brokers, their replicas and settings."
+    ),
+    "completion": LazyCommand(
+        "skylark.cli.completion:command", "Print the script that completes commands in a shell."
+    ),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
+    "dlq": LazyCommand("skylark.cli.dlq:command", "List dead letters, and send them again."),
+    "doctor": LazyCommand(
+        "skylark.cli.doctor:command", "Check this machine and the cluster, and say what to fix."
+    ),
+    "group": LazyCommand(
+        "skylark.cli.group:command", "List, describe, move and delete consumer groups."
+    ),
+    "job": LazyCommand("skylark.cli.job:command", "Run data jobs on Spark."),
+    "message": LazyCommand(
+        "skylark.cli.message:command", "Find messages, and why they were or were not consumed."
+    ),
     "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
+    "ping": LazyCommand("skylark.cli.ping:command", "Ask whether name servers and brokers answer."),
+    "pipeline": LazyCommand(
+        "skylark.cli.pipeline:command", "Run pipelines that a file declares on Spark."
+    ),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
         "skylark.cli.store:command", "Check or dump the files of a message store."
     ),
-    "topic": LazyCommand("skylark.cli.topic:command", "Create and list topics."),
+    "topic": LazyCommand(
+        "skylark.cli.topic:command", "Create, list, describe, change and delete topics."
+    ),
     "txn": LazyCommand("skylark.cli.txn:command", "Watch and repair exactly-once sinks of Spark."),
     "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers."),
 }
 
 
+#: The extra of this package that brings a module which is not always there.
+EXTRAS: Final = {
+    "google": "connect",
+    "grpc": "connect",
+    "grpc_status": "connect",
+    "matplotlib": "report",
+    "pandas": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
+
+
 class LazyGroup(click.Group):
-    """A group whose subcommands are named in ``COMMANDS``."""
+    """A group whose subcommands are named in a table, and imported when they are called."""
+
+    def __init__(self, *args: Any, table: Mapping[str, LazyCommand], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *COMMANDS})
+        return sorted({*super().list_commands(ctx), *self._table})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._table:
             return super().get_command(ctx, cmd_name)
-        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        module, _, attribute = self._table[cmd_name].target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -63,7 +105,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""
         lines = {
-            **{name: row.help for name, row in COMMANDS.items()},
+            **{name: row.help for name, row in self._table.items()},
             **{
                 name: command.get_short_help_str()
                 for name, command in self.commands.items()
@@ -74,6 +116,10 @@ class LazyGroup(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(sorted(lines.items()))
 
+
+class RootGroup(LazyGroup):
+    """The command itself: every error ends here, as a sentence and an exit code."""
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -81,8 +127,23 @@ class LazyGroup(click.Group):
             raise  # click's own, and `skylark ... | head`: click ends these quietly
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
+        except ModuleNotFoundError as error:
+            _report(ctx, _explained(error))
         except Exception as error:  # noqa: BLE001 - the boundary: every error ends as an exit code
             _report(ctx, error)
+
+
+def _explained(error: ModuleNotFoundError) -> Exception:
+    """What to install, if it is a module of an extra that is missing."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return error
+    from skylark.core.errors import ConfigError
+
+    found = ConfigError(
+        f"there is no module {error.name}", hint=f"pip install 'skylark-mq[{extra}]'"
+    )
+    return found.with_traceback(error.__traceback__)
 
 
 def _report(ctx: click.Context, error: Exception) -> NoReturn:
@@ -92,7 +153,9 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     ctx.exit(exit_code(error))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=RootGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option(
     "--output",
     "output_format",

@@ -127,6 +127,11 @@ class Output:
         for key, value in record.items():
             self._stdout.write(f"{key}{' ' * (width - _width(key))}{_GAP}{cell_text(value)}\n")
 
+    def gap(self) -> None:
+        """An empty line between two tables for a person."""
+        if self._format == "table":
+            self._stdout.write("\n")
+
     def note(self, text: str) -> None:
         """A remark for a person, on stderr; programs that asked for JSON are not told."""
         if self._format == "table":

@@ -4,7 +4,9 @@ Each message is answered by a line on stdout as soon as it is stored: id, broker
 status, in columns or, with ``--output json``, as one JSON object per line. The input is sent in the
 pieces in which it arrives, so a person, a pipe that never ends and a large file are served alike,
 and memory stays small. With ``--shard`` messages are sent one after the other, because they all go
-to one queue and keep their order there; otherwise those of a piece are under way together.
+to one queue and keep their order there; with ``--batch`` so many travel in one request, and are
+stored together or not at all; otherwise those of a piece are under way together. ``--rate`` makes
+the pieces small and spaces them.
 
 A message that fails does not undo the others: the rest of its piece is reported, then the command
 ends with the first error. What went wrong between us and the cluster is told with what to do about
@@ -17,10 +19,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from skylark.cli.asking import complete_topics, duration_s, key_value
 from skylark.cli.context import CliContext
 from skylark.cli.exits import explained
 from skylark.cli.name_servers import client_options, namesrv_option
@@ -38,9 +42,10 @@ PIECE_COUNT_MAX = 1_000
 READ_SIZE = 1024 * 1024
 #: A line that is longer is no message: bodies end at 4 MiB, and base64 needs a third more.
 LINE_SIZE_MAX = 8 * 1024 * 1024
+#: With --rate, so many pieces a second, if there are messages enough.
+PIECES_PER_SECOND = 10
 #: From so many messages on a person who cannot see the results is shown progress.
 LONG_COUNT = 1_000
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Common:
     "produce",
     epilog="Examples: skylark produce orders hello --tag new; seq 9 | skylark produce orders -",
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("bodies", metavar="[BODY]...", nargs=-1)
 @namesrv_option
 @click.option("--tag", help="Tag of the messages, which consumers can filter by.")
@@ -95,6 +100,18 @@ class Common:
     is_flag=True,
     help="Lines are JSON objects: body or body_base64, and tag, keys, properties.",
 )
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the lines of this file instead of the input.",
+)
+@click.option(
+    "--batch", "batch_size", type=click.IntRange(1, 1_000), help="So many in one request; no delay."
+)
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages a second."
+)
 @click.pass_obj
 def command(
     context: CliContext,
@@ -108,31 +125,38 @@ def command(
     delay: str | None,
     repeats: int,
     jsonl: bool,
+    path: Path | None,
+    batch_size: int | None,
+    rate: float | None,
 ) -> None:
     """Send messages to a topic.
 
-    Each BODY is a message. Without one, or with -, each line of the input is; empty lines are
-    passed over.
+    Each BODY is a message. Without one, or with -, each line of the input or of --file is; empty
+    lines are passed over.
     """
     import asyncio
 
     from skylark.client.send_keywords import SendKeywords
 
-    from_stdin = bodies in ((), (STDIN,))
-    if jsonl and not from_stdin:
-        raise click.UsageError("--jsonl reads the input: leave out BODY")
-    common = Common(topic, tag, keys, dict(map(_property, properties)))
+    reads_lines = bodies in ((), (STDIN,))
+    if (jsonl or path is not None) and not reads_lines:
+        option = "--jsonl reads the input" if jsonl else "--file has the messages"
+        raise click.UsageError(f"{option}: leave out BODY")
+    if batch_size is not None and (delay, shard) != (None, None):
+        raise click.UsageError("--batch goes to one queue at once: leave out --delay and --shard")
+    common = Common(topic, tag, keys, dict(key_value(text, "--property") for text in properties))
+    sizes = Sizes(repeats, _piece_size(batch_size, rate))
     make = _json_message if jsonl else _plain_message
-    pieces = _piped(common, make, repeats) if from_stdin else _given(common, bodies, repeats)
+    pieces = _piped(common, make, path, sizes) if reads_lines else _given(common, bodies, sizes)
     how = SendKeywords()
     if shard is not None:
         how["shard"] = shard
     if delay is not None:
         how["delay"] = duration_s(delay, "--delay")
     context.configure_logging("error")  # what matters of the client's warnings is an error here
-    if from_stdin and sys.stdin.isatty():
+    if reads_lines and path is None and sys.stdin.isatty():
         context.output.note("Each line is a message; end with Ctrl-D.")
-    total = None if from_stdin else len(bodies) * repeats
+    total = None if reads_lines else len(bodies) * repeats
     # A bar and results on the same terminal would write over each other.
     watched = not sys.stdout.isatty() and (total is None or total >= LONG_COUNT)
     with (
@@ -140,13 +164,26 @@ def command(
         context.output.progress(f"sending to {topic}", total) if watched else nullcontext() as step,
     ):
         sending = _Sending(context.output.is_json, how, step or (lambda count: None))
+        if batch_size is not None:
+            sending.batch_size = batch_size
+        sending.rate = rate
         asyncio.run(sending.run(client_options(namesrv), pieces))
+
+
+def _piece_size(batch_size: int | None, rate: float | None) -> int:
+    """Messages that are under way together: whole batches, and with a rate only a few."""
+    size = PIECE_COUNT_MAX if rate is None else max(1, int(rate / PIECES_PER_SECOND))
+    if batch_size is None:
+        return min(size, PIECE_COUNT_MAX)
+    return max(1, min(size, PIECE_COUNT_MAX) // batch_size) * batch_size
 
 
 class _Sending:
     """Sends pieces of the input and prints what became of each message."""
 
     def __init__(self, is_json: bool, how: SendKeywords, step: Callable[[int], None]) -> None:
+        self.batch_size = 0  # 0: each by itself
+        self.rate: float | None = None
         self._is_json = is_json
         self._how = how
         self._step = step
@@ -154,9 +191,15 @@ class _Sending:
 
     async def run(self, options: ClientOptions, pieces: AsyncIterator[list[Message]]) -> None:
         from skylark.client.producer import Producer
+        from skylark.core.clock import LoopClock
 
+        clock = LoopClock()
+        due = clock.monotonic()
         async with Producer(GROUP, options) as producer:
             async for piece in pieces:
+                if self.rate is not None:
+                    await clock.sleep(due - clock.monotonic())
+                    due = max(due, clock.monotonic()) + len(piece) / self.rate
                 error = await self._send(producer, piece)
                 self._step(len(piece))
                 sys.stdout.flush()
@@ -170,6 +213,12 @@ class _Sending:
         if "shard" in self._how:
             for message in piece:
                 self._show(await producer.send(message, **self._how))
+            return None
+        if self.batch_size:
+            for start in range(0, len(piece), self.batch_size):
+                batch = piece[start : start + self.batch_size]
+                for stored in await producer.send_batch(batch):
+                    self._show(stored)
             return None
         sends = (producer.send(message, **self._how) for message in piece)
         first_error: BaseException | None = None
@@ -207,48 +256,59 @@ class _Sending:
 # ---- what to send --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How often each message is sent, and how many are under way together."""
+
+    repeats: int
+    piece_size: int
+
+
 async def _given(
-    common: Common, bodies: Iterable[str], repeats: int
+    common: Common, bodies: Iterable[str], sizes: Sizes
 ) -> AsyncIterator[list[Message]]:
     """Messages from the command line; bytes that are no UTF-8 stay what they were."""
     import os
 
     messages = [_plain_message(common, os.fsencode(body), 0) for body in bodies]
-    for piece in _pieces(messages, repeats):
+    for piece in _pieces(messages, sizes):
         yield piece
 
 
 async def _piped(
-    common: Common, make: Callable[[Common, bytes, int], Message], repeats: int
+    common: Common,
+    make: Callable[[Common, bytes, int], Message],
+    path: Path | None,
+    sizes: Sizes,
 ) -> AsyncIterator[list[Message]]:
-    """Messages from the lines of the input, in the pieces in which they arrive."""
+    """Messages from the lines of a file or the input, in the pieces in which they arrive."""
     number = 0
-    async for lines in _stdin_lines():
-        messages = []
-        for line in lines:
-            number += 1
-            if line:
-                messages.append(make(common, line, number))
-        for piece in _pieces(messages, repeats):
-            yield piece
+    with nullcontext(sys.stdin) if path is None else path.open("rb") as source:
+        async for lines in _lines(source.fileno()):
+            messages = []
+            for line in lines:
+                number += 1
+                if line:
+                    messages.append(make(common, line, number))
+            for piece in _pieces(messages, sizes):
+                yield piece
 
 
-def _pieces(messages: list[Message], repeats: int) -> Iterator[list[Message]]:
+def _pieces(messages: list[Message], sizes: Sizes) -> Iterator[list[Message]]:
     from itertools import chain, islice, repeat
 
-    repeated = chain.from_iterable(repeat(message, repeats) for message in messages)
-    while piece := list(islice(repeated, PIECE_COUNT_MAX)):
+    repeated = chain.from_iterable(repeat(message, sizes.repeats) for message in messages)
+    while piece := list(islice(repeated, sizes.piece_size)):
         yield piece
 
 
-async def _stdin_lines() -> AsyncIterator[list[bytes]]:
-    """Complete lines of the input, as many as there are each time; the last may lack its end.
+async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+    """Complete lines of a file, as many as there are each time; the last may lack its end.
 
     Nothing waits in ``read``, where the interrupt key would not be heard.
     """
     import os
 
-    descriptor = sys.stdin.fileno()
     rest = b""
     while True:
         await _readable(descriptor)
@@ -321,20 +381,3 @@ def _json_message(common: Common, line: bytes, number: int) -> Message:
         keys=keys or common.keys,
         properties={**common.properties, **said.properties},
     )
-
-
-def _property(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")
-    return key, value
-
-
-def duration_s(text: str, option: str) -> float:
-    """``500ms``, ``10s``, ``5m``, ``2h``, ``1d`` in seconds; a number alone is seconds."""
-    import re
-
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d)?", text, re.ASCII)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a time such as 10s or 5m", param_hint=option)
-    return float(found[1]) * _UNITS_S[found[2] or "s"]

@@ -1,24 +1,38 @@
-"""``skylark topic``: create and list the topics of a running cluster."""
+"""``skylark topic``: create, list, describe, change and delete the topics of a running cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from skylark.cli.asking import (
+    ask,
+    confirm,
+    key_value,
+    note_failures,
+    plain,
+    shown_time,
+    topic_argument,
+    yes_option,
+)
 from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin import Admin
+    from skylark.admin.topics import TopicDescription, TopicOnBroker
 
-T = TypeVar("T")
+QUEUE_COUNT = click.IntRange(1, 65_536)
+PERM = click.Choice(["r", "w", "rw"])
+
+cluster_option = click.option("--cluster", help="Only on the brokers of this cluster.")
+broker_option = click.option("--broker", help="Only on this broker.")
 
 
 @click.group("topic")
 def command() -> None:
-    """Create and list topics."""
+    """Create, list, describe, change and delete topics."""
 
 
 @command.command("create", epilog="Example: skylark topic create orders --queues 4")
@@ -27,12 +41,14 @@ def command() -> None:
 @click.option(
     "--queues",
     "queue_count",
-    type=click.IntRange(1, 65_536),
+    type=QUEUE_COUNT,
     default=8,
     show_default=True,
     help="Queues on each broker.",
 )
+@click.option("--perm", type=PERM, default="rw", show_default=True, help="Read, write or both.")
 @click.option("--cluster", help="Only on the brokers of this cluster.  [default: on all]")
+@broker_option
 @click.option("--order", is_flag=True, help="Messages with the same key keep their order.")
 @click.option(
     "--attribute",
@@ -47,55 +63,207 @@ def create(
     topic: str,
     namesrv: str | None,
     queue_count: int,
+    perm: str,
     cluster: str | None,
+    broker: str | None,
     order: bool,
     attributes: tuple[str, ...],
 ) -> None:
     """Create a topic; one that exists stays as it is."""
-    import msgspec
-
-    results = _run(
+    results = ask(
         namesrv,
         lambda admin: admin.topics.create(
             topic,
             queue_count=queue_count,
+            perm=perm,
             cluster=cluster,
+            broker=broker,
             order=order,
             attributes=dict(map(_attribute, attributes)),
         ),
     )
-    columns = ("topic", "broker", "address", "created", "queue_count")
-    context.output.rows(columns, map(msgspec.structs.asdict, results))
+    _show_changed(context, results)
 
 
-@command.command("list")
+@command.command("list", epilog="Example: skylark --output json topic list --all")
 @namesrv_option
 @click.option("--all", "with_internal", is_flag=True, help="Also system, retry and DLQ topics.")
+@click.option("--cluster", help="Only those of this cluster.")
 @click.pass_obj
-def list_topics(context: CliContext, namesrv: str | None, with_internal: bool) -> None:
+def list_topics(
+    context: CliContext, namesrv: str | None, with_internal: bool, cluster: str | None
+) -> None:
     """List the topics of the cluster."""
     import msgspec
 
-    topics = _run(namesrv, lambda admin: admin.topics.all(with_internal=with_internal))
+    topics = ask(
+        namesrv, lambda admin: admin.topics.all(with_internal=with_internal, cluster=cluster)
+    )
     columns = ("topic", "brokers", "queue_count", "perm")
     context.output.rows(columns, map(msgspec.structs.asdict, topics))
 
 
-def _run(namesrv: str | None, ask: Callable[[Admin], Awaitable[T]]) -> T:
-    import asyncio
+@command.command("describe", epilog="Example: skylark topic describe orders")
+@topic_argument
+@namesrv_option
+@click.pass_obj
+def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
+    """Show a topic on each broker, its queues, and the groups that read it."""
 
-    from skylark.admin.admin import Admin
-    from skylark.cli.name_servers import client_options
+    async def both(admin: Admin) -> tuple[TopicDescription, list[str]]:
+        return await admin.topics.describe(topic), await admin.topics.groups(topic)
 
-    async def run() -> T:
-        async with Admin(client_options(namesrv)) as admin:
-            return await ask(admin)
+    found, groups = ask(namesrv, both)
+    queues = [
+        {
+            "broker": entry.queue.broker_name,
+            "queue": entry.queue.queue_id,
+            "min_offset": entry.min_offset,
+            "max_offset": entry.max_offset,
+            "messages": entry.count,
+            "last_stored": shown_time(entry.last_time_ms),
+        }
+        for entry in found.queues
+    ]
+    if context.output.is_json:
+        document = {**plain(found), "queues": queues, "groups": groups}
+        context.output.record(document)
+        return
+    columns = ("broker", "cluster", "read_queues", "write_queues", "perm", "order", "attributes")
+    context.output.rows(
+        columns,
+        (
+            {
+                "broker": part.broker,
+                "cluster": part.cluster,
+                "read_queues": part.read_queue_count,
+                "write_queues": part.write_queue_count,
+                "perm": part.perm,
+                "order": part.order,
+                "attributes": [f"{key}={value}" for key, value in sorted(part.attributes.items())],
+            }
+            for part in found.parts
+        ),
+    )
+    context.output.gap()
+    context.output.rows(
+        ("broker", "queue", "min_offset", "max_offset", "messages", "last_stored"), queues
+    )
+    context.output.gap()
+    context.output.record({"messages": found.message_count, "groups": groups})
+    note_failures(context, found.failures)
 
-    return asyncio.run(run())
+
+@command.command("route", epilog="Example: skylark topic route orders")
+@topic_argument
+@namesrv_option
+@click.pass_obj
+def route(context: CliContext, topic: str, namesrv: str | None) -> None:
+    """Show where clients find a topic, as the name server tells them."""
+    from skylark.admin.topic_configs import format_perm
+
+    found = ask(namesrv, lambda admin: admin.topics.route(topic))
+    brokers = {data.broker_name: data for data in found.broker_datas}
+    columns = ("broker", "cluster", "addresses", "read_queues", "write_queues", "perm")
+    rows = []
+    for queues in sorted(found.queue_datas, key=lambda data: data.broker_name):
+        data = brokers.get(queues.broker_name)
+        addresses = sorted(data.broker_addrs.items()) if data else []
+        rows.append(
+            {
+                "broker": queues.broker_name,
+                "cluster": data.cluster if data else None,
+                "addresses": [f"{number}={address}" for number, address in addresses],
+                "read_queues": queues.read_queue_nums,
+                "write_queues": queues.write_queue_nums,
+                "perm": format_perm(queues.perm),
+            }
+        )
+    context.output.rows(columns, rows)
+
+
+@command.command("set", epilog="Example: skylark topic set orders --perm r --queues 8")
+@topic_argument
+@namesrv_option
+@click.option("--queues", "queue_count", type=QUEUE_COUNT, help="Queues to read and to write.")
+@click.option("--read-queues", type=QUEUE_COUNT, help="Queues to read.")
+@click.option("--write-queues", type=QUEUE_COUNT, help="Queues to write.")
+@click.option("--perm", type=PERM, help="Read, write or both.")
+@click.option("--order/--no-order", default=None, help="Whether equal keys keep their order.")
+@click.option("--attribute", "attributes", metavar="KEY=VALUE", multiple=True, help="Set one.")
+@click.option("--remove-attribute", "removed", metavar="KEY", multiple=True, help="Remove one.")
+@cluster_option
+@broker_option
+@click.pass_obj
+def set_topic(
+    context: CliContext,
+    topic: str,
+    namesrv: str | None,
+    queue_count: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: str | None,
+    order: bool | None,
+    attributes: tuple[str, ...],
+    removed: tuple[str, ...],
+    cluster: str | None,
+    broker: str | None,
+) -> None:
+    """Change a topic; what is not named stays as it is.
+
+    To take queues away without losing what is in them: fewer --write-queues first, and fewer
+    --read-queues when they are read to the end.
+    """
+    changes: dict[str, str | None] = {**dict(map(_attribute, attributes)), **dict.fromkeys(removed)}
+    given = (queue_count, read_queues, write_queues, perm, order)
+    if all(value is None for value in given) and not changes:
+        raise click.UsageError("nothing to change: give --queues, --perm, --attribute, ...")
+    if queue_count is not None and (read_queues, write_queues) != (None, None):
+        raise click.UsageError("--queues is both: leave out --read-queues and --write-queues")
+    results = ask(
+        namesrv,
+        lambda admin: admin.topics.update(
+            topic,
+            read_queue_count=read_queues or queue_count,
+            write_queue_count=write_queues or queue_count,
+            perm=perm,
+            order=order,
+            attributes=changes,
+            cluster=cluster,
+            broker=broker,
+        ),
+    )
+    _show_changed(context, results)
+
+
+@command.command("delete", epilog="Example: skylark topic delete orders --yes")
+@topic_argument
+@namesrv_option
+@click.option("--cluster", help="Only from the brokers of this cluster.")
+@yes_option
+@click.pass_obj
+def delete(
+    context: CliContext, topic: str, namesrv: str | None, cluster: str | None, yes: bool
+) -> None:
+    """Delete a topic with all that is in it."""
+    if not yes:
+        found = ask(namesrv, lambda admin: admin.topics.describe(topic))
+        confirm(f"Delete {topic} with {found.message_count} messages, for good?", yes=False)
+    brokers = ask(namesrv, lambda admin: admin.topics.delete(topic, cluster=cluster))
+    context.output.rows(
+        ("topic", "broker", "deleted"),
+        ({"topic": topic, "broker": broker, "deleted": True} for broker in brokers),
+    )
+
+
+def _show_changed(context: CliContext, results: list[TopicOnBroker]) -> None:
+    import msgspec
+
+    columns = ("topic", "broker", "address", "created", "queue_count")
+    context.output.rows(columns, map(msgspec.structs.asdict, results))
 
 
 def _attribute(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key or "," in text:
+    if "," in text:
         raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--attribute")
-    return key, value
+    return key_value(text, "--attribute")

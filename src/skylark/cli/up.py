@@ -118,7 +118,7 @@ def command(
         if ephemeral:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-")))
         options = LaunchOptions(
-            data=(data or _user_data_folder()).absolute(),
+            data=(data or user_data_folder()).absolute(),
             ephemeral=ephemeral,
             host=host,
             namesrv_port=namesrv_port,
@@ -197,7 +197,7 @@ def _topic(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
-def _user_data_folder() -> Path:
+def user_data_folder() -> Path:
     import os
 
     base = os.environ.get("XDG_DATA_HOME")

@@ -12,6 +12,7 @@ from skylark.admin.errors import ServerFailure
 from skylark.admin.replication import ReplicaState, ReplicationReport, SlaveLink
 from skylark.cli import cluster as cluster_command
 from skylark.cli.main import cli
+from tests.unit.cli.shell import NOWHERE, Shell
 from tests.up import cluster
 
 MASTER = ReplicaState(
@@ -100,3 +101,44 @@ def test_a_running_cluster_with_replicas(tmp_path: Path) -> None:
 
 def test_nobody_answers() -> None:
     assert invoke("cluster", "list", "-n", "127.0.0.1:1").exit_code == 3
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_settings_are_shown_and_changed(shell: Shell) -> None:
+    key = "fileReservedTime"
+    assert shell.json("cluster", "config", "get", key) == [
+        {"server": "broker-a", "key": key, "value": "72"}
+    ]
+    everything = shell.json("cluster", "config", "get")
+    assert len(everything) > 100
+    change = ("cluster", "config", "set", f"{key}=48", "--broker", "broker-a")
+    refused = shell.run(*change, code=1, answer="n\n")
+    assert refused.stdout.splitlines()[1].split() == ["broker-a", key, "72", "48"]
+    assert shell.json(*change, "--yes") == [
+        {"server": "broker-a", "key": key, "old": "72", "new": "48"}
+    ]
+    assert shell.json("cluster", "config", "get", key)[0]["value"] == "48"
+    shell.run("cluster", "config", "set", f"{key}=72", answer="y\n")
+    later = shell.run("cluster", "config", "set", "registerNameServerPeriod=20000", "--yes")
+    assert later.stderr.splitlines() == [
+        "changed on broker-a",
+        "registerNameServerPeriod: holds from the next start of a broker on",
+    ]
+    served = shell.json("cluster", "config", "get", "listenPort", "--name-servers")
+    assert (served[0]["server"], served[0]["value"]) == (shell.namesrv, "0")  # as it was started
+
+
+def test_mistakes_about_settings(shell: Shell) -> None:
+    config = ("cluster", "config")
+    error = shell.error(*config, "get", "fileReservdTime", code=4)
+    assert error == "there is no setting fileReservdTime: did you mean fileReservedTime?"
+    assert "no setting zzz" in shell.error(*config, "set", "zzz=1", "--yes", code=4)
+    error = shell.error(*config, "set", "fileReservedTime=long", "--yes", code=1)
+    assert "fileReservedTime" in error
+    shell.error(*config, "get", "--broker", "nobody", code=4)
+    assert "is not KEY=VALUE" in shell.run(*config, "set", "x", code=2).stderr
+    both = shell.run(*config, "get", "--name-servers", "--broker", "broker-a", code=2)
+    assert "--name-servers are in no cluster" in both.stderr
+    Shell(NOWHERE).error(*config, "get", code=3)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from skylark.cli import consume
+from skylark.cli.consume_print import Printer
 from skylark.cli.output import Output
 from skylark.client.calls import checked, make_request, open_caller
 from skylark.client.message import Message
@@ -236,7 +237,7 @@ async def test_queues_that_the_topic_gets(
     topic = "growing"
     Shell(home, cluster, topic).create(queue_count=1)
     options = ClientOptions(namesrv=cluster.namesrv)
-    printer = consume._Printer(Output("json", sys.stdout, sys.stderr), topic, count=1)
+    printer = Printer(Output("json", sys.stdout, sys.stderr), topic, count=1)
     wanted = consume.Wanted(topic, "latest", follow=True, tags=None, queue=None)
     reading = asyncio.create_task(consume._consume_plain(printer, wanted, options))
     header = CreateTopicRequestHeader(

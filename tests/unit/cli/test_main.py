@@ -6,7 +6,9 @@ import json
 import logging
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -14,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from skylark.cli import main as main_module
 from skylark.cli.context import CliContext
-from skylark.cli.main import COMMANDS, LazyCommand, cli
+from skylark.cli.main import COMMANDS, EXTRAS, LazyCommand, cli
 from skylark.core import errors
 
 # The program that a subprocess runs: `skylark` with one more, hidden command that raises.
@@ -215,6 +217,32 @@ def test_a_bug_is_called_one(invoke: Callable[..., Result]) -> None:
     assert result.output == (
         "Error: internal error, please report it: KeyError: 'x' (see --debug)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "text"),
+    [
+        (
+            "matplotlib.pyplot",
+            2,
+            "there is no module matplotlib.pyplot: pip install 'skylark-mq[report]'",
+        ),
+        ("nosuch", 1, "internal error, please report it: ModuleNotFoundError: no (see --debug)"),
+    ],
+)
+def test_a_missing_module_is_named_with_what_brings_it(
+    invoke: Callable[..., Result], module: str, code: int, text: str
+) -> None:
+    def probe(context: CliContext) -> None:
+        raise ModuleNotFoundError("no", name=module)
+
+    result = invoke(probe)
+    assert (result.exit_code, result.output) == (code, f"Error: {text}\n")
+
+
+def test_every_extra_exists() -> None:
+    settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert set(EXTRAS.values()) <= settings["project"]["optional-dependencies"].keys()
 
 
 # ---- lazy commands ---------------------------------------------------------------------------

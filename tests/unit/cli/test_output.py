@@ -156,6 +156,15 @@ def test_notes_go_to_people_only() -> None:
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "")
 
 
+def test_a_gap_between_tables_is_for_people() -> None:
+    output, stdout, _ = make("table")
+    output.gap()
+    assert stdout.getvalue() == "\n"
+    output, stdout, _ = make("json")
+    output.gap()
+    assert stdout.getvalue() == ""
+
+
 def test_progress_is_shown_on_a_terminal() -> None:
     output, stdout, stderr = make("table", terminal=True)
     with output.progress("sending [x]", total=10) as advance:

@@ -15,8 +15,9 @@ from typing import Any
 import click
 import pytest
 
+from skylark.cli.asking import duration_s
 from skylark.cli.exits import UnreachableError, explained
-from skylark.cli.produce import LINE_SIZE_MAX, duration_s
+from skylark.cli.produce import LINE_SIZE_MAX, _piece_size
 from skylark.core.errors import BrokerError, ConnectError, SendFailedError
 from tests.unit.cli.test_up import TIMEOUT_S, Up, command, environment, run, up
 
@@ -134,6 +135,14 @@ def test_a_regular_file_as_input(shell: Shell, topic: str, tmp_path: Path) -> No
             check=False,
         )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "rate", "size"),
+    [(None, None, 1000), (300, None, 900), (None, 5.0, 1), (None, 200.0, 20), (50, 200.0, 50)],
+)
+def test_messages_under_way_together(batch_size: int | None, rate: float | None, size: int) -> None:
+    assert _piece_size(batch_size, rate) == size
 
 
 def test_each_line_is_sent_when_it_comes(shell: Shell, topic: str) -> None:

@@ -1,0 +1,148 @@
+"""``skylark apply``: topics and groups from a YAML file.
+
+::
+
+    topics:
+      - name: orders
+        queues: 8
+        perm: rw
+        attributes: {message.type: FIFO}
+      - name: old-orders
+        absent: true
+    groups:
+      - name: billing
+        retry_max_times: 5
+
+What the file does not name stays as it is (:mod:`skylark.admin.apply`). The difference is shown
+first, and the undo file, which is such a file too, is written before the first change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.asking import ask, confirm, yes_option
+from skylark.cli.context import CliContext
+from skylark.cli.name_servers import namesrv_option
+
+if TYPE_CHECKING:
+    from skylark.admin.admin import Admin
+    from skylark.admin.apply import Change, Desired, Plan
+
+COLUMNS = ("action", "kind", "name", "broker", "field", "old", "new")
+UNDO_FILES_MAX = 1_000
+
+
+@click.command("apply", epilog="Example: skylark apply cluster.yaml --plan")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@namesrv_option
+@click.option("--plan", "plan_only", is_flag=True, help="Only show the difference.")
+@click.option(
+    "--undo",
+    "undo_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to write the way back.  [default: beside FILE, NAME.undo.yaml]",
+)
+@yes_option
+@click.pass_obj
+def command(
+    context: CliContext,
+    file: Path,
+    namesrv: str | None,
+    plan_only: bool,
+    undo_file: Path | None,
+    yes: bool,
+) -> None:
+    """Make topics and groups as a YAML file describes them.
+
+    Shows the difference, writes the undo file, and applies. Asks only if something is to be
+    deleted. Nothing to do is a success.
+    """
+    desired = _read(file)
+
+    async def plan_for(admin: Admin) -> Plan:
+        from skylark.admin.apply import make_plan
+
+        return await make_plan(admin, desired)
+
+    plan = ask(namesrv, plan_for)
+    context.output.rows(COLUMNS, [row for change in plan.changes for row in _rows(change)])
+    if not plan.changes:
+        context.output.note("nothing to change")
+        return
+    if plan_only:
+        return
+    if plan.deletes:
+        names = ", ".join(f"{change.kind} {change.name}" for change in plan.deletes)
+        confirm(f"Delete {names}, for good?", yes=yes)
+    written = _write_undo(undo_file or _beside(file), file, plan, may_replace=undo_file is not None)
+    context.output.note(f"the way back is in {written}")
+
+    done: list[Change] = []
+
+    async def carry_out(admin: Admin) -> None:
+        from skylark.admin.apply import apply_plan
+
+        await apply_plan(admin, plan, done.append)
+
+    try:
+        ask(namesrv, carry_out)
+    finally:
+        context.output.note(f"{len(done)} of {len(plan.changes)} changes applied")
+
+
+def _read(file: Path) -> Desired:
+    from skylark.admin.apply import Desired, check
+    from skylark.cli.strict_yaml import YamlMistake, read_yaml
+    from skylark.core.errors import InvalidParameterError
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise YamlMistake("this is no UTF-8 text", file=str(file), line=None) from None
+    desired = read_yaml(text, Desired, file=str(file))
+    try:
+        check(desired)
+    except InvalidParameterError as error:
+        raise YamlMistake(error.message, file=str(file), line=None) from None
+    return desired
+
+
+def _rows(change: Change) -> Sequence[dict[str, object]]:
+    about: dict[str, object] = {
+        "action": change.action,
+        "kind": change.kind,
+        "name": change.name,
+        "broker": change.broker,
+    }
+    if not change.fields:
+        return [about]
+    return [
+        {**about, "field": field.field, "old": field.old, "new": field.new}
+        for field in change.fields
+    ]
+
+
+def _beside(file: Path) -> Path:
+    """A name beside the file that is not taken: an undo file is never written over another."""
+    for number in range(1, UNDO_FILES_MAX):
+        suffix = "" if number == 1 else f"-{number}"
+        found = file.with_name(f"{file.stem}.undo{suffix}.yaml")
+        if not found.exists():
+            return found
+    raise click.ClickException(f"there are {UNDO_FILES_MAX} undo files of {file}: remove some")
+
+
+def _write_undo(path: Path, file: Path, plan: Plan, *, may_replace: bool) -> Path:
+    import msgspec
+    import yaml
+
+    lines = [f"# Undoes what was applied from {file.name}.", *(f"# {text}." for text in plan.stays)]
+    text = yaml.safe_dump(msgspec.to_builtins(plan.undo), sort_keys=False, allow_unicode=True)
+    with path.open("w" if may_replace else "x", encoding="utf-8") as target:
+        target.write("\n".join(lines) + f"\n{text}")
+    return path

@@ -1,0 +1,100 @@
+"""The lines that ``skylark consume`` prints, one per message.
+
+========  ========================================================================================
+line      columns, in which nothing can move the cursor; a body that is no UTF-8 as base64
+json      an object; its body is text in ``body`` or, if it is no UTF-8, ``body_base64``
+body      the bytes of the body and a line feed: what ``skylark produce`` takes back
+========  ========================================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from skylark.cli.output import Output, cell_text
+
+if TYPE_CHECKING:
+    from skylark.client.message import MessageExt
+
+Form: TypeAlias = Literal["line", "json", "body"]
+FORMS: tuple[Form, ...] = ("line", "json", "body")
+
+
+class Printer:
+    """Prints messages until there are enough of them."""
+
+    def __init__(
+        self, output: Output, topic: str, count: int | None, form: Form | None = None
+    ) -> None:
+        self.output = output
+        self._form: Form = form or ("json" if output.is_json else "line")
+        self._topic = topic
+        self._left = count
+        self._has_heading = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there have been as many as were asked for."""
+        return self._left == 0
+
+    def show(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Print messages, as many as are still wanted; returns those that were printed."""
+        shown = messages if self._left is None else messages[: self._left]
+        if self._form == "body":
+            for message in shown:
+                sys.stdout.buffer.write(message.body + b"\n")
+        else:
+            write = self._json if self._form == "json" else self._line
+            for message in shown:
+                sys.stdout.write(write(message))
+        if self._left is not None:
+            self._left -= len(shown)
+        return shown
+
+    def flush(self) -> None:
+        """Let the reader have what was printed."""
+        sys.stdout.flush()
+
+    def _json(self, message: MessageExt) -> str:
+        import base64
+        import json
+
+        record: dict[str, object] = {
+            "topic": self._topic,
+            "broker": message.broker_name,
+            "queue": message.queue_id,
+            "offset": message.queue_offset,
+            "msg_id": message.msg_id,
+            "tag": message.tag,
+            "keys": message.keys,
+        }
+        try:
+            record["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            record["body_base64"] = base64.b64encode(message.body).decode()
+        record["properties"] = dict(message.properties)
+        record["born_time"] = message.born_time.isoformat(timespec="milliseconds")
+        record["store_time"] = message.store_time.isoformat(timespec="milliseconds")
+        record["reconsume_times"] = message.reconsume_times
+        text = json.dumps(record, ensure_ascii=False)
+        return f"{text.encode('utf-8', 'backslashreplace').decode()}\n"
+
+    def _line(self, message: MessageExt) -> str:
+        import base64
+
+        heading = ""
+        if not self._has_heading:
+            self._has_heading = True
+            heading = f"{'STORED':<23}  {'QUEUE':<12}    OFFSET  {'TAG':<8}  {'KEYS':<8}  BODY\n"
+        try:
+            body = cell_text(message.body.decode())
+        except UnicodeDecodeError:
+            body = f"base64:{base64.b64encode(message.body).decode()}"
+        stored = message.store_time.astimezone().replace(tzinfo=None)
+        queue = f"{message.broker_name}:{message.queue_id}"
+        return (
+            f"{heading}{stored.isoformat(' ', 'milliseconds')}  {cell_text(queue):<12}"
+            f"  {message.queue_offset:>8}  {cell_text(message.tag):<8}"
+            f"  {cell_text(message.keys):<8}  {body}\n"
+        )

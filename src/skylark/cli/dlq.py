@@ -1,0 +1,217 @@
+"""``skylark dlq``: dead letters of consumer groups: list them, read them, send them again.
+
+``redrive`` can be repeated, after a crash too: no letter is sent twice, and a run goes on where the
+last one ended (:mod:`skylark.admin.redrive`). A run with a filter looks at all letters each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from skylark.cli.asking import (
+    ask,
+    confirm,
+    group_argument,
+    moment,
+    note_failures,
+    plain,
+    shown_time,
+    yes_option,
+)
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode
+from skylark.cli.message_rows import short_body
+from skylark.cli.name_servers import namesrv_option
+
+if TYPE_CHECKING:
+    from skylark.admin.admin import Admin
+    from skylark.admin.redrive import RedriveProgress, RedriveReport
+    from skylark.client.message import MessageExt
+
+SHOW_COLUMNS = (
+    "msg_id", "dead_letter_id", "topic", "tag", "keys", "retries", "born", "died", "body",
+)  # fmt: skip
+LETTER_COLUMNS = ("msg_id", "dead_letter_id", "topic", "outcome", "new_id", "problem")
+
+
+@click.group("dlq")
+def command() -> None:
+    """List dead letters, and send them again."""
+
+
+@command.command("list", epilog="Example: skylark dlq list")
+@namesrv_option
+@click.pass_obj
+def list_groups(context: CliContext, namesrv: str | None) -> None:
+    """List the groups that have dead letters."""
+    found = ask(namesrv, lambda admin: admin.dlq.all())
+    context.output.rows(
+        ("group", "letters", "pending", "last_died"),
+        (
+            {
+                "group": letters.group,
+                "letters": letters.count,
+                "pending": letters.pending,
+                "last_died": shown_time(letters.last_time_ms),
+            }
+            for letters in found
+        ),
+    )
+    for letters in found:
+        note_failures(context, letters.failures)
+
+
+@command.command("show", epilog="Example: skylark dlq show billing --limit 10")
+@group_argument
+@namesrv_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many."
+)
+@click.pass_obj
+def show(context: CliContext, group: str, namesrv: str | None, limit: int) -> None:
+    """Show the dead letters of a group, the oldest first."""
+
+    async def letters(admin: Admin) -> list[MessageExt]:
+        return [letter async for letter in admin.dlq.messages(group, limit=limit)]
+
+    context.output.rows(SHOW_COLUMNS, map(_row, ask(namesrv, letters)))
+
+
+def _row(letter: MessageExt) -> dict[str, object]:
+    properties = letter.properties
+    return {
+        "msg_id": letter.msg_id,
+        "dead_letter_id": letter.offset_msg_id,
+        "topic": properties.get("DLQ_ORIGIN_TOPIC") or properties.get("RETRY_TOPIC"),
+        "tag": letter.tag,
+        "keys": letter.keys,
+        "retries": letter.reconsume_times,
+        "born": shown_time(letter.record.born_timestamp),
+        "died": shown_time(letter.record.store_timestamp),
+        "body": short_body(letter),
+    }
+
+
+@command.command("redrive", epilog="Example: skylark dlq redrive billing --tag paid --dry-run")
+@group_argument
+@namesrv_option
+@click.option("--id", "ids", multiple=True, help="Only this letter (either id); repeatable.")
+@click.option("--tag", "tags", multiple=True, help="Only letters with this tag; repeatable.")
+@click.option("--key", "keys", multiple=True, help="Only letters with this key; repeatable.")
+@click.option("--since", metavar="TIME", help="Only those that died then or later.")
+@click.option("--until", metavar="TIME", help="Only those that died before.")
+@click.option(
+    "--to",
+    type=click.Choice(["topic", "group"]),
+    default="topic",
+    show_default=True,
+    help="To the topic they came from, or only to this group, as retries.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Letters per second.")
+@click.option("--limit", type=click.IntRange(min=1), help="End after so many.")
+@click.option("--restart", is_flag=True, help="Look at all letters again, not only at new ones.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@yes_option
+@click.pass_context
+def redrive(
+    ctx: click.Context,
+    group: str,
+    namesrv: str | None,
+    ids: tuple[str, ...],
+    tags: tuple[str, ...],
+    keys: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    to: Literal["topic", "group"],
+    rate: float | None,
+    limit: int | None,
+    restart: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Send dead letters again: all that no earlier run has sent, or some of them."""
+    context: CliContext = ctx.obj
+    where = _filter(
+        ids,
+        tags,
+        keys,
+        None if since is None else moment(since, "--since"),
+        None if until is None else moment(until, "--until"),
+    )
+    letters = ask(namesrv, lambda admin: admin.dlq.of(group))
+    if not dry_run:
+        count = letters.count if where or restart else letters.pending
+        confirm(f"Look at {count} dead letters of {group}, and send them again?", yes=yes)
+    with context.output.progress(f"dead letters of {group}", letters.count) as step:
+
+        def on_progress(progress: RedriveProgress) -> None:
+            del progress
+            step(1)
+
+        report = ask(
+            namesrv,
+            lambda admin: admin.dlq.redrive(
+                group,
+                where=where,
+                to=to,
+                dry_run=dry_run,
+                rate=rate,
+                limit=limit,
+                # A filter leaves letters out; they are behind the point that a run has come to.
+                restart=restart or where is not None,
+                on_progress=on_progress,
+            ),
+        )
+    _show_report(context, report)
+    if not report.is_complete:
+        ctx.exit(ExitCode.FAILED)
+
+
+def _filter(
+    ids: tuple[str, ...],
+    tags: tuple[str, ...],
+    keys: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+) -> Callable[[MessageExt], bool] | None:
+    """What the options let through; None if they say nothing."""
+    if not ids and not tags and not keys and since is None and until is None:
+        return None
+    wanted = {each.upper() for each in ids}
+
+    def matches(letter: MessageExt) -> bool:
+        return (
+            (not wanted or letter.msg_id.upper() in wanted or letter.offset_msg_id in wanted)
+            and (not tags or letter.tag in tags)
+            and (not keys or not set(keys).isdisjoint(letter.keys))
+            and (since is None or letter.store_time >= since)
+            and (until is None or letter.store_time < until)
+        )
+
+    return matches
+
+
+def _show_report(context: CliContext, report: RedriveReport) -> None:
+    import msgspec
+
+    if context.output.is_json:
+        document = {**plain(report), "is_complete": report.is_complete}
+        context.output.record(document)
+        return
+    context.output.rows(LETTER_COLUMNS, map(msgspec.structs.asdict, report.letters))
+    context.output.gap()
+    counts = report.counts
+    context.output.record(
+        {
+            "would be sent" if report.dry_run else "sent": counts.sent,
+            "sent before": counts.already,
+            "left out": counts.filtered,
+            "failed": counts.failed,
+        }
+    )
+    if report.stopped is not None:
+        context.output.note(f"Given up: {report.stopped}. Run it again: it goes on from there")

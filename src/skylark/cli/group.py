@@ -1,0 +1,288 @@
+"""``skylark group``: consumer groups of a running cluster: who they are, how far they are, moves.
+
+A move (``reset-offset``, ``skip``) shows first, queue by queue, where the group stands and where it
+would go; ``--dry-run`` ends there, ``--yes`` goes on without asking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.asking import (
+    ask,
+    complete_topics,
+    confirm,
+    group_argument,
+    note_failures,
+    place,
+    plain,
+    shown_time,
+    yes_option,
+)
+from skylark.cli.context import CliContext
+from skylark.cli.name_servers import namesrv_option
+
+if TYPE_CHECKING:
+    from skylark.admin.admin import Admin
+    from skylark.admin.groups import GroupDescription, GroupListing, GroupSummary
+    from skylark.admin.reset import GroupReset, ResetPlan
+
+LIST_COLUMNS = ("group", "brokers", "members", "model", "lag")
+QUEUE_COLUMNS = (
+    "topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight",
+    "last_consumed", "client_id",
+)  # fmt: skip
+PLAN_COLUMNS = ("topic", "broker", "queue", "committed", "new_offset", "min", "max", "step")
+DONE_COLUMNS = ("topic", "broker", "queue", "old_offset", "offset")
+#: Groups whose members and lag are asked for at a time.
+GROUPS_AT_ONCE = 8
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show where it would go.")
+
+
+@click.group("group")
+def command() -> None:
+    """List, describe, move and delete consumer groups."""
+
+
+# ---- questions -----------------------------------------------------------------------------------
+
+
+@command.command("list", epilog="Example: skylark group list")
+@namesrv_option
+@click.option("--all", "with_internal", is_flag=True, help="Also those of RocketMQ itself.")
+@click.pass_obj
+def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -> None:
+    """List the groups, with members that are connected and messages that wait."""
+    from skylark.admin.errors import NotFoundError
+    from skylark.admin.fan_out import few_at_a_time
+
+    async def listed(admin: Admin) -> tuple[GroupListing, list[dict[str, object]]]:
+        async def row(group: GroupSummary) -> dict[str, object]:
+            members = await admin.groups.members(group.group)
+            try:
+                lag = (await admin.groups.progress(group.group)).lag
+            except NotFoundError:  # it has committed nothing
+                lag = None
+            return {
+                "group": group.group,
+                "brokers": group.brokers,
+                "members": len(members.members),
+                "model": members.message_model,
+                "lag": lag,
+            }
+
+        listing = await admin.groups.all(with_internal=with_internal)
+        return listing, await few_at_a_time(listing.groups, row, GROUPS_AT_ONCE)
+
+    listing, rows = ask(namesrv, listed)
+    context.output.rows(LIST_COLUMNS, rows)
+    note_failures(context, listing.failures)
+
+
+@command.command("describe", epilog="Example: skylark group describe billing --owners")
+@group_argument
+@namesrv_option
+@click.option("--owners", is_flag=True, help="Ask each member which queues it reads.")
+@click.pass_obj
+def describe(context: CliContext, group: str, namesrv: str | None, owners: bool) -> None:
+    """Show lag per queue, members, subscriptions and settings of a group."""
+    import msgspec
+
+    found = ask(namesrv, lambda admin: admin.groups.describe(group, with_owners=owners))
+    if context.output.is_json:
+        document = {**plain(found), "lag": found.progress.lag}
+        document["progress"]["queues"] = _queue_rows(found)
+        context.output.record(document)
+        return
+    columns = QUEUE_COLUMNS if owners else QUEUE_COLUMNS[:-1]
+    context.output.rows(columns, _queue_rows(found))
+    context.output.gap()
+    members = found.members
+    context.output.rows(
+        ("client_id", "address", "language", "version", "brokers"),
+        map(msgspec.structs.asdict, members.members),
+    )
+    context.output.gap()
+    context.output.rows(
+        ("topic", "expression", "expression_type"),
+        map(msgspec.structs.asdict, members.subscriptions),
+    )
+    context.output.gap()
+    context.output.record(
+        {
+            "lag": found.progress.lag,
+            "members": len(members.members),
+            "model": members.message_model,
+            "consume_from": members.consume_from_where,
+            "retry_max_times": sorted({c.config.retry_max_times for c in found.configs}),
+            "may_consume": all(c.config.consume_enable for c in found.configs),
+        }
+    )
+    for conflict in members.conflicts:
+        sides = " but ".join(side.expression or "nothing" for side in conflict.sides)
+        context.output.note(
+            f"Members subscribe differently to {conflict.topic}: {sides}. Messages are skipped;"
+            " give each application a group of its own"
+        )
+    note_failures(context, found.failures)
+
+
+def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
+    return [
+        {
+            "topic": entry.queue.topic,
+            "broker": entry.queue.broker_name,
+            "queue": entry.queue.queue_id,
+            "broker_offset": entry.broker_offset,
+            "consumer_offset": entry.consumer_offset,
+            "lag": entry.lag,
+            "in_flight": entry.in_flight,
+            "last_consumed": shown_time(entry.last_time_ms),
+            "client_id": entry.client_id,
+        }
+        for entry in found.progress.queues
+    ]
+
+
+# ---- moves ---------------------------------------------------------------------------------------
+
+
+@command.command(
+    "reset-offset",
+    epilog="Example: skylark group reset-offset billing orders --to 2026-11-01T08:00 --dry-run",
+)
+@group_argument
+@click.argument("topic", shell_complete=complete_topics)
+@namesrv_option
+@click.option(
+    "--to",
+    "where",
+    required=True,
+    metavar="WHERE",
+    help="earliest, latest, an offset, a time (2026-11-01T08:00), or so long ago (30m).",
+)
+@click.option("--broker", help="Only queues of this broker.")
+@click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue.")
+@dry_run_option
+@yes_option
+@click.pass_obj
+def reset_offset(
+    context: CliContext,
+    group: str,
+    topic: str,
+    namesrv: str | None,
+    where: str,
+    broker: str | None,
+    queue_id: int | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Send a group to other offsets of a topic; shows first where it would go."""
+    to = place(where, "--to")
+    plan = ask(
+        namesrv,
+        lambda admin: admin.offsets.plan_reset(group, topic, to, broker=broker, queue_id=queue_id),
+    )
+    _carry_out(context, namesrv, [plan], dry_run=dry_run, yes=yes)
+
+
+@command.command("skip", epilog="Example: skylark group skip billing orders --yes")
+@group_argument
+@click.argument("topic", required=False, shell_complete=complete_topics)
+@namesrv_option
+@dry_run_option
+@yes_option
+@click.pass_obj
+def skip(
+    context: CliContext,
+    group: str,
+    topic: str | None,
+    namesrv: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Leave out all that waits: of one topic, or of all and of the retries."""
+    plans = ask(namesrv, lambda admin: admin.offsets.plan_skip(group, topic))
+    _carry_out(context, namesrv, plans, dry_run=dry_run, yes=yes)
+
+
+def _carry_out(
+    context: CliContext, namesrv: str | None, plans: list[ResetPlan], *, dry_run: bool, yes: bool
+) -> None:
+    """Show plans; unless that was all, ask and carry them out."""
+    preview = [_plan_row(plan, number) for plan in plans for number in range(len(plan.queues))]
+    if dry_run:
+        context.output.rows(PLAN_COLUMNS, preview)
+        return
+    if not context.output.is_json:  # a program gets one document: what came of it
+        context.output.rows(PLAN_COLUMNS, preview)
+        context.output.gap()
+    again = sum(max(0, -queue.step) for plan in plans for queue in plan.queues)
+    left_out = sum(max(0, queue.step) for plan in plans for queue in plan.queues)
+    group = plans[0].group
+    confirm(f"{group}: {again} messages come again, {left_out} are left out. Go on?", yes=yes)
+
+    async def apply(admin: Admin) -> list[GroupReset]:
+        return [await admin.offsets.apply(plan) for plan in plans]
+
+    done = ask(namesrv, apply)
+    context.output.rows(
+        DONE_COLUMNS,
+        (
+            {
+                "topic": reset.topic,
+                "broker": queue.queue.broker_name,
+                "queue": queue.queue.queue_id,
+                "old_offset": queue.old_offset,
+                "offset": queue.offset,
+            }
+            for reset in done
+            for queue in reset.queues
+        ),
+    )
+    if any(reset.by_members for reset in done):
+        context.output.note("the members were told; the offsets follow when they have jumped")
+
+
+def _plan_row(plan: ResetPlan, number: int) -> dict[str, object]:
+    entry = plan.queues[number]
+    return {
+        "topic": plan.topic,
+        "broker": entry.queue.broker_name,
+        "queue": entry.queue.queue_id,
+        "committed": entry.committed,
+        "new_offset": entry.new_offset,
+        "min": entry.min_offset,
+        "max": entry.max_offset,
+        "step": entry.step,
+    }
+
+
+# ---- the end of a group --------------------------------------------------------------------------
+
+
+@command.command("delete", epilog="Example: skylark group delete billing --yes")
+@group_argument
+@namesrv_option
+@click.option("--keep-data", is_flag=True, help="Keep its offsets, retries and dead letters.")
+@yes_option
+@click.pass_obj
+def delete(
+    context: CliContext, group: str, namesrv: str | None, keep_data: bool, yes: bool
+) -> None:
+    """Delete a group with its offsets, retries and dead letters."""
+    members = ask(namesrv, lambda admin: admin.groups.members(group)).members
+    if members:
+        context.output.note(
+            f"{len(members)} members are connected and will bring it back: stop them first"
+        )
+    what = "" if keep_data else " with its offsets, retries and dead letters"
+    confirm(f"Delete {group}{what}, for good?", yes=yes)
+    brokers = ask(namesrv, lambda admin: admin.groups.delete(group, with_data=not keep_data))
+    context.output.rows(
+        ("group", "broker", "deleted"),
+        ({"group": group, "broker": broker, "deleted": True} for broker in brokers),
+    )

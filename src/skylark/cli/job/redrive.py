@@ -1,0 +1,111 @@
+"""``skylark job redrive``: dead letters back to the group that could not consume them.
+
+It needs no Spark; ``skylark dlq redrive`` does the same for single letters and by their ids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode
+from skylark.cli.job.common import dry_run_option, show_summary
+from skylark.cli.name_servers import namesrv_option
+
+if TYPE_CHECKING:
+    from skylark.admin.redrive import RedriveProgress
+    from skylark.spark.jobs.redrive import RedriveOptions, RedriveSummary
+
+
+def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from skylark.spark.option_table import duration_ms
+
+    if value is None:
+        return None
+    try:
+        return duration_ms(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(
+    "redrive", epilog="Example: skylark job redrive billing --tag paid --younger-than 2h --dry-run"
+)
+@click.argument("group")
+@click.option(
+    "--to-original", is_flag=True, help="To the topics they came from: every group gets them."
+)
+@click.option("--tag", "tags", multiple=True, help="Only letters with this tag; may be repeated.")
+@click.option("--key", "keys", multiple=True, help="Only letters with this key; may be repeated.")
+@click.option(
+    "--older-than", metavar="DURATION", callback=_duration, help="Only those that died before."
+)
+@click.option(
+    "--younger-than", metavar="DURATION", callback=_duration, help="Only those that died since."
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Letters per second.")
+@click.option("--limit", type=click.IntRange(min=1), help="End after so many.")
+@click.option("--restart", is_flag=True, help="Look at all letters again, not only at new ones.")
+@dry_run_option
+@namesrv_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    group: str,
+    to_original: bool,
+    tags: tuple[str, ...],
+    keys: tuple[str, ...],
+    older_than: int | None,
+    younger_than: int | None,
+    rate: float | None,
+    limit: int | None,
+    restart: bool,
+    dry_run: bool,
+    namesrv: str | None,
+) -> None:
+    """Send dead letters of a group again.
+
+    Only GROUP gets them, as retries of their topics. A run goes on where the last one ended, and no
+    letter is sent twice.
+    """
+    from skylark.spark.jobs.redrive import RedriveOptions
+
+    context: CliContext = ctx.obj
+    options = RedriveOptions(
+        group=group,
+        to_original=to_original,
+        tags=frozenset(tags),
+        keys=frozenset(keys),
+        older_than_ms=older_than,
+        younger_than_ms=younger_than,
+        rate=rate,
+        limit=limit,
+        restart=restart,
+        dry_run=dry_run,
+    )
+    summary = _run(context, namesrv, options)
+    show_summary(context, summary)
+    if not summary.is_well:
+        ctx.exit(ExitCode.FAILED)
+
+
+def _run(context: CliContext, namesrv: str | None, options: RedriveOptions) -> RedriveSummary:
+    import asyncio
+
+    from skylark.admin.admin import Admin
+    from skylark.cli.name_servers import client_options
+    from skylark.spark.jobs import redrive
+
+    async def run() -> RedriveSummary:
+        async with Admin(client_options(namesrv)) as admin:
+            total = (await admin.dlq.of(options.group)).count
+            with context.output.progress(f"dead letters of {options.group}", total) as step:
+
+                def on_progress(_: RedriveProgress) -> None:
+                    step(1)
+
+                return await redrive.run(admin, options, on_progress)
+
+    return asyncio.run(run())

@@ -1,0 +1,136 @@
+"""``skylark job transform``: a topic through SQL into another topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.job.common import (
+    checkpoint_option,
+    dry_run_option,
+    interval_option,
+    job_options,
+    running,
+    show_spans,
+    show_summary,
+)
+
+if TYPE_CHECKING:
+    from skylark.spark.jobs.transform import Delivery, TransformPlan
+
+_EXAMPLE = (
+    "Example: skylark job transform orders paid --checkpoint /data/ck/paid --sql"
+    " \"SELECT body, keys FROM input WHERE tags = 'PAID'\""
+)
+
+
+@click.command("transform", epilog=_EXAMPLE)
+@click.argument("topic")
+@click.argument("to_topic")
+@click.option("--sql", metavar="STATEMENT", help="What becomes of the view input.")
+@click.option(
+    "--sql-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same, from a file.",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice(["at-least-once", "exactly-once"]),
+    default="at-least-once",
+    show_default=True,
+    help="What a crash may do to the rows of a batch: repeat them, or not.",
+)
+@click.option("--to-namesrv", metavar="HOST:PORT[;...]", help="Where TO_TOPIC is, if elsewhere.")
+@interval_option
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="POSITION",
+    help="Where the first run begins: earliest, latest, -2h, or offsets as JSON.",
+)
+@click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
+@click.option("--group", help="Consumer group that shows how far the job is.")
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    help="Rows of one batch at most.  [default: 200000, exactly-once 20000]",
+)
+@checkpoint_option
+@dry_run_option
+@job_options
+@click.pass_obj
+def command(
+    context: CliContext,
+    topic: str,
+    to_topic: str,
+    sql: str | None,
+    sql_file: Path | None,
+    delivery: Delivery,
+    to_namesrv: str | None,
+    interval_ms: int | None,
+    start: str,
+    tags: str | None,
+    group: str | None,
+    batch_rows: int | None,
+    checkpoint: str | None,
+    dry_run: bool,
+    namesrv: str | None,
+    master: str,
+    conf: dict[str, str],
+) -> None:
+    """Make a topic of another by SQL.
+
+    The messages of TOPIC are the view input, with the columns of the source (topic, tags, keys,
+    body, properties, ...). What the statement selects is sent to TO_TOPIC: body, and tags, keys,
+    properties, shardingKey, ... if it has them. The job goes on where its checkpoint ends.
+    """
+    if (sql is None) == (sql_file is None):
+        raise click.UsageError("Give --sql or --sql-file: one of them says what is done.")
+    if checkpoint is None:
+        raise click.UsageError(
+            "Give --checkpoint: without it the job would send everything again each time."
+        )
+    from skylark.spark.jobs import transform
+    from skylark.spark.jobs.frame import queue_spans
+
+    options = transform.TransformOptions(
+        topic=topic,
+        to_topic=to_topic,
+        sql=sql if sql_file is None else sql_file.read_text("utf-8"),  # type: ignore[arg-type]
+        checkpoint=checkpoint,
+        namesrv=namesrv,
+        to_namesrv=to_namesrv,
+        delivery=delivery,
+        interval_ms=interval_ms,
+        start=start,
+        tags=tags,
+        group=group,
+        rows_per_batch=batch_rows,
+    )
+    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    with running(context, "transform", master, conf) as job:
+        if dry_run:
+            plan = transform.plan(job.spark, options)
+        else:
+            summary = transform.run(job.spark, options, job.report, job.stop)
+    if dry_run:
+        _show_plan(context, plan)
+    else:
+        show_summary(context, summary)
+
+
+def _show_plan(context: CliContext, plan: TransformPlan) -> None:
+    import msgspec
+
+    if context.output.is_json:
+        context.output.record(msgspec.to_builtins(plan))
+        return
+    columns = ("column", "type", "used")
+    context.output.rows(columns, map(msgspec.structs.asdict, plan.columns))
+    context.output.gap()
+    show_spans(context, plan.queues)

@@ -1,0 +1,85 @@
+"""``skylark job verify``: whether a lake holds what a topic holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode
+from skylark.cli.job.common import format_option, job_options, running
+
+if TYPE_CHECKING:
+    from skylark.spark.jobs.archive import LakeFormat
+    from skylark.spark.jobs.verify import VerifySummary
+
+
+@click.command("verify", epilog="Example: skylark job verify orders --lake /data/lake/orders")
+@click.argument("topic")
+@click.option("--lake", required=True, metavar="FOLDER", help="The archive of the topic.")
+@format_option
+@click.option(
+    "--range",
+    "range_size",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="Offsets that are summed up together.",
+)
+@click.option(
+    "--archived-only",
+    is_flag=True,
+    help="Pass over messages behind the last one of each queue that is in the lake.",
+)
+@job_options
+@click.pass_obj
+def command(
+    context: CliContext,
+    topic: str,
+    lake: str,
+    lake_format: LakeFormat,
+    range_size: int,
+    archived_only: bool,
+    namesrv: str | None,
+    master: str,
+    conf: dict[str, str],
+) -> None:
+    """Compare a topic with its archive.
+
+    Counts and CRC sums are compared by ranges of offsets, over all that the topic holds now. Exit
+    code 1 says that they differ.
+    """
+    from skylark.spark.jobs import verify
+    from skylark.spark.jobs.frame import queue_spans
+
+    options = verify.VerifyOptions(
+        topic=topic,
+        lake=lake,
+        namesrv=namesrv,
+        format=lake_format,
+        range_size=range_size,
+        archived_only=archived_only,
+    )
+    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    with running(context, "verify", master, conf) as job:
+        summary = verify.run(job.spark, options, job.report, job.stop)
+    _show(context, summary)
+    if not summary.agree:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _show(context: CliContext, summary: VerifySummary) -> None:
+    """The summary and a table of differences, or one JSON object with both."""
+    import msgspec
+
+    record = msgspec.to_builtins(summary)
+    if context.output.is_json:
+        context.output.record(record)
+        return
+    differences = record.pop("differences")
+    context.output.record(record)
+    if differences:
+        context.output.rows(list(differences[0]), differences)
+    if len(differences) < summary.different:
+        context.output.note(f"the first {len(differences)} of {summary.different} ranges")

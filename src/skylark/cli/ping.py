@@ -1,0 +1,57 @@
+"""``skylark ping``: whether name servers and brokers answer; the health check of containers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.asking import ask, duration_s
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode
+from skylark.cli.name_servers import namesrv_option
+
+if TYPE_CHECKING:
+    from skylark.admin.admin import Admin
+    from skylark.admin.health import HealthReport
+
+COLUMNS = ("server", "role", "address", "answer_ms", "problem")
+
+
+@click.command("ping", epilog="Example: skylark ping --timeout 2s || echo down")
+@namesrv_option
+@click.option(
+    "--timeout", metavar="TIME", default="3s", show_default=True, help="What each answer may take."
+)
+@click.option("--namesrv-only", is_flag=True, help="Only name servers; do not ask brokers.")
+@click.option("-q", "--quiet", is_flag=True, help="No output, only the exit code.")
+@click.pass_context
+def command(
+    ctx: click.Context, namesrv: str | None, timeout: str, namesrv_only: bool, quiet: bool
+) -> None:
+    """Ask whether name servers and brokers answer.
+
+    Exit code 0 if all of them do, and 3 if one does not, or if no broker is registered.
+    """
+    context: CliContext = ctx.obj
+    context.configure_logging("error")  # who does not answer is in the result
+
+    async def check(admin: Admin) -> HealthReport:
+        from skylark.admin.health import check_health
+
+        return await check_health(admin.session, with_brokers=not namesrv_only)
+
+    timeout_s = duration_s(timeout, "--timeout")
+    if not timeout_s:
+        raise click.BadParameter("no answer takes no time", param_hint="--timeout")
+    report = ask(namesrv, check, timeout_s=timeout_s)
+    if not quiet:
+        import msgspec
+
+        context.output.rows(COLUMNS, map(msgspec.structs.asdict, report.servers))
+    if not (report.has_name_servers if namesrv_only else report.is_healthy):
+        if report.has_name_servers and not quiet:
+            missing = [server.server for server in report.servers if server.answer_ms is None]
+            about = f"no answer from {', '.join(missing)}" if missing else "no broker is registered"
+            context.output.note(about)
+        ctx.exit(ExitCode.UNREACHABLE)

@@ -1,0 +1,376 @@
+"""``skylark pipeline``: pipelines that a YAML file declares, run on Spark.
+
+What a file may say is in :mod:`skylark.spark.pipelines.document`. ``status`` and ``reset`` work
+without Spark, from checkpoints and brokers. ``check``, ``plan`` and ``run`` ask these first as
+well, so that most mistakes are told before a session starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from skylark.cli.context import CliContext
+from skylark.cli.job.common import figures, stopping
+
+if TYPE_CHECKING:
+    from skylark.spark.pipelines.document import Document, Pipeline
+    from skylark.spark.pipelines.plan import PipelinePlan
+    from skylark.spark.pipelines.resetting import ResetPlan
+    from skylark.spark.pipelines.running import Watcher
+    from skylark.spark.pipelines.sessions import Session
+    from skylark.spark.pipelines.starting import Start
+    from skylark.spark.pipelines.status import PipelineStatus
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@click.group("pipeline")
+def command() -> None:
+    """Run pipelines that a file declares on Spark."""
+
+
+def file_and_names(decorated: Decorated) -> Decorated:
+    """The arguments ``FILE [NAME]...``: all pipelines of the file, or some."""
+    names = click.argument("names", metavar="[NAME]...", nargs=-1)
+    return click.argument("file", type=click.Path(path_type=Path))(names(decorated))
+
+
+# ---- check and plan ------------------------------------------------------------------------------
+
+
+@command.command("check", epilog="Example: skylark pipeline check orders.yaml --executors")
+@file_and_names
+@click.option(
+    "--executors", is_flag=True, help="Also connect to every broker, from one task per core."
+)
+@click.pass_obj
+def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bool) -> None:
+    """Say what is wrong with a file, its topics and its queries; no data is read."""
+    plans, problems = [], []
+    with _planning(context, file, names) as (spark, document, starts):
+        from skylark.spark.pipelines.plan import make_plan
+
+        plans = [make_plan(spark, document, pipeline, start) for pipeline, start in starts]
+        if executors:
+            problems = _check_executors(context, spark, [pipeline for pipeline, _ in starts])
+    columns = ("pipeline", "reads", "queues", "transforms", "writes", "columns", "checkpoint")
+    if not (executors and context.output.is_json):
+        context.output.rows(columns, map(_plan_record, plans))
+    if problems:
+        from skylark.cli.exits import UnreachableError
+
+        raise UnreachableError(f"executors do not reach {'; '.join(problems)}")
+    context.output.note(f"{file.name} is fine")
+
+
+def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeline]) -> list[str]:
+    import msgspec
+
+    from skylark.spark.pipelines.reach import broker_addresses, try_from_executors
+
+    reached = try_from_executors(spark, broker_addresses(pipelines))
+    context.output.rows(
+        ("host", "address", "tasks", "problem"), map(msgspec.structs.asdict, reached)
+    )
+    context.output.gap()
+    return [f"{each.address} from {each.host}: {each.problem}" for each in reached if each.problem]
+
+
+@command.command("plan", epilog="Example: skylark pipeline plan orders.yaml paid-to-lake")
+@file_and_names
+@click.pass_obj
+def plan(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
+    """Show what pipelines would do, and the offsets that they would start from."""
+    with _planning(context, file, names) as (spark, document, starts):
+        from skylark.spark.pipelines.plan import make_plan
+
+        plans = [make_plan(spark, document, pipeline, start) for pipeline, start in starts]
+    if context.output.is_json:
+        columns = (*_plan_record(plans[0]), "offsets", "query")
+        context.output.rows(
+            columns,
+            (
+                {**_plan_record(each), "offsets": _offsets(each), "query": each.query}
+                for each in plans
+            ),
+        )
+        return
+    for number, each in enumerate(plans):
+        if number:
+            context.output.gap()
+        context.output.record(_plan_record(each))
+        context.output.gap()
+        context.output.rows(("topic", "broker", "queue", "start", "end"), _offsets(each))
+        context.output.gap()
+        click.echo(each.query)
+
+
+def _plan_record(each: PipelinePlan) -> dict[str, object]:
+    start = each.start
+    again = " (again)" if start.again else ""
+    return {
+        "pipeline": each.pipeline.name,
+        "reads": each.reads,
+        "queues": len(start.ends),
+        "transforms": each.transforms,
+        "writes": each.writes,
+        "columns": list(each.columns),
+        "trigger": str(each.pipeline.trigger),
+        "checkpoint": start.location,
+        "next_batch": None if start.batch is None else f"{start.batch}{again}",
+    }
+
+
+def _offsets(each: PipelinePlan) -> list[dict[str, object]]:
+    start = each.start
+    return [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "start": start.positions.get(queue),
+            "end": start.ends.get(queue),
+        }
+        for queue in sorted({*start.positions, *start.ends})
+    ]
+
+
+@contextmanager
+def _planning(
+    context: CliContext, file: Path, names: tuple[str, ...], *, strict: bool = True
+) -> Iterator[tuple[Session, Document, list[tuple[Pipeline, Start]]]]:
+    """Everything that needs no Spark is checked; then a session is there.
+
+    Only ``strict`` checks mind brokers that are away.
+    """
+    document = _load(file)
+    from skylark.spark.pipelines.plan import check_outside
+    from skylark.spark.pipelines.sessions import open_session
+
+    with _connections():
+        chosen = document.chosen(names)
+        starts = [
+            (pipeline, check_outside(document, pipeline, strict=strict)) for pipeline in chosen
+        ]
+        with open_session(document, quiet=not context.debug) as spark:
+            yield spark, document, starts
+
+
+# ---- run -----------------------------------------------------------------------------------------
+
+
+@command.command("run", epilog="Example: skylark pipeline run orders.yaml --available-now")
+@file_and_names
+@click.option("--available-now", is_flag=True, help="End when all that is there now is done.")
+@click.pass_obj
+def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: bool) -> None:
+    """Run the pipelines of a file, all or those that are named, in one session.
+
+    SIGTERM and the interrupt key end the batch in hand; the next run goes on from there. The second
+    time they end everything at once.
+    """
+    import msgspec
+
+    with _planning(context, file, names, strict=False) as (spark, document, starts):
+        from skylark.spark.pipelines.running import run_pipelines
+
+        chosen = [pipeline for pipeline, _ in starts]
+        with stopping() as stop, _bars(context, chosen) as watcher:
+            runs = run_pipelines(
+                spark, document, chosen, watcher=watcher, stop=stop, available_now=available_now
+            )
+    columns = ("pipeline", "state", "batches", "rows", "seconds", "lag", "problem")
+    context.output.rows(columns, map(msgspec.structs.asdict, runs))
+    problems = [each.problem for each in runs if each.problem is not None]
+    if problems:
+        raise click.ClickException("; ".join(problems))
+
+
+@contextmanager
+def _bars(context: CliContext, pipelines: list[Pipeline]) -> Iterator[Watcher]:
+    """A bar for each pipeline with rows, rate and lag, if a person watches."""
+    import sys
+
+    from skylark.spark.jobs.frame import JobProgress
+    from skylark.spark.pipelines.running import NoWatcher
+
+    if context.output.is_json or not sys.stderr.isatty():
+        yield NoWatcher()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks = {
+            each.name: progress.add_task(each.name, total=None, figures="starting")
+            for each in pipelines
+        }
+
+        class Bars:
+            def progress(self, name: str, now: JobProgress) -> None:
+                total = None if now.lag is None else now.rows + now.lag
+                progress.update(tasks[name], completed=now.rows, total=total, figures=figures(now))
+
+        yield Bars()
+
+
+# ---- status and reset ----------------------------------------------------------------------------
+
+
+@command.command("status", epilog="Example: skylark pipeline status orders.yaml")
+@file_and_names
+@click.pass_obj
+def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
+    """Show how far pipelines are, from their checkpoints and the brokers; Spark is not started."""
+    from skylark.spark.pipelines.status import pipeline_statuses
+
+    document = _load(file)
+    with _connections():
+        found = list(pipeline_statuses(document, names))
+    columns = ("pipeline", "batch", "unfinished", "lag", "changed", "checkpoint")
+    if context.output.is_json:
+        context.output.rows((*columns, "queues", "problem"), map(_status_record, found))
+    else:
+        context.output.rows(columns, map(_status_record, found))
+        context.output.gap()
+        queues: list[Any] = []
+        for each in found:
+            queues += ({"pipeline": each.name, **row} for row in _queue_records(each))
+        wanted = ("pipeline", "topic", "broker", "queue", "committed", "end", "lag")
+        context.output.rows(wanted, queues)
+    if problems := sorted({each.problem for each in found if each.problem is not None}):
+        from skylark.cli.exits import UnreachableError
+
+        raise UnreachableError("; ".join(problems))
+
+
+def _status_record(each: PipelineStatus) -> dict[str, object]:
+    return {
+        "pipeline": each.name,
+        "batch": each.batch,
+        "unfinished": each.unfinished,
+        "lag": each.lag,
+        "changed": each.changed,
+        "checkpoint": each.checkpoint,
+        "queues": _queue_records(each),
+        "problem": each.problem,
+    }
+
+
+def _queue_records(each: PipelineStatus) -> list[dict[str, object]]:
+    return [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker,
+            "queue": queue.queue,
+            "committed": queue.committed,
+            "end": queue.end,
+            "lag": queue.lag,
+        }
+        for queue in each.queues
+    ]
+
+
+@command.command("reset", epilog="Example: skylark pipeline reset orders.yaml alerts --to -2h")
+@file_and_names
+@click.option(
+    "--to",
+    "position",
+    metavar="POSITION",
+    required=True,
+    help="earliest, latest, group, a time ago (-2h), a time (2026-11-01T12:00:00Z), or offsets"
+    ' ({"topic": {"broker-a": {"0": 23}}}).',
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def reset(
+    context: CliContext,
+    file: Path,
+    names: tuple[str, ...],
+    position: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Let pipelines begin somewhere else when they run the next time.
+
+    A new checkpoint folder is made, whose number is one higher; the old one stays as it is. Rows
+    that were written before stay too. Stop the pipelines first.
+    """
+    from skylark.spark.pipelines.resetting import plan_reset, reset_position
+
+    document = _load(file)
+    wanted = reset_position(position)
+    if not names and len(document.pipelines) > 1:
+        raise click.UsageError(f"{file.name} has several pipelines: name those to reset")
+    with _connections():
+        plans = [plan_reset(document, each, wanted) for each in document.chosen(names)]
+        columns = ("pipeline", "topic", "broker", "queue", "old", "new", "end")
+        moves = [row for each in plans for row in _moves(each)]
+        if dry_run or not context.output.is_json:
+            context.output.rows(columns, moves)
+        for each in plans:
+            for warning in each.warnings:
+                context.output.note(f"pipeline {each.pipeline.name}: {warning}")
+        if dry_run:
+            context.output.note("nothing was written")
+            return
+        if not yes:
+            click.confirm("Begin there the next time?", abort=True, err=True)
+        folders = {each.pipeline.name: each.write() for each in plans}
+    if context.output.is_json:
+        rows = [{**move, "checkpoint": folders[str(move["pipeline"])]} for move in moves]
+        context.output.rows((*columns, "checkpoint"), rows)
+    for name, folder in folders.items():
+        context.output.note(f"pipeline {name} goes on with {folder}")
+
+
+def _moves(each: ResetPlan) -> list[dict[str, object]]:
+    return [
+        {
+            "pipeline": each.pipeline.name,
+            "topic": move.queue.topic,
+            "broker": move.queue.broker_name,
+            "queue": move.queue.queue_id,
+            "old": move.old,
+            "new": move.new,
+            "end": move.end,
+        }
+        for move in each.moves
+    ]
+
+
+# ---- common --------------------------------------------------------------------------------------
+
+
+def _load(file: Path) -> Document:
+    import os
+
+    from skylark.spark.pipelines.document import load
+
+    return load(file, os.environ)
+
+
+@contextmanager
+def _connections() -> Iterator[None]:
+    """Close what is opened on the way."""
+    from skylark.spark.cluster import close_clusters
+    from skylark.spark.sink_client import close_clients
+
+    try:
+        yield
+    finally:
+        close_clients()
+        close_clusters()

@@ -1,0 +1,53 @@
+"""The verdict of an explanation, from what its checks found."""
+
+from __future__ import annotations
+
+import pytest
+
+from skylark.admin.explain import Explanation, judge
+from skylark.admin.explain_checks import Check, Status
+
+ORDER = (
+    "message", "route", "queue", "group", "members", "subscription", "conflict", "filter",
+    "owner", "lock", "offset", "retry", "dlq", "trace",
+)  # fmt: skip
+
+
+def found(**given: Status) -> list[Check]:
+    """All checks, ok unless said otherwise; without a trace, as usual."""
+    statuses: dict[str, Status] = dict.fromkeys(ORDER, "ok")
+    statuses["trace"] = "unknown"
+    statuses.update(given)
+    return [
+        Check(check=name, status=status, finding=f"<{name}>") for name, status in statuses.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "consumed", "said"),
+    [
+        ({}, True, "consumed: the group is past it"),
+        ({"trace": "ok", "dlq": "not", "members": "not"}, True, "consumed: <trace>"),
+        ({"dlq": "not", "retry": "not"}, False, "not consumed: <dlq>"),
+        ({"retry": "not"}, False, "not consumed: <retry>"),
+        ({"message": "not"}, False, "not consumed: <message>"),
+        ({"filter": "not"}, False, "not consumed: <filter>"),
+        ({"members": "not", "filter": "unknown"}, None, "passed: the group is past it"),
+        ({"conflict": "not"}, None, "passed, and perhaps never delivered"),
+        ({"offset": "not", "members": "not"}, False, "not consumed: <members>"),
+        ({"offset": "not", "filter": "not", "owner": "not"}, False, "not consumed: <filter>"),
+        ({"offset": "not"}, False, "not consumed: <offset>"),
+        ({"offset": "unknown"}, None, "nothing is in its way"),
+    ],
+)
+def test_verdicts(statuses: dict[str, Status], consumed: bool | None, said: str) -> None:
+    verdict = judge(found(**statuses))
+    assert verdict[0] is consumed
+    assert verdict[1].startswith(said)
+
+
+def test_causes_are_what_is_in_the_way() -> None:
+    account = Explanation(
+        group="g", checks=tuple(found(filter="not", owner="unknown")), consumed=False, verdict=""
+    )
+    assert [check.check for check in account.causes] == ["filter"]

@@ -1,0 +1,38 @@
+"""One cluster for the tests of client commands, and order behind each of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from skylark.cli import consume
+from skylark.client.instances import instance_count
+from tests.unit.cli.shell import Shell
+from tests.up import cluster
+
+
+@pytest.fixture(scope="session")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def shell(namesrv: str) -> Shell:
+    """At a cluster that all share: names of topics and groups are those of one test."""
+    return Shell(namesrv)
+
+
+@pytest.fixture(autouse=True)
+def order_behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Logging as it was, and no client left by a shell; a group ends where it looks like it."""
+    monkeypatch.setattr(consume, "GROUP_IDLE_S", 0.3)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    before = instance_count()
+    yield
+    root.handlers[:], root.level = handlers, level
+    if {"alone", "shell"} & set(request.fixturenames):
+        assert instance_count() == before
