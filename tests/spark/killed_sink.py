@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,7 +23,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from skylark.spark.halves import Ends
+from skylark.spark.halves import Ends, Place
 from skylark.spark.session import make_session, register
 from skylark.spark.sink import StreamWriter, stream_writer
 from tests.interop.process import poll_until
@@ -35,17 +36,15 @@ def killing_sink(jvm: int) -> type[DataSource]:
 
     class Writer(StreamWriter):
         def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-            real, done = Ends._end, [0]
+            real = Ends._end_together
 
-            async def end(ends: Ends, place: object, what: int) -> bool:
-                done[0] += 1
-                if done[0] > 10:
-                    os.kill(jvm, signal.SIGKILL)
-                    os._exit(9)
-                return await real(ends, place, what)  # type: ignore[arg-type]
+            async def end(ends: Ends, places: Sequence[Place], what: int) -> NoReturn:
+                await real(ends, places[:10], what)
+                os.kill(jvm, signal.SIGKILL)
+                os._exit(9)
 
             if batchId == 1:
-                Ends._end = end  # type: ignore[method-assign, assignment]
+                Ends._end_together = end  # type: ignore[method-assign, assignment]
             super().commit(messages, batchId)
 
     class KillingSink(DataSource):

@@ -12,6 +12,7 @@ from pyspark.sql.types import BinaryType, StringType
 from skylark import ClientOptions
 from skylark.client.blocking.portal import shared_portal
 from skylark.core.errors import ConfigError
+from skylark.spark import half_sending
 from skylark.spark.decisions import LOG_TOPIC
 from skylark.spark.txn_log import QUEUE_COUNT, TxnLog
 from skylark.sync import Admin
@@ -42,6 +43,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_driver_that_never_comes_back_is_not_missed(
     pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(half_sending, "PORTION_COUNT", 5)  # so that each task reaches all queues
     query = Query(pair, "Gone", "gone")
     query.run(0)
     messages = query.write(1)

@@ -11,6 +11,7 @@ would take ``python3`` from the ``PATH``, and a wrong one shows only as a worker
 the caller has set already, in the environment or in ``conf``, stays.
 
 ========================================  ==========================================================
+web page of Spark                         off; ``spark.ui.enabled=true`` has it
 unix domain sockets                       on: between JVM and Python they are a third faster
 time zone                                 UTC
 speculation                               off: a second attempt of a task would write its rows twice
@@ -26,8 +27,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -38,6 +42,10 @@ from skylark.spark.source import DefaultSource
 
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _WORKER_MEMORY: Final = "512m"
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_LOG_SETTINGS: Final = Path(__file__).with_name("log4j2-quiet.properties")
+#: Java says so of a module that Spark always asks for, and nothing turns it off.
+_INCUBATOR: Final = b"WARNING: Using incubator modules: jdk.incubator.vector"
 _PROBE_TIMEOUT_S: Final = 60
 _PROBE: Final = (
     "import sys, importlib.util as u;"
@@ -50,6 +58,7 @@ def session_settings(master: str) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.speculation": "false",
+        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     if os.name == "posix":
@@ -68,6 +77,8 @@ def session_settings(master: str) -> dict[str, str]:
 
 def prepare_environment() -> None:
     """Set ``JAVA_HOME`` and the Python of the workers, where they are not; raises ConfigError."""
+    if find_spec("pyarrow") is None:  # a worker would miss it, on a page of its own
+        raise ConfigError("there is no module pyarrow", hint="pip install 'skylark-mq[spark]'")
     os.environ["JAVA_HOME"] = str(java_home(os.environ, Path(sys.prefix, "java")))
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(name, sys.executable)
@@ -100,18 +111,58 @@ def check_worker_python(python: str) -> None:
 
 
 def make_session(
-    master: str = "local[*]", *, app_name: str = "skylark", conf: Mapping[str, str] | None = None
+    master: str = "local[*]",
+    *,
+    app_name: str = "skylark",
+    conf: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> SparkSession:
     """A session, or the one that runs already; raises ConfigError.
 
-    ``conf`` wins over :func:`session_settings`.
+    ``conf`` wins over :func:`session_settings`. With ``quiet`` the JVM says nothing on stderr, if
+    it is started here: for programs that tell in their own words what goes wrong.
     """
     if _LOCAL.fullmatch(master):
         prepare_environment()
+    settings = {**session_settings(master), **(conf or {})}
+    if quiet:
+        # In front: what the user says there wins.
+        given = settings.get(_JAVA_OPTIONS, "")
+        quietly = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+        settings[_JAVA_OPTIONS] = f"{quietly} {given}".strip()
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in {**session_settings(master), **(conf or {})}.items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    if not quiet:
+        return builder.getOrCreate()
+    with _without_line(_INCUBATOR):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _without_line(dropped: bytes) -> Iterator[None]:
+    """Give processes that are started meanwhile a stderr that leaves out one line.
+
+    A thread passes everything else on as long as they live: what workers say goes that way.
+    """
+    reading, writing = os.pipe()
+    stderr = os.dup(2)
+
+    def pass_on() -> None:
+        with os.fdopen(reading, "rb") as lines, os.fdopen(stderr, "wb", 0) as target:
+            for line in lines:
+                if not line.startswith(dropped):
+                    target.write(line)
+
+    # Lines of our own must not wait in the buffer until they would go that way as well.
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    Thread(target=pass_on, name="stderr-of-java", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
 
 
 def register(spark: SparkSession) -> None:
@@ -119,5 +170,11 @@ def register(spark: SparkSession) -> None:
 
     Spark finds it by itself where it is installed, unless another plug-in whose name begins with
     ``pyspark_`` is broken; code shipped as a zip is never found.
+
+    Queries that run side by side in one JVM should each have a session (``newSession``) that was
+    told by hand. Of a source that Spark has found itself there is one Java object for all, with one
+    unguarded map of environment variables: starting a Python process for one query writes into it,
+    and sending tasks of another serialises it. Once in a while the tasks of the other then fail for
+    ever with OptionalDataException.
     """
     spark.dataSource.register(DefaultSource)

@@ -1,0 +1,32 @@
+"""A table fed by a topic, a view over it, and a sink that is a topic."""
+
+from __future__ import annotations
+
+import os
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+CLUSTER = {"nameServer": os.environ.get("SKYLARK_NAMESRV", "127.0.0.1:9876")}
+spark = SparkSession.active()
+
+dp.create_sink("alerts", "rocketmq", {**CLUSTER, "topic": "alerts"})
+
+
+@dp.table
+def orders() -> DataFrame:
+    """The topic as a table that grows."""
+    topic = spark.readStream.format("rocketmq").options(**CLUSTER, topic="orders")
+    rows = topic.option("startingOffsets", "earliest").load()
+    order = F.from_json(rows.body.cast("string"), "uid string, amount int")
+    return (
+        rows.select("queueId", "queueOffset", "tags", order.alias("o")).select("*", "o.*").drop("o")
+    )
+
+
+@dp.append_flow(target="alerts")
+def large_orders() -> DataFrame:
+    """Rows of the table that become messages."""
+    large = spark.readStream.table("orders").where("amount > 1000")
+    return large.select(F.format_string("%s ordered for %d", "uid", "amount").alias("body"))
