@@ -137,6 +137,7 @@ class Broker:
         await graph.saver.start()
         await graph.sampler.start()
         graph.slow_groups.start()
+        graph.retention_watch.start()
         await graph.liveness.start()
         await graph.server.start(config.bind_address, config.listen_port)
         await graph.fast_server.start(config.bind_address, config.fast_port)
@@ -195,6 +196,7 @@ class Broker:
             await graph.exporter.stop()
             await graph.sampler.stop()
             graph.slow_groups.stop()
+            graph.retention_watch.stop()
             await graph.client.close()
             graph.transactions.stop()
             if graph.timer is not None:

@@ -208,6 +208,10 @@ def _watch_clients(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
         "skylark_groups_in_conflict",
         lambda: [((group,), 1) for group in graph.consumers.groups_in_conflict()],
     )
+    metrics.watch(
+        "skylark_retention_endangered_messages",
+        lambda: [((e.group, e.topic), e.message_count) for e in graph.retention_watch.endangered],
+    )
 
 
 def _watch_store(metrics: BrokerMetrics, graph: BrokerGraph) -> None:

@@ -168,6 +168,12 @@ ROWS: Final = (
         "Groups whose members subscribe to different things.",
         ("consumer_group",),
     ),
+    Row(
+        "skylark_retention_endangered_messages",
+        "gauge",
+        "Messages not consumed yet that are soon deleted.",
+        ("consumer_group", "topic"),
+    ),
     Row("skylark_connections", "gauge", "Open connections.", ("port",)),
     Row("skylark_connections_refused_total", "counter", "Beyond the limit.", ("port",)),
     Row("skylark_held_pulls", "gauge", "Pulls that wait for messages."),

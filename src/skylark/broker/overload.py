@@ -211,6 +211,7 @@ FAMILIES: Final[Mapping[int, Family | None]] = {
     RequestCode.SEND_MESSAGE: Family.SEND,
     RequestCode.SEND_MESSAGE_V2: Family.SEND,
     RequestCode.SEND_BATCH_MESSAGE: Family.SEND,
+    RequestCode.SEND_HALVES: Family.SEND,
     RequestCode.CONSUMER_SEND_MSG_BACK: Family.SEND,
     RequestCode.RECALL_MESSAGE: Family.SEND,
     RequestCode.PULL_MESSAGE: Family.PULL,
@@ -221,6 +222,7 @@ FAMILIES: Final[Mapping[int, Family | None]] = {
     RequestCode.LITE_PULL_MESSAGE: Family.LITE_PULL,
     RequestCode.HEART_BEAT: Family.HEARTBEAT,
     RequestCode.END_TRANSACTION: Family.TRANSACTION,
+    RequestCode.END_HALVES: Family.TRANSACTION,
     RequestCode.ACK_MESSAGE: Family.ACK,
     RequestCode.BATCH_ACK_MESSAGE: Family.ACK,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Family.ACK,
@@ -237,7 +239,12 @@ FAMILIES: Final[Mapping[int, Family | None]] = {
     RequestCode.SET_MESSAGE_REQUEST_MODE: None,
 }
 _SENDS: Final = frozenset(
-    {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_HALVES,
+    }
 )
 _PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 

@@ -24,6 +24,7 @@ Answers to ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from skylark.broker.config import BrokerConfig
@@ -57,13 +58,23 @@ _ACTED_UPON: Final = (
     names.PROPERTY_TRACE_ON,
     names.PROPERTY_CLUSTER,
 )
-# Items with name and value, each ended; what was taken is never given back, so one pass decides.
-_PLAIN: Final = re.compile(
-    rf"(?:(?!(?:{'|'.join(_ACTED_UPON)})\x01)[^\x01\x02]++\x01[^\x02]++\x02)++"
-)
 _LEVEL_DIGITS_MAX: Final = 10
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+def plain_pattern(*also: str) -> re.Pattern[bytes]:
+    """What raw property strings match that are plain, without these names as well."""
+    return re.compile(_plain((*_ACTED_UPON, *also)).encode())
+
+
+def _plain(forbidden: Sequence[str]) -> str:
+    # Items with name and value, each ended; what was taken is never given back, so one pass
+    # decides.
+    return rf"(?:(?!(?:{'|'.join(forbidden)})\x01)[^\x01\x02]++\x01[^\x02]++\x02)++"
+
+
+_PLAIN: Final = re.compile(_plain(_ACTED_UPON))
 
 
 def is_plain(text: str) -> bool:

@@ -120,7 +120,7 @@ class Cutter:
 
         found: np.ndarray[Any, Any] | None = None
         if rows.shard_keys is not None:
-            keys = _some(rows.shard_keys, numbers).dictionary_encode()
+            keys = some(rows.shard_keys, numbers).dictionary_encode()
             by_key = [
                 _ANY if not key else self._rule(key, len(queues))
                 for key in keys.dictionary.to_pylist()
@@ -129,8 +129,8 @@ class Cutter:
             found = np.array([*by_key, _ANY])[codes]
         if rows.brokers is not None and rows.queue_ids is not None:
             known = {(queue.broker_name, queue.queue_id): at for at, queue in enumerate(queues)}
-            brokers = _some(rows.brokers, numbers).to_pylist()
-            ids = _some(rows.queue_ids, numbers).to_pylist()
+            brokers = some(rows.brokers, numbers).to_pylist()
+            ids = some(rows.queue_ids, numbers).to_pylist()
             named = np.array(
                 [_named(known, pair) for pair in zip(brokers, ids, strict=True)], np.int64
             )
@@ -163,7 +163,7 @@ class Cutter:
 
         options = self._options
         data, ends = batch_parts(
-            _some(rows.bodies, numbers), _some(rows.texts, numbers), rows.flags[numbers]
+            some(rows.bodies, numbers), some(rows.texts, numbers), rows.flags[numbers]
         )
         first = 0
         while first < len(numbers):
@@ -188,8 +188,8 @@ class Cutter:
         import numpy as np
 
         chosen = np.asarray(numbers)
-        bodies = _some(rows.bodies, chosen).to_pylist()
-        texts = _some(rows.texts, chosen).to_pylist()
+        bodies = some(rows.bodies, chosen).to_pylist()
+        texts = some(rows.texts, chosen).to_pylist()
         for number, body, text in zip(chosen.tolist(), bodies, texts, strict=True):
             sys_flag = 0
             if len(body) >= self._options.compress_over:
@@ -211,7 +211,7 @@ def _named(known: Mapping[tuple[str, int], int], pair: tuple[str | None, int | N
     return known[broker, queue_id]
 
 
-def _some(column: pa.Array, numbers: np.ndarray[Any, Any]) -> pa.Array:
+def some(column: pa.Array, numbers: np.ndarray[Any, Any]) -> pa.Array:
     """Some entries of a column; all of them cost nothing."""
     import pyarrow as pa
 

@@ -237,7 +237,8 @@ class RowReader:
             if has(column):
                 values = batch.column(column)
                 if pa.types.is_list(values.type):
-                    values = pc.binary_join(values, " ")
+                    # Spark says of elements whether they can be null; the kernel minds.
+                    values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
                 broken = pc.fill_null(pc.match_substring(values, "\x02"), False)
                 self._mark(rows, broken.to_numpy(zero_copy_only=False), f"{column}: a separator")
                 pieces.append(piece(name, values))

@@ -215,11 +215,20 @@ class Surveyor:
             data = brokers.get(queue.broker_name)
             if data is None:
                 found.silent[queue.broker_name] = "it is not registered with the name server"
-            elif self._routes.get(queue.topic) is None:
+            elif await self._is_gone(queue.topic):
                 found.gone.add(queue.topic)
             else:
                 found.addresses[queue.broker_name] = dict(data.broker_addrs)
                 wanted.setdefault((queue.topic, queue.broker_name), set()).add(queue)
+
+    async def _is_gone(self, topic: str) -> bool:
+        """Whether a topic of a registered broker has no route.
+
+        What the last look found may be from before the broker registered: it is asked again.
+        """
+        if self._routes.get(topic) is None:
+            self._routes[topic] = await self._route(topic)
+        return self._routes[topic] is None
 
     # ---- brokers ---------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 The topic ``SPARK_TXN_LOG`` is on *one* broker, with a fixed number of queues, and the queue of a
 sink is a matter of its name alone. So two drivers can never find the log of one sink in two places,
-whichever brokers are up; if the one is down, exactly-once waits. It is made with the first use. Its
-broker should flush synchronously: what is decided must not be lost with the power while halves on
-other brokers are committed.
+whichever brokers are up; if the one is down, exactly-once waits. It is made with the first use, and
+which broker has it is written down at the name servers before: they forget the topics of a broker
+that is down, and without its log a decided batch would be written again. Its broker should flush
+synchronously: what is decided must not be lost with the power while halves on other brokers are
+committed.
 
 Rulings (D, X, A) have the tag ``D.<sink>``, manifests ``M.<sink>``: a reader of rulings is sent
 nothing else. The key is ``<sink>/<batch>``.
@@ -13,10 +15,11 @@ nothing else. The key is ``<sink>/<batch>``.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final, NamedTuple
 
-from skylark.admin.errors import NotFoundError
+from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.admin.settings import kv_get, kv_put
 from skylark.admin.topics import Topics
 from skylark.client.calls import Pulled
 from skylark.client.message import Message
@@ -50,6 +53,8 @@ log = logging.getLogger(__name__)
 
 #: Never to be changed: the queue of a sink follows from it.
 QUEUE_COUNT: Final = 16
+#: Where the name servers keep which broker has the log.
+KV_NAMESPACE: Final = "SPARK_TXN"
 APPEND_TIMEOUT_S: Final = 5.0
 #: How long an append is tried again.
 PATIENCE_S: Final = 60.0
@@ -84,28 +89,48 @@ class TxnLog:
             except NotFoundError:
                 if not self._make_it:
                     raise
-                await self._make()
-                queues = await self._until_known()
+                queues = await self._make()
             self._queues = _checked(queues)
         return self._queues
 
-    async def _make(self) -> None:
-        masters = await self._client.session.masters()
-        await Topics(self._client.session).create(
-            LOG_TOPIC, queue_count=QUEUE_COUNT, broker=min(masters)
-        )
-        log.info("the log of exactly-once sinks, %s, is on %s", LOG_TOPIC, min(masters))
-
-    async def _until_known(self) -> list[MessageQueue]:
+    async def _make(self) -> Sequence[MessageQueue]:
+        """Make the log, or wait for its broker; raises TransportError."""
         clock = self._client.clock
         deadline = clock.monotonic() + PATIENCE_S
+        is_made = False
         while True:
+            broker = await self._chosen_broker()
+            if not is_made and broker in await self._masters():
+                topics = Topics(self._client.session)
+                await topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT, broker=broker)
+                log.info("the log of exactly-once sinks, %s, is on %s", LOG_TOPIC, broker)
+                is_made = True
             try:
-                return list(await self._client.queues(LOG_TOPIC, fresh=True))
+                return await self._client.queues(LOG_TOPIC, fresh=True)
             except NotFoundError:
                 if clock.monotonic() > deadline:
-                    raise
+                    raise TransportError(
+                        f"broker {broker or 'of any name'} is away, and exactly-once needs it:"
+                        f" it has the log {LOG_TOPIC}",
+                        hint="start it",
+                    ) from None
             await clock.sleep(_PAUSE_FIRST_S)
+
+    async def _chosen_broker(self) -> str | None:
+        """The broker that has the log, or is to have it; None if there are none."""
+        session, key = self._client.session, self._client.namespace.wrap(LOG_TOPIC)
+        broker = await kv_get(session, KV_NAMESPACE, key)
+        if broker is None:
+            broker = min(await self._masters(), default=None)
+            if broker is not None:
+                await kv_put(session, KV_NAMESPACE, key, broker)
+        return broker
+
+    async def _masters(self) -> Collection[str]:
+        try:
+            return await self._client.session.masters()
+        except NoBrokerError:
+            return ()
 
     async def queue_of(self, sink: str) -> MessageQueue:
         """The queue that holds everything about a sink."""

@@ -20,7 +20,7 @@ from skylark.client.message import Message
 from skylark.client.send_frame import property_text
 from skylark.spark.cluster import client_options
 from skylark.spark.exactly_once import AbandonedError, Prepared
-from skylark.spark.half_sending import HalfSending
+from skylark.spark.half_sending import HalfSending, Portion, portions
 from skylark.spark.loads import Cutter, Load, Row, Target
 from skylark.spark.rows import BadRowError, RowPlan, RowReader, Rows, Stamp
 from skylark.spark.sending import Sending, Written
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 #: Requests that are handed to the loop together.
 _TOGETHER: Final = 8
-_ROWS_TOGETHER: Final = 256
 BAD_BODY_SIZE_MAX: Final = 64 * 1024
 REASON_PROPERTY: Final = "BAD_ROW_REASON"
 BATCH_PROPERTY: Final = "BAD_ROW_BATCH"
@@ -198,9 +197,9 @@ def write_exactly_once(
 
     sending = portal.call(start())
 
-    async def put(rows: list[Row]) -> None:
-        for row in rows:
-            await sending.put(row)
+    async def put(portions: list[Portion]) -> None:
+        for portion in portions:
+            await sending.put(portion)
 
     try:
         for batch in batches:
@@ -208,7 +207,7 @@ def write_exactly_once(
                 continue
             rows = task.read(batch)
             queues = task.queues(rows)
-            for part in _together(_rows(task, rows, queues), _ROWS_TOGETHER):
+            for part in _together(_portions(task, rows, queues), _TOGETHER):
                 portal.call(put(part))
         prepared = portal.call(sending.finish(txn_log))
     except BaseException:
@@ -221,14 +220,16 @@ def write_exactly_once(
     return written, prepared
 
 
-def _rows(task: _Task, rows: Rows, queues: dict[str, Sequence[MessageQueue]]) -> Iterator[Row]:
+def _portions(
+    task: _Task, rows: Rows, queues: dict[str, Sequence[MessageQueue]]
+) -> Iterator[Portion]:
     if not queues:
         return
     if not task.options.verify:
         brokers = sorted({queue.broker_name for each in queues.values() for queue in each})
         task.portal.call(task.client.require_idempotent(brokers))
     for target, numbers in task.cutter.targets(rows, queues):
-        yield from task.cutter.rows(rows, target, numbers)
+        yield from portions(rows, target, numbers)
 
 
 def _letters(task: _Task) -> list[Load]:

@@ -189,7 +189,8 @@ class CommitLog:
             pack_into(
                 buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, queue_id,
                 message.flag, queue_offset, log_offset, sys_flag, born_timestamp, born_host,
-                now_ms, self.store_host, draft.reconsume_times, 0, body_size,
+                now_ms, self.store_host, draft.reconsume_times,
+                message.prepared_transaction_offset, body_size,
             )  # fmt: skip
             if property_crc:
                 seal_property_crc(buffer, position, size)

@@ -202,7 +202,7 @@ class Putter:
     ) -> PutStatus | None:
         if not messages or draft.topic.startswith(RETRY_PREFIX):
             return PutStatus.MESSAGE_ILLEGAL
-        if draft.sys_flag & FLAG_TRANSACTION_MASK:
+        if draft.sys_flag & FLAG_TRANSACTION_MASK in HIDDEN_KINDS:
             return PutStatus.MESSAGE_ILLEGAL
         delay = find_raw_property(draft.properties, _DELAY)
         if delay is not None and delay.lstrip(b"+0").isdigit():

@@ -36,6 +36,7 @@ class BatchMessage(msgspec.Struct, gc=False):
     body: bytes
     properties: bytes = b""  # a raw property string
     flag: int = 0
+    prepared_transaction_offset: int = 0  # not on the wire: of a final message that is stored
 
 
 def encode_batch(messages: Iterable[BatchMessage]) -> bytes:

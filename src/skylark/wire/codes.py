@@ -252,6 +252,8 @@ class RequestCode(IntEnum):
     SWITCH_TIMER_ENGINE = 5001
     # private to Skylark
     LOG_CHECK = 9001
+    SEND_HALVES = 9002
+    END_HALVES = 9003
     # pop consumption: these do not fit the binary header (int16)
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051

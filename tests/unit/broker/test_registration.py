@@ -518,6 +518,26 @@ async def test_without_force_only_news_is_registered(clock: VirtualClock) -> Non
             assert fake.codes == [322, 103]
 
 
+async def test_a_slave_registers_without_force_too_for_it_learns_who_its_master_is(
+    clock: VirtualClock,
+) -> None:
+    settings = {"forceRegister": "false", "brokerRole": "SLAVE", "brokerId": "1"}
+    async with listener(clock) as fake:
+        fake.answers[RequestCode.REGISTER_BROKER] = Command(
+            code=0, ext={"masterAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912"}
+        )
+        known = Command(code=0, ext={"changed": "false"}, body=encode_body(DataVersion()))
+        fake.answers[RequestCode.QUERY_DATA_VERSION] = known
+        async with registered(clock, fake.address, **settings) as slave:
+            assert slave.registration.master == MasterAddress("10.0.0.1:10911", "10.0.0.1:10912")
+            fake.answers[RequestCode.REGISTER_BROKER] = Command(
+                code=0, ext={"masterAddr": "10.0.0.2:10911", "haServerAddr": "10.0.0.2:10912"}
+            )
+            await clock.advance(41)
+            assert slave.registration.master == MasterAddress("10.0.0.2:10911", "10.0.0.2:10912")
+            assert set(fake.codes) == {103}
+
+
 async def test_single_topics_may_be_registered_by_a_request_of_their_own(
     clock: VirtualClock,
 ) -> None:

@@ -7,6 +7,9 @@ without an answer, or done much later. Drivers and their tasks die at any step, 
 dead and go on beside their successors. Halves that grow old are asked about; the answers travel
 like everything else. In the end the trouble stops, and every row must be there exactly once.
 
+In half of the schedules halves travel together, and so do their ends: then a request that gets no
+answer may have been done in part, from its first half on.
+
 Broken variants of broker and protocol show that the model would notice.
 """
 
@@ -86,6 +89,7 @@ class World:
         self.draw = self.rng.random
         self.idempotent = idempotent
         self.trouble = trouble
+        self.together = self.draw() < 0.5  # many halves in one request
         self.now = 0
         self.log: list[LogRecord] = []
         self.halves: list[Half] = []
@@ -95,7 +99,10 @@ class World:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def request(self, effect: Callable[[], T]) -> Generator[None, None, T]:
+    def request(
+        self, effect: Callable[[], T], part: Callable[[], object] | None = None
+    ) -> Generator[None, None, T]:
+        """``part`` is what may become of it instead, if nobody hears of it."""
         yield
         if self.draw() >= self.trouble:
             return effect()
@@ -103,19 +110,21 @@ class World:
         if kind < 0.3:
             raise LostError
         if kind < 0.7:
-            effect()
+            (part or effect)()
             raise LostError
         self.late.append(effect)
         raise LostError
 
-    def patient(self, effect: Callable[[], T]) -> Generator[None, None, T]:
+    def patient(
+        self, effect: Callable[[], T], part: Callable[[], object] | None = None
+    ) -> Generator[None, None, T]:
         """Repeat what has no answer, once."""
         for _ in range(1):
             try:
-                return (yield from self.request(effect))
+                return (yield from self.request(effect, part))
             except LostError:
                 continue
-        return (yield from self.request(effect))
+        return (yield from self.request(effect, part))
 
     # ---- the log ---------------------------------------------------------------------------------
 
@@ -156,6 +165,24 @@ class World:
         if fate is Fate.COMMIT:
             half.copies += 1
 
+    def put_all(self, halves: list[Half]) -> list[int]:
+        """SEND_HALVES."""
+        return [self.put(half) for half in halves]
+
+    def put_some(self, halves: list[Half]) -> None:
+        """SEND_HALVES of a broker that dies within."""
+        self.put_all(halves[: self.rng.randint(0, len(halves))])
+
+    def end_all(self, indexes: tuple[int, ...], fate: Fate) -> None:
+        """END_HALVES; what is too late is passed over."""
+        for index in indexes:
+            with contextlib.suppress(HandedOverError):
+                self.end(index, fate, asked=False)
+
+    def end_some(self, indexes: tuple[int, ...], fate: Fate) -> None:
+        """END_HALVES of a broker that dies within."""
+        self.end_all(indexes[: self.rng.randint(0, len(indexes))], fate)
+
     def check_back(self) -> bool:
         """The broker asks about an old half; whether there is an answer, which goes its own way."""
         old = [
@@ -195,16 +222,24 @@ def task(world: World, batch: int, partition: int) -> Generator[None, None, Prep
     indexes: list[int] = []
     void: list[int] = []
     seq = 0
-    for row in range(ROWS):
+    portions = [range(ROWS)] if world.together else [range(row, row + 1) for row in range(ROWS)]
+    for rows in portions:
         while True:
-            identity = Identity(SINK, batch, partition, attempt, seq)
-            seq += 1
-            half = Half(identity, (batch, partition, row), world.now)
+            halves = [
+                Half(
+                    Identity(SINK, batch, partition, attempt, seq + at),
+                    (batch, partition, row),
+                    world.now,
+                )
+                for at, row in enumerate(rows)
+            ]
+            seq += len(halves)
+            put, part = partial(world.put_all, halves), partial(world.put_some, halves)
             try:
-                indexes.append((yield from world.request(partial(world.put, half))))
+                indexes += yield from world.request(put, part if world.together else None)
                 break
             except LostError:
-                void.append(identity.seq)
+                void += [half.identity.seq for half in halves]
                 if len(void) > 6:
                     raise
     manifest = Manifest(
@@ -238,6 +273,12 @@ def run_step(world: World, step: Step) -> Generator[None, None, Any]:
 def end_all(world: World, position: int, fate: Fate) -> Generator[None, None, None]:
     manifest = world.log[position]
     assert isinstance(manifest, Manifest)
+    if world.together:
+        ends = partial(world.end_all, manifest.log_offsets, fate)
+        yield from world.patient(ends, partial(world.end_some, manifest.log_offsets, fate))
+        if world.draw() < world.trouble / 4:
+            world.late.append(ends)
+        return
     for index in manifest.log_offsets:
         end = partial(world.end, index, fate, asked=False)
         try:
@@ -348,9 +389,11 @@ def test_every_row_appears_once_in_every_schedule() -> None:
         assert not open_halves, f"seed {seed}: {len(open_halves)} halves stay undecided"
         seen["losers"] += any(half.fate is Fate.ROLLBACK for half in world.halves)
         seen["retried"] += world.attempts > BATCHES * PARTITIONS
+        seen["together"] += world.together
     # The schedules are about something: in most of them attempts were repeated, and some lost.
     assert seen["retried"] > SCHEDULES // 2
     assert seen["losers"] > SCHEDULES // 4
+    assert SCHEDULES * 0.4 < seen["together"] < SCHEDULES * 0.6
 
 
 def test_the_model_notices_a_broker_that_commits_twice() -> None:

@@ -84,6 +84,17 @@ def test_properties_come_from_the_columns_that_have_a_value() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("can_be_null", [True, False])
+def test_keys_may_be_a_list(can_be_null: bool) -> None:
+    """Spark says of the elements of arrays whether they can be null."""
+    kind = pa.list_(pa.field("element", pa.string(), nullable=can_be_null))
+    keys = pa.array([["k1", "k2"], ["k3"], None], kind)
+    rows = pa.RecordBatch.from_arrays([pa.array([b"a", b"b", b"c"]), keys], names=["body", "keys"])
+    types = {"body": "binary", "keys": "array<string>"}
+    found = RowReader(plan_rows(types, options()), options(), {}, ids()).read(rows, None)
+    assert [text.get("KEYS") for text in texts(found)] == ["k1 k2", "k3", None]
+
+
 def test_names_of_the_system_are_left_out_or_make_the_row_bad() -> None:
     rows = batch(
         body=[b"a", b"b", b"c"],

@@ -15,6 +15,7 @@ from skylark.client.message import SendResult, SendStatus
 from skylark.client.send_frame import Parcel
 from skylark.core.clock import Clock
 from skylark.core.errors import (
+    BrokerError,
     ConnectionClosedError,
     MessageIllegalError,
     NoPermissionError,
@@ -22,10 +23,10 @@ from skylark.core.errors import (
     SystemBusyError,
 )
 from skylark.core.hashing import encode_offset_id
-from skylark.spark.decisions import Manifest
+from skylark.spark.decisions import Manifest, sums
 from skylark.spark.exactly_once import Prepared
-from skylark.spark.half_sending import HalfSending
-from skylark.spark.loads import Cutter, Load, Row, Target
+from skylark.spark.half_sending import HalfSending, Portion, portions
+from skylark.spark.loads import Cutter, Load
 from skylark.spark.rows import RowPlan, RowReader
 from skylark.spark.sending import UNACKNOWLEDGED_MAX, Sending, Window, Written
 from skylark.spark.sink_options import SinkOptions
@@ -39,6 +40,7 @@ from tests.unit.spark.test_rows import options
 T = TypeVar("T")
 
 RNG = random.Random(1)
+STORE_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
 
 QUEUES = [
     MessageQueue(topic="T", broker_name=f"broker-{name}", queue_id=n)
@@ -80,15 +82,22 @@ class FakeSender:
             self.under_way -= 1
             self.size_under_way -= len(parcel.body)
         offset = len(self.bodies)
-        if parcel.code == RequestCode.SEND_BATCH_MESSAGE:
-            self.bodies += [(queue, part.body) for part in split_batch(parcel.body)]
+        offset_ids = [encode_offset_id(STORE_HOST, 1_000 + offset)]
+        if parcel.code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_HALVES):
+            parts = split_batch(parcel.body)
+            self.bodies += [(queue, part.body) for part in parts]
+            common = parse_properties(parcel.properties)
+            self.properties += [common | parse_properties(part.properties) for part in parts]
+            offset_ids = [
+                encode_offset_id(STORE_HOST, 1_000 + offset + at) for at in range(len(parts))
+            ]
         else:
             self.bodies.append((queue, parcel.body))
             self.properties.append(parse_properties(parcel.properties))
         return SendResult(
             status=SendStatus.SEND_OK,
             msg_id="",
-            offset_msg_id=encode_offset_id(b"\x7f\x00\x00\x01\x00\x00\x00\x01", 1_000 + offset),
+            offset_msg_id=",".join(offset_ids),
             queue=queue,
             queue_offset=offset,
         )
@@ -264,11 +273,119 @@ class FakeLog:
         return len(self.records) - 1
 
 
+def halves_of(opts: SinkOptions, bodies: list[bytes]) -> list[Portion]:
+    columns = {"body": pa.array(bodies, pa.binary())}
+    rows = RowReader(RowPlan(columns=("body",)), opts, {}, None).read(
+        pa.RecordBatch.from_pydict(columns)
+    )
+    return [
+        portion
+        for target, numbers in Cutter(opts).targets(rows, {"T": QUEUES})
+        for portion in portions(rows, target, numbers)
+    ]
+
+
+async def send_halves(
+    judge: Callable[[Parcel, MessageQueue], None], bodies: list[bytes]
+) -> tuple[Prepared, Manifest, FakeSender]:
+    client: Any = FakeClient(clock := VirtualClock(), judge)
+    who = Prepared(sink="s", batch=4, partition=1, attempt="00000000000000aa", count=0)
+    opts = options(delivery="exactly-once")
+    work = HalfSending(client, opts, who, lambda row, reason: None, random.Random(1))
+    log: Any = FakeLog()
+
+    async def run() -> Prepared:
+        for portion in halves_of(opts, bodies):
+            await work.put(portion)
+        return await work.finish(log)
+
+    prepared = await passing(clock, run())
+    (manifest,) = log.records
+    return prepared, manifest, client.sender
+
+
+def numbers_of(sender: FakeSender) -> dict[int, dict[str, str]]:
+    """The halves that were stored, by number."""
+    found = {int(p["_SPARK_TX"].rpartition(":")[2]): p for p in sender.properties}
+    assert len(found) == len(sender.properties)
+    return found
+
+
+def test_portions_are_bounded_and_large_rows_are_apart() -> None:
+    opts = options(delivery="exactly-once", compress_over=10_000)
+    found = halves_of(opts, [b"x"] * 600 + [b"y" * 9_000] * 100 + [b"z" * 10_000])
+    assert [(p.count, p.together) for p in found] == [
+        (256, True), (256, True), (146, True), (42, True), (1, False),
+    ]  # fmt: skip
+    assert sum(p.size for p in found) == 600 + 900_000 + 10_000
+    assert max(p.size for p in found) <= 512 << 10
+
+
+async def test_a_portion_without_an_answer_gets_other_numbers() -> None:
+    seen: list[Parcel] = []
+
+    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+        del queue
+        seen.append(parcel)
+        if len(seen) == 1:
+            raise ConnectionClosedError("gone before the answer came")
+        if len(seen) == 2:
+            raise SystemBusyError("busy", code=2)
+
+    bodies = [b"%d" % number for number in range(4)]
+    prepared, manifest, sender = await send_halves(judge, bodies)
+    assert [parcel.code for parcel in seen] == [RequestCode.SEND_HALVES] * 3
+    assert prepared.count == 4
+    assert prepared.void == (0, 1, 2, 3)  # not those that were refused: they are not there
+    stored = numbers_of(sender)
+    assert list(stored) == [4, 5, 6, 7]
+    assert all(p["PGROUP"] == "SPARK_TXN" for p in stored.values())
+    assert all(p["CHECK_IMMUNITY_TIME_IN_SECONDS"] == "900" for p in stored.values())
+    assert len({p["UNIQ_KEY"] for p in stored.values()}) == 4
+    assert sums(manifest.seqs) == [4, 5, 6, 7]
+    assert sums(manifest.log_offsets) == [1_000, 1_001, 1_002, 1_003]
+    assert sums(manifest.queue_offsets) == [0, 1, 2, 3]
+
+
+async def test_a_broker_without_portions_gets_halves_one_by_one() -> None:
+    asked: Counter[int] = Counter()
+
+    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+        del queue
+        asked[parcel.code] += 1
+        if parcel.code == RequestCode.SEND_HALVES:
+            raise BrokerError("request type 9002 not supported", code=3)
+
+    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(600)])
+    assert prepared.count == 600
+    assert prepared.void == ()
+    assert asked[RequestCode.SEND_MESSAGE_V2] == 600
+    assert asked[RequestCode.SEND_HALVES] <= 3  # what was under way when it was found out
+    stored = numbers_of(sender)
+    assert all(p["TRAN_MSG"] == "true" and p["PGROUP"] == "SPARK_TXN" for p in stored.values())
+    assert set(sums(manifest.seqs)) == set(stored)
+    assert Counter(body for _, body in sender.bodies) == Counter(b"%d" % n for n in range(600))
+
+
+async def test_a_portion_that_is_refused_is_sent_row_by_row() -> None:
+    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+        del queue
+        if parcel.code == RequestCode.SEND_HALVES or parcel.body == b"2":
+            raise MessageIllegalError("illegal", code=13)
+
+    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(4)])
+    assert prepared.count == 3  # the one that is refused by itself is a bad row
+    assert sorted(body for _, body in sender.bodies) == [b"0", b"1", b"3"]
+    assert len(manifest.targets) == 3
+
+
 async def test_a_half_without_an_answer_gets_another_number() -> None:
     lost: list[str] = []
 
     def judge(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
+        if parcel.code == RequestCode.SEND_HALVES:
+            raise BrokerError("request type 9002 not supported", code=3)
         identity = parse_properties(parcel.properties)["_SPARK_TX"]
         if parcel.body == b"1" and not lost:
             lost.append(identity)
@@ -277,24 +394,18 @@ async def test_a_half_without_an_answer_gets_another_number() -> None:
             lost.append(identity)
             raise SystemBusyError("busy", code=2)
 
-    client: Any = FakeClient(clock := VirtualClock(), judge)
-    who = Prepared(sink="s", batch=4, partition=1, attempt="00000000000000aa", count=0)
-    work = HalfSending(client, options(delivery="exactly-once"), who, lambda row, reason: None)
-    log: Any = FakeLog()
-
-    async def run() -> Prepared:
-        for number in range(4):
-            body = b"%d" % number
-            await work.put(Row(number, number, Target("T"), body, 0, "WAIT\x01true\x02", 0))
-        return await work.finish(log)
-
-    prepared = await passing(clock, run())
+    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(4)])
     assert prepared.count == 4
-    assert prepared.void == (1,)  # only of the one whose outcome nobody knows
-    (manifest,) = log.records
-    stored = {p["_SPARK_TX"]: p for p in client.sender.properties}
-    assert sorted(int(each.rpartition(":")[2]) for each in stored) == [0, 2, 3, 4]
-    assert all(p["TRAN_MSG"] == "true" and p["PGROUP"] == "SPARK_TXN" for p in stored.values())
+    assert prepared.void == (5,)  # only of the one whose outcome nobody knows
+    stored = numbers_of(sender)
+    assert sorted(stored) == [4, 6, 7, 8]  # 0 to 3 were those of the request that was refused
     assert len({p["UNIQ_KEY"] for p in stored.values()}) == 4
-    assert sum(manifest.seqs[:2]) == 4  # row 1 became number 4
-    assert len(manifest.log_offsets) == 4
+    assert sums(manifest.seqs) == [4, 8, 6, 7]  # row 1 became number 8
+
+
+async def test_too_many_rows_without_an_answer_fail_the_task() -> None:
+    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+        raise ConnectionClosedError("gone")
+
+    with pytest.raises(SkylarkError):
+        await send_halves(judge, [b"x"] * 20_000)

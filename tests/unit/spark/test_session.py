@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from skylark.core.errors import ConfigError
+from skylark.spark import session
 from skylark.spark.session import check_worker_python, session_settings
 
 
@@ -23,6 +27,62 @@ def test_settings_of_a_local_session() -> None:
     assert session_settings("local")["spark.sql.shuffle.partitions"] == "1"
     assert session_settings("local[2,3]")["spark.sql.shuffle.partitions"] == "2"
     assert session_settings("local[*]")["spark.sql.shuffle.partitions"] == str(os.cpu_count())
+
+
+class Builder:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+
+    def master(self, url: str) -> Builder:
+        return self
+
+    def appName(self, name: str) -> Builder:
+        return self
+
+    def config(self, name: str, value: str) -> Builder:
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self) -> Builder:
+        """What the JVM and its workers print."""
+        said = "echo 'WARNING: Using incubator modules: jdk.incubator.vector' >&2; echo bad >&2"
+        subprocess.run(["sh", "-c", said], check=True, timeout=60)
+        return self
+
+
+def test_a_quiet_session_is_quiet_and_errors_of_others_pass(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
+    own = {"spark.driver.extraJavaOptions": "-Xss4m", "spark.ui.enabled": "true"}
+    made = cast("Builder", session.make_session("spark://h:1", conf=own, quiet=True))
+    (reader,) = (each for each in threading.enumerate() if each.name == "stderr-of-java")
+    reader.join(10)
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "bad\nafter\n"
+    first, _, rest = made.settings["spark.driver.extraJavaOptions"].partition(" ")
+    assert (made.settings["spark.ui.enabled"], rest) == ("true", "-Xss4m")
+    name, _, file = first.partition("=")
+    assert name == "-Dlog4j2.configurationFile"
+    assert "rootLogger.level = off" in Path(file.removeprefix("file://")).read_text()
+
+
+def test_other_sessions_speak_as_they_always_do(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
+    made = cast("Builder", session.make_session("spark://h:1"))
+    assert capfd.readouterr().err.startswith("WARNING: Using incubator modules")
+    assert "spark.driver.extraJavaOptions" not in made.settings
+    assert made.settings["spark.ui.enabled"] == "false"
+
+
+def test_arrow_is_asked_for_before_workers_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"no module pyarrow: pip install 'skylark-mq\[spark\]'"):
+        session.make_session("local[2]")
 
 
 def test_settings_on_a_cluster() -> None:

@@ -194,6 +194,19 @@ async def test_a_topic_without_route_is_gone_if_its_brokers_are_there() -> None:
         await surveyor(session).first_survey()
 
 
+async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
+    """The route is from before the broker registered again, the list of brokers from after."""
+    session = FakeSession()
+    looker = surveyor(session)
+    brokers, session.brokers = session.brokers, {}
+    away = await looker.survey(ALL)
+    assert (set(away.silent), away.gone) == ({"broker-a", "broker-b"}, set())
+    session.brokers = brokers
+    back = await looker.survey(ALL)
+    assert (back.silent, back.gone) == ({}, set())
+    assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
+
+
 async def test_queues_that_the_route_has_lost_are_drained() -> None:
     session = FakeSession()
     session.queue_count = 1

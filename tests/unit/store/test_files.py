@@ -10,6 +10,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -297,6 +298,17 @@ def test_allocation_by_zeros_makes_blocks_and_keeps_bytes(
     assert path.read_bytes() == before
     assert path.stat().st_blocks * 512 >= size
     handle.close()
+
+
+def test_a_file_that_may_not_be_so_long_is_like_a_full_disk(tmp_path: Path) -> None:
+    size_max, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE - 1, hard))
+    try:
+        with pytest.raises(StoreFullError, match=r"EFBIG.*ulimit -f"):
+            OsFileSystem().create_file(tmp_path / "log", SIZE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_max, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_short_writes_are_finished_and_a_full_disk_is_named(

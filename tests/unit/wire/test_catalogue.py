@@ -128,7 +128,9 @@ def test_one_way_requests() -> None:
 
 
 def test_private_extensions_are_flagged() -> None:
-    assert {code for code, row in CATALOGUE.items() if row.extension} == {11, 361, 26, 203, 9001}
+    assert {code for code, row in CATALOGUE.items() if row.extension} == {
+        *(11, 361, 26, 203, 9001, 9002, 9003)
+    }
     assert row_of(9001).request_header is LogCheckRequestHeader
     bulk = {field.wire_name: field for field in header_fields(PullMessageRequestHeader)}["bulk"]
     assert not bulk.required

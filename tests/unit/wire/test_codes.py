@@ -74,13 +74,14 @@ def test_named_versions_are_what_they_are_called() -> None:
 
 
 def test_every_request_code_of_java_is_here() -> None:
-    # 169 in 5.5.0, the five of ACL 1.0 that ended with 5.2, and one of our own.
-    assert len(RequestCode) == 169 + 5 + 1
+    # 169 in 5.5.0, the five of ACL 1.0 that ended with 5.2, and three of our own.
+    assert len(RequestCode) == 169 + 5 + 3
     assert len(RequestCode.__members__) == len(RequestCode), "two names for one code"
     assert RequestCode(310).name == "SEND_MESSAGE_V2"
     assert RequestCode(200053).name == "CHANGE_MESSAGE_INVISIBLETIME"
     assert RequestCode(5001).name == "SWITCH_TIMER_ENGINE"
     assert RequestCode(9001).name == "LOG_CHECK"
+    assert (RequestCode(9002).name, RequestCode(9003).name) == ("SEND_HALVES", "END_HALVES")
 
 
 def test_response_codes() -> None:

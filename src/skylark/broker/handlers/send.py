@@ -37,6 +37,7 @@ import msgspec
 
 from skylark.broker.attributes import CLEANUP_POLICY, QUEUE_TYPE
 from skylark.broker.groups import GroupTable
+from skylark.broker.handlers.batch_ids import batch_ids
 from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.handlers.recall import recall_handle
 from skylark.broker.handlers.send_checks import SendChecks, send_header
@@ -66,7 +67,7 @@ from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import V3_4_9, RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.headers.send import SendHeader
-from skylark.wire.message import reserve_property_crc
+from skylark.wire.layout import FLAG_TRANSACTION_MASK
 
 
 class _Sent(msgspec.Struct, gc=False):
@@ -261,7 +262,10 @@ class SendHandlers:
     ) -> Answer:
         if is_retry_topic(header.topic):
             raise MessageIllegalError(f"batch request does not support retry group {header.topic}")
-        if len(body) > self._store.config.max_message_size:
+        if (
+            len(body) > self._store.config.max_message_size
+            or header.sys_flag & FLAG_TRANSACTION_MASK
+        ):
             raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
         messages = split_batch(body, size_max=len(body))
         if header.topic == TIMER_TOPIC:
@@ -281,7 +285,7 @@ class SendHandlers:
             raise self._answers.refusal(result.status)
         self._count(header.topic, result)
         if batch_unique_id is None:
-            ids = ",".join(self._batch_ids(result, messages))
+            ids = batch_ids(self._store, result, messages)
         else:
             ids = encode_offset_id(self._store.log.store_host, result.log_offset)
         sent = _Sent(
@@ -310,23 +314,6 @@ class SendHandlers:
         properties.update(self._checks.added_to_sends)
         draft.properties = names.encode_properties(properties).encode()
         return self._writer.put_inner_batch(draft, len(messages))
-
-    def _batch_ids(self, result: PutResult, messages: list[BatchMessage]) -> list[str]:
-        """The offset id of each message: all have the same size but for body and properties."""
-        with_crc = self._store.config.enabled_append_prop_crc
-        own_sizes = []
-        for message in messages:
-            properties = message.properties
-            if with_crc:
-                properties = reserve_property_crc(properties)
-            own_sizes.append(len(message.body) + len(properties))
-        overhead = (result.size - sum(own_sizes)) // len(messages)
-        store_host, log_offset = self._store.log.store_host, result.log_offset
-        ids = []
-        for size in own_sizes:
-            ids.append(encode_offset_id(store_host, log_offset))
-            log_offset += size + overhead
-        return ids
 
     # --- answers ----------------------------------------------------------------------------------
 

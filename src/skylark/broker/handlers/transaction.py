@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+from skylark.broker.config import BrokerConfig
 from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.rewriting import timer_refusal
@@ -34,6 +35,16 @@ from skylark.wire.headers.txn import (
 log = logging.getLogger(__name__)
 
 
+def check_master(config: BrokerConfig) -> None:
+    """Raise BrokerError at a slave."""
+    if config.is_slave:
+        raise BrokerError(
+            "this broker is a slave",
+            code=ResponseCode.SLAVE_NOT_AVAILABLE,
+            hint="transactions end at the master",
+        )
+
+
 class TransactionHandlers:
     """The requests about half messages."""
 
@@ -52,7 +63,7 @@ class TransactionHandlers:
     def end(self, connection: Connection, request: Command) -> Answer:
         """END_TRANSACTION (37)."""
         header = decode_ext(EndTransactionRequestHeader, request.ext)
-        self._check_role()
+        check_master(self._live.current)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             log.debug(
                 "%s of %s stays undecided: %s",
@@ -79,21 +90,13 @@ class TransactionHandlers:
     def resume(self, _connection: Connection, request: Command) -> Command:
         """RESUME_CHECK_HALF_MESSAGE (323)."""
         header = decode_ext(ResumeCheckHalfMessageRequestHeader, request.ext)
-        self._check_role()
+        check_master(self._live.current)
         try:
             log_offset = decode_offset_id(header.msg_id or "").log_offset
         except RemoteProtocolError as error:
             raise BrokerError(RESUME_FAILED, hint=str(error)) from error
         self._transactions.resume(log_offset)
         return response_to(request, ResponseCode.SUCCESS)
-
-    def _check_role(self) -> None:
-        if self._live.current.is_slave:
-            raise BrokerError(
-                "this broker is a slave",
-                code=ResponseCode.SLAVE_NOT_AVAILABLE,
-                hint="transactions end at the master",
-            )
 
     def _refusal(self, status: PutStatus) -> BrokerError:
         """Why a final message was not stored, in the words that Java has for it here."""

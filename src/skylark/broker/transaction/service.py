@@ -23,6 +23,7 @@ Answers to ``EndTransactionProcessor`` and ``TransactionalMessageServiceImpl``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -48,6 +49,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.codes import ResponseCode
 from skylark.wire.headers.txn import TRANSACTION_COMMIT, EndTransactionRequestHeader
+from skylark.wire.message import MessageRecord
 from skylark.wire.properties import PROPERTY_REAL_TOPIC, find_raw_property
 
 log = logging.getLogger(__name__)
@@ -158,7 +160,11 @@ class TransactionService:
     def half_stored(self, draft: Draft) -> None:
         """A half message was stored."""
         topic = find_raw_property(draft.properties, _REAL_TOPIC) or b""
-        self.counts.add(topic.decode("utf-8", "replace"), 1)
+        self.halves_stored(topic.decode("utf-8", "replace"), 1)
+
+    def halves_stored(self, topic: str, count: int) -> None:
+        """Half messages for a topic were stored."""
+        self.counts.add(topic, count)
         self.rounds.half_stored()
 
     # --- decisions --------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ class TransactionService:
         result = self._writer.put_own(draft, properties)
         if not result.status.stored:
             raise NotStoredError(result.status)
-        self._decide(half, fate, Fate.COMMITTED)
+        self._decide(half.offset, half.first_offset, half.real_topic, fate, Fate.COMMITTED)
         # The draft has the topic of delayed messages now, if it is one: as Java counts.
         topic = draft.topic
         self._stats.put(topic, 1, result.size, is_system=self._topics.is_system(topic))
@@ -251,16 +257,40 @@ class TransactionService:
         return result
 
     def _roll_back(self, half: Half, fate: Fate, *, acknowledged: bool) -> PutResult:
-        self._decide(half, fate, Fate.ROLLED_BACK)
+        self._decide(half.offset, half.first_offset, half.real_topic, fate, Fate.ROLLED_BACK)
         self.counts.rolled_back[half.real_topic] += 1
         if acknowledged and self._ops:
             self._write_ops_or_fail()
         return PutResult(PutStatus.PUT_OK, self._store.log.max_offset)
 
-    def _decide(self, half: Half, fate: Fate, wanted: Fate) -> None:
-        self._ops.add(self.state.resolved.decide(half.offset, half.first_offset, wanted))
+    def is_open_alone(self, offset: int) -> bool:
+        """Whether a half message is undecided, and has no copy; and a decision could be noted."""
+        resolved = self.state.resolved
+        return (
+            resolved.fate(offset, offset) is Fate.OPEN
+            and offset not in resolved.copies
+            and not self._ops.is_full
+        )
+
+    def finals_stored(self, halves: Sequence[MessageRecord], topic: str, result: PutResult) -> None:
+        """The final messages of such half messages were stored (``plain_commits``)."""
+        self._store.when_durable(result, _ignore, wait=False)
+        resolved = self.state.resolved
+        for half in halves:
+            offset = half.queue_offset
+            self._ops.add(resolved.decide(offset, offset, Fate.COMMITTED))
+            self.counts.commit(topic, half.born_timestamp)
+        self.counts.add(topic, -len(halves))
+        self._stats.put(topic, len(halves), result.size, is_system=self._topics.is_system(topic))
+        self._ops_grew()
+
+    def _decide(self, offset: int, first_offset: int, topic: str, fate: Fate, wanted: Fate) -> None:
+        self._ops.add(self.state.resolved.decide(offset, first_offset, wanted))
         if fate is Fate.OPEN:
-            self.counts.add(half.real_topic, -1)
+            self.counts.add(topic, -1)
+        self._ops_grew()
+
+    def _ops_grew(self) -> None:
         if self._ops.size > self._live.current.transaction_op_msg_max_size:
             self._write_ops()
         elif self._op_timer is None:

@@ -30,6 +30,14 @@ class EndTransactionRequestHeader(Header, kw_only=True, rename="camel"):
     transaction_id: str | None = None
 
 
+class EndHalvesRequestHeader(Header, kw_only=True, rename="camel"):
+    """END_HALVES, Skylark only: one decision about many half messages, which the body names."""
+
+    topic: str
+    producer_group: str
+    commit_or_rollback: Int32
+
+
 class CheckTransactionStateRequestHeader(Header, kw_only=True, rename="camel"):
     """CHECK_TRANSACTION_STATE: the body is the half message itself."""
 

@@ -8,6 +8,7 @@ from skylark.wire.rows.row import CLUSTER_GET, BodyKind, Oneway, Priority, Row, 
 
 _P0 = Priority.P0
 _JSON, _MESSAGE, _RECORDS = BodyKind.JSON, BodyKind.MESSAGE, BodyKind.RECORDS
+_BINARY = BodyKind.BINARY
 
 #: 10, 11 and 12 mean "stored, but not as safely as asked".
 _STORED = (0, 10, 11, 12)
@@ -102,6 +103,29 @@ SENDING = (
         oneway=Oneway.ALWAYS,
         access=(topic("Pub"),),
         response_codes=(11, 13, 14, 604),
+    ),
+    Row(
+        RequestCode.SEND_HALVES,
+        Priority.P2,
+        "C->B",
+        send.SendMessageRequestHeaderV2,
+        send.SendMessageResponseHeader,
+        request_body=_MESSAGE,
+        access=(topic("Pub", field="b"),),
+        response_codes=_SEND_CODES,
+        header_codes=_STORED,
+        extension="many half messages in one request",
+    ),
+    Row(
+        RequestCode.END_HALVES,
+        Priority.P2,
+        "C->B",
+        txn.EndHalvesRequestHeader,
+        request_body=_BINARY,
+        response_body=_BINARY,
+        access=(topic("Pub"),),
+        response_codes=(11,),
+        extension="END_TRANSACTION for many half messages; the answer has a code for each",
     ),
     Row(
         RequestCode.CHECK_TRANSACTION_STATE,

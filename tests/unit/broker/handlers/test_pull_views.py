@@ -188,7 +188,8 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
         frame = encode_frame(Command(code=310, ext=fields, body=b"x"))
         sender.write(frame * 20)
         await held
-        assert events == ["answers", "wake"]
+        assert events[-1] == "wake"
+        assert set(events[:-1]) == {"answers"}
 
 
 class Wrapped:

@@ -57,6 +57,8 @@ async def test_batches_that_cannot_be(tmp_path: Path) -> None:
         assert (retry.code, retry.ext) == (13, EXT)
         delayed = await world.send(body=body, m="true", properties="DELAY\x011\x02")
         assert delayed.code == 13
+        for transaction in ("4", "8", "12"):
+            assert (await world.send(body=body, m="true", f=transaction)).code == 13
 
 
 @pytest.mark.spec("remoting.10.19")

@@ -34,7 +34,11 @@ LIVE: Final[dict[str, str]] = {
         namesrvAddr registerBrokerTimeoutMills forceRegister compressedRegister
         enableSingleTopicRegister brokerPermission
         """,
-    "slaves": "slaveSyncInterval",
+    "slaves": """
+        slaveSyncInterval haFlowControlEnable haHousekeepingInterval haMaxGapNotInSync
+        haSendHeartbeatInterval haSlaveFallbehindMax haSyncFromStart haTransferBatchSize
+        inSyncReplicas maxHaTransferByteInSecond slaveTimeout
+        """,
     "topics, groups": """
         autoCreateTopicEnable autoCreateSubscriptionGroup enableCreateSysGroup
         enableMixedMessageType validateSystemTopicWhenUpdateTopic clearRetryTopicWhenDeleteTopic
