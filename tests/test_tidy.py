@@ -21,10 +21,7 @@ ROOT = Path(__file__).parent.parent
 CAPTURED = ("tests/golden/data/",)
 
 # Modules built before their first user, each with the issue that brings it.
-AWAITED = {
-    "skylark.spark.lag": "spark",
-    "skylark.spark.session": "spark",
-}
+AWAITED: dict[str, str] = {}
 
 
 @cache

@@ -8,7 +8,7 @@ How bytes move::
 
     data_received -> FrameBuffer.feed -> responses settle their calls
                                       -> requests go to the dispatcher (hot ones answer inline)
-                  -> everything answered meanwhile leaves in one writelines
+                  -> what they answer leaves in portions, each in one writelines
 
 Back-pressure, both ways: while the peer does not read (write buffer above its high-water mark),
 or while too many of its requests are being worked on, its requests wait, nothing is read from it,
@@ -40,7 +40,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import (
@@ -49,6 +49,7 @@ from skylark.core.errors import (
     RemoteProtocolError,
     TooManyRequestsError,
 )
+from skylark.net.byte_filter import ByteFilter
 from skylark.net.calls import Calls
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
@@ -59,17 +60,6 @@ from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.frame import FrameBuffer
 
 log = logging.getLogger(__name__)
-
-
-class ByteFilter(Protocol):
-    """Stands between socket and frames, for example TLS begun on the plain port."""
-
-    def received(self, data: bytes) -> tuple[bytes, bytes]:
-        """Bytes from the socket to (bytes for the frames, bytes to write back at once)."""
-
-    def sending(self, data: bytes) -> bytes:
-        """Bytes of frames to bytes for the socket."""
-
 
 #: Looks at the first bytes of a connection; None means plain frames. May raise RemoteProtocolError.
 FirstBytes = Callable[["Connection", bytes], ByteFilter | None]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from skylark.core.clock import LoopClock
-from skylark.net.connection import ByteFilter, Connection
+from skylark.net.byte_filter import ByteFilter
+from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.outbox import COPY_SIZE_MAX, Leased, Outbox, ViewResponse, discard, view_response

@@ -16,8 +16,9 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
+from skylark.net.byte_filter import ByteFilter
 from skylark.net.client import BackOff
-from skylark.net.connection import ByteFilter, Connection
+from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer

@@ -1,0 +1,93 @@
+"""Streaming queries whose driver, workers and broker are killed, short form; ``make crash
+PART=spark`` runs the long one. What must hold is in :mod:`tests.spark_storm`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skylark import ClientOptions
+from skylark.client.blocking.portal import shared_portal
+from skylark.core.errors import TransportError
+from skylark.spark import txn_log
+from skylark.spark.decisions import LOG_TOPIC
+from skylark.spark.sink_client import SinkClient, open_client
+from skylark.spark.txn_log import TxnLog
+from skylark.sync import Admin
+from tests.crash import test_spark as long_form
+from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
+from tests.interop.process import poll_until
+from tests.spark_storm import TROUBLES, StormResult, run_storm, troubles_of
+
+
+@pytest.mark.timeout(300)
+def test_three_kills(tmp_path: Path) -> None:
+    troubles = [("worker", "half stored"), ("broker", "end"), ("driver", "decision stored")]
+    result = run_storm(1, troubles, tmp_path)
+    print(f"\n{result}")
+    assert result.hits == {f"{victim} at {step}": 1 for victim, step in troubles}
+
+
+def test_everyone_is_killed_at_every_step_in_eight_runs() -> None:
+    runs = [troubles_of(seed, long_form.KILLS) for seed in range(1, 9)]
+    assert sorted(trouble for run in runs for trouble in run) == sorted(TROUBLES)
+    assert all(len({victim for victim, _ in run}) > 1 for run in runs)
+
+
+def test_the_summary_of_a_series() -> None:
+    runs = [
+        StormResult(
+            seed=seed,
+            rows=100,
+            seconds=60.0,
+            hits={f"{victim} at {step}": 1 for victim, step in troubles_of(seed, long_form.KILLS)},
+            restarts=2,
+            repeated=seed,
+            recovered_s=seed / 10,
+            slowest="broker at read",
+        )
+        for seed in (1, 2, 3)
+    ]
+    assert long_form.summary(runs) == (
+        "3 runs, 18 kills (broker 7, driver 7, worker 4) at 18 places, 300 rows in 180 s;"
+        " 6 queries started again, 6 rows repeated, slowest recovery 0.3 s"
+    )
+
+
+def test_the_log_of_decisions_is_not_made_again_while_its_broker_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name servers forget the topics of a broker that is killed; what it decided still counts."""
+    monkeypatch.setattr(txn_log, "PATIENCE_S", 0.5)
+    with SkylarkNamesrv(folder=tmp_path / "namesrv") as namesrv:
+        options = ClientOptions(namesrv=namesrv.address, metrics=False)
+        brokers = {
+            name: SkylarkBroker(namesrv.address, {"brokerName": name}, folder=tmp_path / name)
+            for name in ("broker-a", "broker-b")
+        }
+        with brokers["broker-a"], brokers["broker-b"], Admin(options) as admin:
+
+            def names() -> list[str]:
+                return sorted(each.broker for each in admin.stats.clusters().brokers)
+
+            poll_until(lambda: len(names()) == 2, timeout_s=30, what="both brokers")
+            assert brokers_of_log(options) == {"broker-a"}
+            brokers["broker-a"].kill()
+            poll_until(lambda: names() == ["broker-b"], timeout_s=30, what="the other one")
+            with pytest.raises(TransportError, match="broker broker-a is away"):
+                brokers_of_log(options)
+            brokers["broker-a"].start()
+            assert brokers_of_log(options) == {"broker-a"}
+            assert len(admin.topics.route(LOG_TOPIC).queue_datas) == 1
+
+
+def brokers_of_log(options: ClientOptions) -> set[str]:
+    """As a client finds them that knows nothing yet."""
+    portal = shared_portal()
+    client: SinkClient = portal.call(open_client(options, "test"))
+    try:
+        return {queue.broker_name for queue in portal.call(TxnLog(client).find())}
+    finally:
+        portal.call(client.close())
