@@ -57,7 +57,7 @@ SETTINGS: Final = {
     "maxIndexNum": 16_000,
     "haHousekeepingInterval": HOUSEKEEPING_MS,
     "haSendHeartbeatInterval": 300,
-    "slaveTimeout": 500,
+    "slaveTimeout": 1_000,
     "slaveReadEnable": "true",
     "slaveSyncInterval": 300,
     "inSyncReplicas": 2,

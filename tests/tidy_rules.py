@@ -368,8 +368,8 @@ ENTRY_POINTS = frozenset(
         "skylark.testing.plugin",
     }
 )
-# The table of lazily loaded commands names its modules as "skylark.cli.namesrv:command".
-COMMAND_TABLE = "skylark.cli.main"
+# Tables of lazily loaded commands name their modules as "skylark.cli.namesrv:command".
+COMMAND_TABLES = frozenset({"skylark.cli.job", "skylark.cli.main"})
 
 
 def module_name(path: str) -> str:
@@ -384,7 +384,7 @@ def _named_modules(source: Source) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and module_name(source.path) == COMMAND_TABLE:
+        elif isinstance(node, ast.Constant) and module_name(source.path) in COMMAND_TABLES:
             yield str(node.value).partition(":")[0]
 
 

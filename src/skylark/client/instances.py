@@ -20,7 +20,7 @@ import msgspec
 from skylark.auth.signature import Credentials
 from skylark.client.instance import ClientInstance
 from skylark.client.options import ClientOptions
-from skylark.client.runtime import ClientRuntime, default_runtime
+from skylark.client.runtime import ClientRuntime, default_runtime, runtime_of
 from skylark.core.errors import ClientStateError
 
 
@@ -76,7 +76,7 @@ class InstanceTable:
             options.vip_channel,
             stream,
             zone,
-            options.runtime,
+            runtime_of(options),
         )
         with self._lock:
             entry = self._entries.get(client_id)
@@ -88,7 +88,7 @@ class InstanceTable:
                 client_id,
                 options,
                 endpoint,
-                runtime or options.runtime or default_runtime(),
+                runtime_of(options, runtime) or default_runtime(),
                 credentials=credentials,
                 stream=stream,
                 zone=zone,

@@ -28,7 +28,6 @@ import msgspec
 
 from skylark.auth.signature import Credentials
 from skylark.client.arguments import check_fields, fits, refused, shown
-from skylark.client.runtime import ClientRuntime
 from skylark.core.errors import ConfigError
 from skylark.core.metrics import Registry
 from skylark.core.names import NAMESRV_VARIABLES, Endpoint, resolve_namesrv
@@ -94,7 +93,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: OpenTelemetry spans: None if the application has set a tracer provider; or one to use
     telemetry: object = None
     #: network and clock of a test broker, see :mod:`skylark.testing`; None: TCP and real time
-    runtime: ClientRuntime | None = None
+    runtime: object = None
 
     def __post_init__(self) -> None:
         for name, value in in_seconds(msgspec.structs.asdict(self)).items():

@@ -1,7 +1,8 @@
 """What a client runs on: the control loop, the network and the clock, given together.
 
 Applications never see it: the default is the control thread of the process, TCP and the machine's
-clock. Tests give another one, with everything on one loop.
+clock. Tests give another one, with everything on one loop; brokers of :mod:`skylark.testing` put it
+into their ``options``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from skylark.client.control import Control, InlineControl, shared_control
+from skylark.client.options import ClientOptions
 from skylark.core.clock import Clock, LoopClock
+from skylark.core.errors import ConfigError
 from skylark.net.transport import Network, TcpNetwork
 
 
@@ -24,6 +27,17 @@ class ClientRuntime(msgspec.Struct, frozen=True, kw_only=True):
 def default_runtime() -> ClientRuntime:
     """The control thread of this process, and TCP."""
     return ClientRuntime(control=shared_control(), network=TcpNetwork(), clock=LoopClock())
+
+
+def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> ClientRuntime | None:
+    """The one that a client was given, else that of its options, else None: the default."""
+    runtime = given or options.runtime
+    if runtime is not None and not isinstance(runtime, ClientRuntime):
+        raise ConfigError(
+            f"runtime must be that of a test broker, not a {type(runtime).__name__}",
+            hint="skylark.testing.broker() has it in its options",
+        )
+    return runtime
 
 
 def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:

@@ -44,7 +44,9 @@ CHUNK_SIZE = 64 * 1024
 FIRST_PORT = 40_000  # drawn for port 0, and for the client's end of a connection
 FIRST_CLIENT_PORT = 50_000
 HIGH_WATER = 64 * 1024  # asyncio's default
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Another name of loopback here, and of nothing elsewhere: names under .invalid are never resolved.
+MEMORY_HOST = "memory.invalid"
+LOOPBACK = ("127.0.0.1", "localhost", "::1", MEMORY_HOST)
 WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - names to look up, nothing is bound
 
 

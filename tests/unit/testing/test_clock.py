@@ -409,6 +409,41 @@ async def test_busy_task_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch)
     assert task.cancelled()
 
 
+async def test_days_are_a_unit_too() -> None:
+    clock = VirtualClock()
+    await clock.advance(days=1.5)
+    assert clock.now_ms() == START_MS + 36 * 3_600_000
+
+
+async def test_finish_gives_work_the_time_it_needs_and_no_more() -> None:
+    clock = VirtualClock()
+    clock.call_later(7200, lambda: None)
+
+    async def work() -> str:
+        await clock.sleep(3.5)
+        await clock.sleep(3600)
+        return "done"
+
+    assert await clock.finish(work()) == "done"
+    assert clock.now_ms() == START_MS + 3_603_500
+
+
+async def test_finish_raises_what_the_work_raises_and_gives_up_without_timers() -> None:
+    clock = VirtualClock()
+
+    async def fail() -> None:
+        await clock.sleep(1)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await clock.finish(fail())
+    never = asyncio.get_running_loop().create_future()
+    clock.call_later(1, lambda: None).cancel()
+    with pytest.raises(NotDrainedError, match="no timer is left"):
+        await clock.finish(never)
+    assert never.cancelled()
+
+
 async def test_timer_that_rearms_without_delay_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual, "_TIMERS_MAX", 100)
     clock = VirtualClock()

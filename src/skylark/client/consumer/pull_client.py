@@ -19,7 +19,7 @@ from skylark.client.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.joining import join
 from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, given_options
-from skylark.client.runtime import ClientRuntime
+from skylark.client.runtime import ClientRuntime, runtime_of
 from skylark.client.state import ServiceState, Startable, require_running
 from skylark.client.validation import check_group, check_hooks, check_topic
 from skylark.wire.bodies.common import MessageQueue
@@ -44,7 +44,7 @@ class PullClient(Startable):
         self.state = ServiceState.CREATE_JUST
         self._hooks = check_hooks(hooks)
         self._consume_hooks = ConsumeHooks(self._hooks)
-        self._runtime = runtime or self.options.runtime
+        self._runtime = runtime_of(self.options, runtime)
         self._stopping: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:

@@ -57,7 +57,7 @@ from skylark.client.instances import acquire_instance
 from skylark.client.joining import join
 from skylark.client.namespace import Namespace
 from skylark.client.options import ClientOptions, given_options
-from skylark.client.runtime import ClientRuntime
+from skylark.client.runtime import ClientRuntime, runtime_of
 from skylark.client.signals import call_on_signal
 from skylark.client.state import ServiceState, Startable, require_new, require_running
 from skylark.client.telemetry import find_telemetry
@@ -97,7 +97,7 @@ class PushConsumer(Startable):
         self.client_id = self._new_client_id()
         self.state = ServiceState.CREATE_JUST
         self._hooks = check_hooks(hooks)
-        self._runtime = runtime = runtime or self.options.runtime
+        self._runtime = runtime = runtime_of(self.options, runtime)
         self._pid = os.getpid()
         self._time = SteadyTime(LoopClock() if runtime is None else runtime.clock)
         self.stats = ConsumerStats(self._time.now_ms())

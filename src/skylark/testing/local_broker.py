@@ -1,0 +1,320 @@
+"""A name server and a broker in the process of the test, on its event loop.
+
+::
+
+    async with skylark.testing.broker(autoCreateTopicEnable=False) as b:
+        topic = await b.topic()
+        async with b.producer() as producer, b.consumer() as consumer: ...
+
+It is the code that ``skylark up`` runs, with its friendly defaults, on small files in a temporary
+folder that is gone at the end. Settings have their Java names and come as keywords or as a mapping.
+
+==================  ==============================================================================
+``transport``       ``"memory"``: no sockets. Only clients that are given ``b.options`` find the
+                    broker; ``b.namesrv`` is a name that leads nowhere, rather than to whatever
+                    listens on this machine. ``"loopback"``: free ports of 127.0.0.1, for clients of
+                    every kind.
+``clock``           ``"virtual"``: time stands still until ``await b.clock.advance(hours=2)``, which
+                    fires what falls due on the way, in order: delayed messages, retries, checks of
+                    transactions, retention. Clients with ``b.options`` share it.
+==================  ==============================================================================
+
+On virtual time the broker saves its tables on the loop instead of in threads, which the clock could
+not see. Syncs of the log stay on their thread: nobody waits for them, except for senders with
+``flushDiskType=SYNC_FLUSH``, who await their result before they advance the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack
+
+from skylark.admin.admin import Admin
+from skylark.admin.errors import NotFoundError
+from skylark.broker.app import Broker
+from skylark.broker.config import BrokerConfig, load_broker_config
+from skylark.client.consumer.push import PushConsumer
+from skylark.client.consumer.settings import PushKeywords
+from skylark.client.options import ClientOptions
+from skylark.client.producer import Producer
+from skylark.client.producer_settings import ProducerKeywords
+from skylark.client.runtime import inline_runtime
+from skylark.core.clock import LoopClock
+from skylark.core.config import format_value, unknown_keys
+from skylark.core.errors import ConfigError
+from skylark.launch.plan import FRIENDLY
+from skylark.namesrv.app import NameServer
+from skylark.namesrv.config import NamesrvConfig
+from skylark.net.transport import Network, TcpNetwork
+from skylark.testing.clock import VirtualClock
+from skylark.testing.faults import FaultPlan
+from skylark.testing.memory_net import MEMORY_HOST, MemoryNetwork
+from skylark.testing.request_faults import RequestFaults
+
+T = TypeVar("T")
+
+Setting: TypeAlias = str | int | float | bool
+Transport: TypeAlias = Literal["memory", "loopback"]
+ClockKind: TypeAlias = Literal["real", "virtual"]
+
+LOOPBACK: Final = "127.0.0.1"
+SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": str(8 << 20),
+    "mappedFileSizeConsumeQueue": str(3_000 * 20),
+    "maxHashSlotNum": "5000",
+    "maxIndexNum": "20000",
+}
+#: What is thrown away need not be synced every second of virtual time; fewer timers, more speed.
+SELDOM_SYNCED: Final = {
+    "flushIntervalCommitLog": "60000",
+    "flushIntervalConsumeQueue": "60000",
+}
+_DECIDED: Final = frozenset(
+    {
+        "bindAddress",
+        "brokerId",
+        "brokerIP1",
+        "brokerRole",
+        "haListenPort",
+        "listenPort",
+        "namesrvAddr",
+        "storePathCommitLog",
+        "storePathRootDir",
+    }
+)
+
+
+class LocalBroker:
+    """What :func:`broker` gives; not made by hand."""
+
+    def __init__(self, clock: VirtualClock | None, network: Network, folder: Path) -> None:
+        self.folder = folder  #: holds the store and all that goes with it
+        self.network = network
+        self._in_memory = isinstance(network, MemoryNetwork)
+        self._virtual = clock
+        self._clock = clock or LoopClock()
+        self._name_server: NameServer | None = None
+        self._broker: Broker | None = None
+        self._admin: Admin | None = None
+        self._faults: FaultPlan | None = None
+        self._exit = AsyncExitStack()
+
+    # ---- for tests -------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The clock that the test moves; raises ConfigError on real time."""
+        if self._virtual is None:
+            raise ConfigError(
+                "this broker runs on real time", hint='skylark.testing.broker(clock="virtual")'
+            )
+        return self._virtual
+
+    @property
+    def namesrv(self) -> str:
+        """The address of the name server; on the memory transport, only for ``options``."""
+        assert self._name_server is not None, "it was not started"
+        port = self._name_server.address.port
+        return f"{MEMORY_HOST if self._in_memory else LOOPBACK}:{port}"
+
+    @property
+    def options(self) -> ClientOptions:
+        """What clients need to find this broker; for any number of them."""
+        runtime = None
+        if self._virtual is not None or self._in_memory:
+            runtime = inline_runtime(self.network, self._clock)
+        return ClientOptions(namesrv=self.namesrv, client_ip=LOOPBACK, runtime=runtime)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker itself, for whoever looks inside."""
+        assert self._broker is not None, "it was not started"
+        return self._broker
+
+    @property
+    def name_server(self) -> NameServer:
+        """The name server itself."""
+        assert self._name_server is not None, "it was not started"
+        return self._name_server
+
+    @property
+    def admin(self) -> Admin:
+        """Administration of this broker, already started."""
+        assert self._admin is not None, "it was not started"
+        return self._admin
+
+    async def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:
+        """Make a topic that nobody has used before; its name."""
+        name = _fresh(prefix)
+        await self.admin.topics.create(name, queue_count=queue_count)
+        return name
+
+    async def group(self, prefix: str = "group") -> str:
+        """Make a consumer group that nobody has used before; its name."""
+        name = _fresh(prefix)
+        await self.admin.groups.create(name)
+        return name
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic; one that is gone already is no error."""
+        await _unless_gone(self.admin.topics.delete(name))
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group with its offsets, retries and dead letters, unless it is gone already."""
+        await _unless_gone(self.admin.groups.delete(name))
+
+    def producer(self, group: str = "producers", **settings: Unpack[ProducerKeywords]) -> Producer:
+        """A producer for ``async with``."""
+        return Producer(group, self.options, **settings)
+
+    def consumer(self, group: str | None = None, **settings: Unpack[PushKeywords]) -> PushConsumer:
+        """A push consumer for ``async with``, in a group of its own unless one is given.
+
+        Broadcasting consumers keep their offsets in the temporary folder.
+        """
+        settings.setdefault("offset_folder", self.folder / "offsets")
+        return PushConsumer(group or _fresh("group"), self.options, **settings)
+
+    @property
+    def faults(self) -> FaultPlan | None:
+        """What goes wrong with requests and answers of the broker: ``MessageFaults``, or any plan
+        with the points of :mod:`skylark.testing.request_faults`. None: nothing."""
+        return self._faults
+
+    @faults.setter
+    def faults(self, plan: FaultPlan | None) -> None:
+        self._faults = plan
+        for server in self.broker.graph.servers:
+            dispatcher = server.dispatcher
+            others = [it for it in dispatcher.interceptors if not isinstance(it, RequestFaults)]
+            if plan is not None:
+                others.insert(0, RequestFaults(plan, dispatcher, self._clock))
+            dispatcher.interceptors = tuple(others)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self, texts: Mapping[str, str]) -> None:
+        await self._start_name_server(
+            NamesrvConfig(
+                listen_port=0,
+                kv_config_path=self.folder / "namesrv" / "kvConfig.json",
+            )
+        )
+        given = {
+            **FRIENDLY,
+            **SMALL_FILES,
+            **(SELDOM_SYNCED if self._virtual is not None else {}),
+            **texts,
+            "bindAddress": LOOPBACK,
+            "brokerIP1": LOOPBACK,
+            "listenPort": "0",
+            "namesrvAddr": self.namesrv,
+            "storePathRootDir": str(self.folder / "store"),
+        }
+        await self._start_broker(given)
+        runtime = inline_runtime(self.network, self._clock)
+        self._admin = Admin(self.options, runtime=runtime)
+        await self._admin.start()
+        self._exit.push_async_callback(self._in_time, self._admin.stop)
+
+    async def _start_name_server(self, config: NamesrvConfig) -> None:
+        server = self._name_server = NameServer(config, network=self.network, clock=self._clock)
+        await server.start()
+        self._exit.push_async_callback(self._in_time, server.stop)
+        if self._virtual is not None:
+            self._exit.callback(self._virtual.on_advance(server.clock_advanced))
+
+    async def _start_broker(self, given: Mapping[str, str]) -> None:
+        config = load_broker_config(given)
+        in_thread = asyncio.to_thread if self._virtual is None else _in_place
+        broker = self._broker = Broker(
+            config, network=self.network, clock=self._clock, in_thread=in_thread, given=given
+        )
+        await broker.start()
+        self._exit.push_async_callback(self._in_time, broker.stop)
+        await broker.graph.registration.announced()
+        if self._virtual is not None:
+            self._exit.callback(self._virtual.on_advance(broker.clock_advanced))
+
+    async def stop(self) -> None:
+        await self._exit.aclose()
+
+    async def _in_time(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """Stop a part; on virtual time, with as much of it as that takes."""
+        if self._virtual is None:
+            await stop()
+        else:
+            await self._virtual.finish(stop())
+
+
+@asynccontextmanager
+async def broker(
+    settings: Mapping[str, Setting] | None = None,
+    *,
+    transport: Transport = "memory",
+    clock: ClockKind | VirtualClock = "real",
+    faults: FaultPlan | None = None,
+    **more_settings: Setting,
+) -> AsyncIterator[LocalBroker]:
+    """A broker with its name server, for the length of an ``async with``; see the module.
+
+    Raises ConfigError for settings that do not exist, and whatever keeps a broker from starting.
+    """
+    texts = _texts({**(settings or {}), **more_settings})
+    if clock not in ("real", "virtual") and not isinstance(clock, VirtualClock):
+        raise ConfigError(f'clock is "real", "virtual" or a VirtualClock, not {clock!r}')
+    virtual = VirtualClock() if clock == "virtual" else None
+    if isinstance(clock, VirtualClock):
+        virtual = clock
+    network: Network
+    if transport == "memory":
+        network = MemoryNetwork(clock=virtual)
+    elif transport == "loopback":
+        network = TcpNetwork()
+    else:
+        raise ConfigError(f'transport is "memory" or "loopback", not {transport!r}')
+    folder = Path(tempfile.mkdtemp(prefix="skylark-test-"))
+    local = LocalBroker(virtual, network, folder)
+    try:
+        await local.start(texts)
+        if faults is not None:
+            local.faults = faults
+        yield local
+    finally:
+        try:
+            await local.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _texts(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Settings as a properties file has them; raises ConfigError for names that are none."""
+    for key in settings:
+        if key in _DECIDED:
+            raise ConfigError(f"{key}: a broker for tests decides this by itself")
+    for key, close in unknown_keys(BrokerConfig, settings).items():
+        known = "`skylark broker -p` prints all"
+        hint = known if close is None else f"did you mean {close}? {known}"
+        raise ConfigError(f"{key}: there is no such setting", hint=hint)
+    return {key: format_value(value) or "" for key, value in settings.items()}
+
+
+def _fresh(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+async def _unless_gone(work: Awaitable[object]) -> None:
+    try:
+        await work
+    except NotFoundError:
+        return
+
+
+async def _in_place(function: Callable[..., None], /, *args: Any) -> None:
+    function(*args)

@@ -1,0 +1,153 @@
+"""The pytest plugin: a real broker for the tests of any project that has Skylark installed.
+
+::
+
+    def test_orders(rocketmq, rocketmq_topic, rocketmq_group):
+        with skylark.sync.Producer("p", rocketmq.options) as producer: ...
+
+    @pytest.mark.faults(duplicate=0.1, drop_ack=0.05, delay_ms=(0, 50), seed=7)
+    def test_idempotence(rocketmq, rocketmq_topic): ...
+
+=====================  ===========================================================================
+``rocketmq``           a broker on free ports of loopback, on a thread of the test process: one for
+                       the session, with pytest-xdist one for each worker
+``rocketmq_topic``     the name of a topic of this test's own, deleted afterwards
+``rocketmq_group``     the name of a consumer group of its own, deleted afterwards
+``rocketmq_settings``  none; a project that wants settings overrides it, Java name -> value
+=====================  ===========================================================================
+
+Nothing is skipped: a broker that cannot start is an error of the tests that need it, with its
+cause.
+
+The marker ``faults`` makes the broker misbehave while the test itself runs, not during the set-up
+and end of its fixtures; :mod:`skylark.testing.message_faults` says how. ``rocketmq.faults`` is the
+plan. A test that fails reports the marker, with the seed, that gives the same faults again.
+
+This module is loaded in every run of pytest: it imports Skylark only when a fixture is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from skylark.testing.message_faults import MessageFaults
+    from skylark.testing.thread_broker import ThreadBroker
+
+MARKER = "faults"
+ARGUMENTS = ("duplicate", "drop_ack", "delay_ms", "seed")
+NAME_LENGTH_MAX = 40  # of the test's name within that of its topic or group
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
+_PLAN = pytest.StashKey["MessageFaults"]()
+
+
+# ---- fixtures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def rocketmq_settings() -> Mapping[str, str | int | float | bool]:
+    """Settings of the broker behind ``rocketmq``, by their Java names: to be overridden."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def rocketmq(
+    rocketmq_settings: Mapping[str, str | int | float | bool],
+) -> Iterator[ThreadBroker]:
+    """A RocketMQ broker with its name server: ``rocketmq.options``, ``rocketmq.namesrv``."""
+    from skylark.testing.thread_broker import sync_broker
+
+    with sync_broker(rocketmq_settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def rocketmq_topic(rocketmq: ThreadBroker, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a topic that no other test uses, with four queues."""
+    name = rocketmq.topic(_prefix(request))
+    yield name
+    rocketmq.delete_topic(name)
+
+
+@pytest.fixture
+def rocketmq_group(rocketmq: ThreadBroker, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a consumer group that no other test uses."""
+    name = rocketmq.group(_prefix(request))
+    yield name
+    rocketmq.delete_group(name)
+
+
+def _prefix(request: pytest.FixtureRequest) -> str:
+    """The name of the test, as far as it can stand in that of a topic."""
+    return _NOT_IN_NAMES.sub("-", request.node.name)[:NAME_LENGTH_MAX].strip("-")
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*, duplicate=0.0, drop_ack=0.0, delay_ms=0, seed=None): what goes wrong between"
+        " the broker of the fixture rocketmq and its clients",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker(MARKER)
+    if marker is None:
+        return
+    fixture_names: Collection[str] = getattr(item, "fixturenames", ())
+    if "rocketmq" in fixture_names:
+        item.stash[_PLAN] = _plan(marker)
+    elif marker.kwargs and marker.kwargs.keys() <= set(ARGUMENTS):
+        _refuse("the test does not use the fixture rocketmq, whose broker would have them")
+    # Else it is a marker of the same name that means something else.
+
+
+def _plan(marker: pytest.Mark) -> MessageFaults:
+    """What the marker asks for; what is wrong with it is an error of the test."""
+    from skylark.core.errors import ConfigError
+    from skylark.testing.message_faults import MessageFaults
+
+    for name in marker.kwargs:
+        if name not in ARGUMENTS:
+            _refuse(f"{name} is not one of {', '.join(ARGUMENTS)}")
+    if marker.args:
+        _refuse(f"it takes keywords only, not {marker.args[0]!r}")
+    try:
+        return MessageFaults(**marker.kwargs)
+    except ConfigError as error:
+        _refuse(str(error))
+
+
+def _refuse(why: str) -> NoReturn:
+    pytest.fail(f"@pytest.mark.{MARKER}: {why}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    plan = item.stash.get(_PLAN, None)
+    if plan is None:
+        return (yield)
+    broker: ThreadBroker = item.funcargs["rocketmq"]  # type: ignore[attr-defined]
+    broker.faults = plan
+    try:
+        return (yield)
+    finally:
+        broker.faults = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    plan = item.stash.get(_PLAN, None)
+    if plan is not None and report.failed:
+        report.sections.append(("Faults of rocketmq", f"@pytest.mark.{plan}"))
+    return report

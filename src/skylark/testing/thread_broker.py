@@ -1,0 +1,133 @@
+"""A broker for tests without asyncio: on a thread of its own, reached through loopback.
+
+::
+
+    with skylark.testing.sync_broker() as b:
+        with skylark.sync.Producer("g", b.options) as producer:
+            producer.send(Message(b.topic(), b"hello"))
+
+It is the one of :mod:`skylark.testing.local_broker` on free ports and real time; any client in any
+process of this machine may use it. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from skylark.client.options import ClientOptions
+from skylark.net.loops import new_event_loop
+from skylark.testing.faults import FaultPlan
+from skylark.testing.local_broker import LocalBroker, Setting, broker
+
+T = TypeVar("T")
+
+THREAD_NAME: Final = "skylark-test-broker"
+
+
+class ThreadBroker:
+    """What :func:`sync_broker` gives; not made by hand."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = settings
+        self._started: Future[LocalBroker] = Future()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
+        self._loop = new_event_loop()
+        self._stop = asyncio.Event()
+        self._namesrv = ""
+        self._faults: FaultPlan | None = None
+
+    @property
+    def namesrv(self) -> str:
+        """The address of the name server, for clients of every kind."""
+        return self._namesrv
+
+    @property
+    def options(self) -> ClientOptions:
+        """What our clients need to find this broker."""
+        return self._local.options
+
+    def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:
+        """Make a topic that nobody has used before; its name."""
+        return self._run(self._local.topic(prefix, queue_count=queue_count))
+
+    def group(self, prefix: str = "group") -> str:
+        """Make a consumer group that nobody has used before; its name."""
+        return self._run(self._local.group(prefix))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; one that is gone already is no error."""
+        self._run(self._local.delete_topic(name))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its offsets, retries and dead letters, unless it is gone already."""
+        self._run(self._local.delete_group(name))
+
+    @property
+    def faults(self) -> FaultPlan | None:
+        """What goes wrong with requests and answers of the broker; see ``LocalBroker.faults``."""
+        return self._faults
+
+    @faults.setter
+    def faults(self, plan: FaultPlan | None) -> None:
+        async def change() -> None:
+            self._local.faults = plan
+
+        self._run(change())
+        self._faults = plan
+
+    @property
+    def _local(self) -> LocalBroker:
+        return self._started.result(0)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Return when it serves; raises what keeps it from that."""
+        self._thread.start()
+        self._namesrv = self._started.result().namesrv
+
+    def stop(self) -> None:
+        """Return when nothing of it is left; raises what went wrong at the end."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._live())
+            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                self._failure = error
+        if not self._started.done():
+            self._started.set_exception(self._failure or RuntimeError("the broker ended early"))
+
+    async def _live(self) -> None:
+        async with broker(self._settings, transport="loopback") as local:
+            self._started.set_result(local)
+            await self._stop.wait()
+
+
+@contextmanager
+def sync_broker(
+    settings: Mapping[str, Setting] | None = None, **more_settings: Setting
+) -> Iterator[ThreadBroker]:
+    """A broker with its name server, for the length of a ``with``; settings by their Java names.
+
+    Raises ConfigError for settings that do not exist, and whatever keeps a broker from starting.
+    """
+    made = ThreadBroker({**(settings or {}), **more_settings})
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
