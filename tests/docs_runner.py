@@ -20,17 +20,22 @@ knows whether the target and its variables are good.
 
 A document with the line ``<!-- cluster: ARGUMENTS -->`` has ``skylark up --ephemeral ARGUMENTS``
 running beside it, and ``NAMESRV_ADDR`` set to its name server.
+
+In a document with the line ``<!-- python: one process -->`` the python blocks are what a reader
+types into one Python shell: a block sees the names of those before it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +43,12 @@ from tests.up import cluster
 
 RUN = frozenset({"console", "python", "sh"})
 SHOWN = frozenset({"ini", "java", "json", "properties", "text", "toml", "yaml"})
-TIMEOUT_S = 60
+TIMEOUT_S = 240  # Spark on a busy machine
 
 _FENCE = re.compile(r"( *)(`{3,})\s*([^`\s]*)[^`]*$")
 _NOT_RUN = re.compile(r"\s*<!--\s*not run(.*?)-->\s*$")
 _CLUSTER = re.compile(r"^<!--\s*cluster:(.*?)-->$", re.MULTILINE)
+_ONE_PROCESS = re.compile(r"^<!--\s*python: one process\s*-->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Variables that would make the outcome depend on who runs the tests, or on being run by make.
 _DROPPED = re.compile(r"MAKE|MFLAGS|SKYLARK_|NAMESRV_ADDR|ROCKETMQ_|PYTEST_|PYTHONPATH")
@@ -172,12 +178,20 @@ class Runner:
 
     def _run_blocks(self, text: str) -> int:
         done = 0
-        for block in parse_blocks(text):
-            if block.not_run or block.language in SHOWN:
-                continue
-            for command in self._commands(block):
-                self._check(command)
-                done += 1
+        with ExitStack() as stack:
+            shell: PythonShell | None = None
+            if _ONE_PROCESS.search(text):
+                shell = stack.enter_context(closing(PythonShell(self._folder, self._environ)))
+            for block in parse_blocks(text):
+                if block.not_run or block.language in SHOWN:
+                    continue
+                if shell is not None and block.language == "python":
+                    shell.run(block, self._timeout_s)
+                    done += 1
+                    continue
+                for command in self._commands(block):
+                    self._check(command)
+                    done += 1
         return done
 
     def _commands(self, block: Block) -> Iterator[Command]:
@@ -227,6 +241,70 @@ class Runner:
                 _end_group(process.pid)
                 process.wait()
         return code, log.read_text(errors="replace")
+
+
+class PythonShell:
+    """A Python process that runs blocks one after another in one namespace.
+
+    It is told the name of a file on stdin and answers with a byte on a pipe of its own: what the
+    blocks print, and what processes print that they start, goes to a file.
+    """
+
+    _PROGRAM = """
+import sys, traceback
+answers = open(int(sys.argv[1]), "wb", 0)
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    file = line.strip()
+    try:
+        with open(file) as source:
+            exec(compile(source.read(), file, "exec"), names)
+        answers.write(b"+")
+    except BaseException:
+        traceback.print_exc()
+        answers.write(b"-")
+"""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._log = folder / ".python-output"
+        self._answers, answers = os.pipe()
+        with self._log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", self._PROGRAM, str(answers)],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                pass_fds=[answers],
+                start_new_session=True,
+            )
+        os.close(answers)
+
+    def run(self, block: Block, timeout_s: float) -> None:
+        """Run a block; raises DocError."""
+        assert self._process.stdin is not None
+        script = self._folder / f"block_{block.line}.py"
+        script.write_text("\n".join(block.lines) + "\n")
+        self._process.stdin.write(f"{script.name}\n".encode())
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._answers], [], [], timeout_s)
+        if not ready:
+            raise DocError(f"line {block.line}: no end after {timeout_s:g} s\n{self._said()}")
+        if os.read(self._answers, 1) != b"+":
+            raise DocError(f"line {block.line}: failed\n{self._said()}")
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        _end_group(self._process.pid)
+        self._process.wait()
+        os.close(self._answers)
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")[-10_000:]
 
 
 def _end_group(group: int) -> None:

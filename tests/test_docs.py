@@ -28,6 +28,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.timeout(600)  # Spark starts several times in one of them, slowly on a busy machine
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_document(document: Path, tmp_path: Path) -> None:
     text = document.read_text()
@@ -55,6 +56,26 @@ def test_the_readme_lists_every_folder() -> None:
 def test_a_document_may_have_a_cluster_beside_it(tmp_path: Path) -> None:
     text = '# T\n<!-- cluster: --brokers 1 -->\n```sh\ntest -n "$NAMESRV_ADDR"\n```\n'
     assert Runner(ROOT, tmp_path).run(text) == 1
+
+
+def test_python_blocks_may_share_a_process(tmp_path: Path) -> None:
+    mark = "<!-- python: one process -->\n"
+    text = f"{mark}```python\nx = 1\n```\n```console\n$ true\n```\n```python\nassert x == 1\n```\n"
+    (tmp_path / "good").mkdir()
+    assert Runner(ROOT, tmp_path / "good").run(text) == 3
+    with pytest.raises(DocError, match=r"(?s)line 8: failed\n.*NameError: name 'y' is not defined"):
+        Runner(ROOT, tmp_path).run(text.replace("assert x", "assert y"))
+
+
+def test_a_shared_process_that_hangs_or_ends_is_reported(tmp_path: Path) -> None:
+    mark = "<!-- python: one process -->\n"
+    (tmp_path / "slow").mkdir()
+    with pytest.raises(DocError, match=r"line 2: no end after 0\.2 s"):
+        Runner(ROOT, tmp_path / "slow", timeout_s=0.2).run(
+            f"{mark}```python\nimport signal; signal.pause()\n```\n"
+        )
+    with pytest.raises(DocError, match="line 2: failed"):
+        Runner(ROOT, tmp_path).run(f"{mark}```python\nimport os; os._exit(0)\n```\n")
 
 
 # ---- the parser ------------------------------------------------------------------------------

@@ -227,7 +227,9 @@ def test_a_mirror_keeps_messages_and_order_and_pairs_offsets(
         assert users(row) == users(old) | {MIRROR_FROM: "DefaultCluster"}
         assert row["queueId"] == old["queueId"] % 3
     for queue_id, count in counts.items():
-        assert in_order(after, queue_id) == list(range(count))
+        order = in_order(list(before.values()), queue_id)  # many sends were under way at once
+        assert sorted(order) == list(range(count))
+        assert in_order(after, queue_id) == order
 
     pairs = spark.read.parquet(summary["pairs"]).collect()
     places = {(row["queueId"], row["queueOffset"]): row["msgId"] for row in after}
@@ -239,7 +241,9 @@ def test_a_mirror_keeps_messages_and_order_and_pairs_offsets(
             source = (pair.sourceQueueId, pair.sourceOffset + k)
             found[source] = places[pair.targetQueueId, pair.targetOffset + k]
     assert found == {(row["queueId"], row["queueOffset"]): row["msgId"] for row in before.values()}
-    assert len(pairs) < 100
+    # Queue 1 has its target for itself: one pair for each of the two batches at most. Queues 0 and
+    # 3 share theirs, and how often they take turns there is up to the scheduler.
+    assert 1 <= sum(pair.sourceQueueId == 1 for pair in pairs) <= 2
 
     back = site.done(
         *("mirror", topic, "--to-namesrv", site.namesrv.address),
@@ -250,7 +254,7 @@ def test_a_mirror_keeps_messages_and_order_and_pairs_offsets(
     site.publish(topic, {2: 4})
     more = site.done(*job)
     assert (more["rows_read"], more["rows_sent"]) == (4, 4)
-    assert in_order(site.rows(topic, site.west), 2) == list(range(4))
+    assert in_order(site.rows(topic, site.west), 2) == in_order(site.rows(topic), 2)
 
 
 def test_a_row_that_came_from_the_target_is_skipped(spark: SparkSession) -> None:

@@ -135,13 +135,13 @@ class RootGroup(LazyGroup):
 
 def _explained(error: ModuleNotFoundError) -> Exception:
     """What to install, if it is a module of an extra that is missing."""
-    extra = EXTRAS.get((error.name or "").partition(".")[0])
-    if extra is None:
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
         return error
     from skylark.core.errors import ConfigError
 
     found = ConfigError(
-        f"there is no module {error.name}", hint=f"pip install 'skylark-mq[{extra}]'"
+        f"there is no module {package}", hint=f"pip install 'skylark-mq[{EXTRAS[package]}]'"
     )
     return found.with_traceback(error.__traceback__)
 

@@ -44,8 +44,11 @@ _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _WORKER_MEMORY: Final = "512m"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2-quiet.properties")
-#: Java says so of a module that Spark always asks for, and nothing turns it off.
-_INCUBATOR: Final = b"WARNING: Using incubator modules: jdk.incubator.vector"
+#: What nothing turns off: Java on a module that Spark always asks for, a library on Java.
+_NOISE: Final = (
+    b"WARNING: Using incubator modules: jdk.incubator.vector",
+    b"Warning: Java versions > Java 11 can only operate in restricted mode",
+)
 _PROBE_TIMEOUT_S: Final = 60
 _PROBE: Final = (
     "import sys, importlib.util as u;"
@@ -122,6 +125,11 @@ def make_session(
     ``conf`` wins over :func:`session_settings`. With ``quiet`` the JVM says nothing on stderr, if
     it is started here: for programs that tell in their own words what goes wrong.
     """
+    if master.startswith("sc://"):
+        raise ConfigError(
+            f"{master} is a Spark Connect server, and not a master",
+            hint="use SparkSession.builder.remote, or a pipeline file",
+        )
     if _LOCAL.fullmatch(master):
         prepare_environment()
     settings = {**session_settings(master), **(conf or {})}
@@ -135,13 +143,13 @@ def make_session(
         builder = builder.config(name, value)
     if not quiet:
         return builder.getOrCreate()
-    with _without_line(_INCUBATOR):
+    with _without_lines(_NOISE):
         return builder.getOrCreate()
 
 
 @contextmanager
-def _without_line(dropped: bytes) -> Iterator[None]:
-    """Give processes that are started meanwhile a stderr that leaves out one line.
+def _without_lines(dropped: tuple[bytes, ...]) -> Iterator[None]:
+    """Give processes that are started meanwhile a stderr that leaves out some lines.
 
     A thread passes everything else on as long as they live: what workers say goes that way.
     """

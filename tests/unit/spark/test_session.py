@@ -58,8 +58,9 @@ def test_a_quiet_session_is_quiet_and_errors_of_others_pass(
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
     own = {"spark.driver.extraJavaOptions": "-Xss4m", "spark.ui.enabled": "true"}
     made = cast("Builder", session.make_session("spark://h:1", conf=own, quiet=True))
-    (reader,) = (each for each in threading.enumerate() if each.name == "stderr-of-java")
-    reader.join(10)
+    for thread in threading.enumerate():
+        if thread.name == "stderr-of-java":
+            thread.join(10)
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "bad\nafter\n"
     first, _, rest = made.settings["spark.driver.extraJavaOptions"].partition(" ")
@@ -77,6 +78,11 @@ def test_other_sessions_speak_as_they_always_do(
     assert capfd.readouterr().err.startswith("WARNING: Using incubator modules")
     assert "spark.driver.extraJavaOptions" not in made.settings
     assert made.settings["spark.ui.enabled"] == "false"
+
+
+def test_a_connect_server_is_no_master() -> None:
+    with pytest.raises(ConfigError, match=r"sc://h:1 is a Spark Connect server.*pipeline file"):
+        session.make_session("sc://h:1")
 
 
 def test_arrow_is_asked_for_before_workers_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def open_session(document: Document, *, quiet: bool = True) -> Iterator[SparkSes
         for name in _ECHOES:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with explained():
-        spark = _make(document, quiet=quiet)
+        spark = _make(document, quiet=quiet and active is None)
     try:
         yield spark
     finally:

@@ -86,27 +86,24 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "pipeline" / "orders.yaml"
 
 
 @pytest.mark.parametrize(
-    ("hidden", "arguments"),
+    "arguments",
     [
-        ("pyspark", ("job", "archive", "T", "--to", "x")),
-        ("pyspark", ("job", "verify", "T", "--lake", "x")),
-        ("pyspark", ("pipeline", "check", str(EXAMPLE))),
-        ("pyarrow", ("job", "report", "T")),
+        ("job", "archive", "T", "--to", "x"),
+        ("job", "verify", "T", "--lake", "x"),
+        ("pipeline", "check", str(EXAMPLE)),
     ],
 )
-def test_without_spark_the_error_says_what_to_install(
-    hidden: str, arguments: tuple[str, ...]
-) -> None:
+def test_without_spark_the_error_says_what_to_install(arguments: tuple[str, ...]) -> None:
     program = (
         "import sys\n"
-        f"sys.modules[{hidden!r}] = None\n"  # as if it were not installed
+        "sys.modules['pyspark'] = None\n"  # as if it were not installed
         "from skylark.cli.main import cli\n"
         f"cli({list(arguments)})"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert ended.stderr == f"Error: there is no module {hidden}: pip install 'skylark-mq[spark]'\n"
+    assert ended.stderr == "Error: there is no module pyspark: pip install 'skylark-mq[spark]'\n"
     assert (ended.returncode, ended.stdout) == (2, "")
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import (
     AnalysisException,
     ParseException,
@@ -175,11 +174,10 @@ class Refused(AnalysisException):
         return self._given
 
 
-class JavaError(Py4JJavaError):
-    """What comes through the bridge where Spark has no error of its own."""
+class JavaError(Exception):
+    """What comes through the bridge where Spark has no error of its own: Py4JJavaError."""
 
-    def __init__(self, text: str) -> None:
-        Exception.__init__(self, text)
+    __module__ = "py4j.protocol"
 
     def __str__(self) -> str:
         return (
