@@ -71,7 +71,8 @@ crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>
 	$(call check_part,crash)
 	SEEDS='$(SEEDS)' $(BIN)/pytest -s tests/crash/test_$(PART).py $(ARGS)
 
-bench: $(READY) ## measure: PART=<part>, ROWS=<pattern,...>
+bench: PART ?= compare
+bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<pattern,...>
 	$(call check_part,bench)
 	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(ARGS)
 

@@ -40,13 +40,24 @@ def test_make_alone_lists_every_target() -> None:
     assert all(len(line.split()) > 2 for line in lines[1:])
 
 
-@pytest.mark.parametrize("suite", SUITES)
-@pytest.mark.parametrize("part", [[], ["PART=nosuch"], ["PART="]])
+@pytest.mark.parametrize(
+    ("suite", "part"),
+    [
+        *((suite, [wrong]) for suite in SUITES for wrong in ("PART=nosuch", "PART=")),
+        *((suite, []) for suite in SUITES if suite != "bench"),
+    ],
+)
 def test_a_missing_or_wrong_part_lists_the_parts(suite: str, part: list[str]) -> None:
     run = make(suite, *part)
     assert run.returncode == 2
     listed = ", ".join(parts_of(suite)).replace(",", "") or "none yet"
     assert f"make {suite} needs PART=<part>, one of: {listed}." in run.stderr
+
+
+def test_bench_without_a_part_compares() -> None:
+    run = make("-n", "bench")
+    assert run.returncode == 0, run.stderr
+    assert "-m bench.compare --rows ''" in run.stdout
 
 
 @pytest.mark.parametrize("suite", SUITES)

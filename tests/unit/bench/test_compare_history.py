@@ -1,0 +1,77 @@
+"""Results of comparisons that stay: files by date and commit, and the chart drawn from one."""
+
+from __future__ import annotations
+
+import io
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from bench import compare
+from bench.compare_load import history
+from bench.compare_load.summary import Result
+
+DAY = date(2026, 3, 1)
+COMMIT = "0123456789abcdef"
+FACTS = {"cpu": "Some CPU", "cores": 2}
+
+
+def result(title: str, unit: str, ratio: float | None, void: tuple[str, ...] = ()) -> Result:
+    return Result(
+        title=title,
+        row=title,
+        figure="rate",
+        unit=unit,
+        apache=(1.0, 2.0),
+        skylark=(3.0, 4.0),
+        ratio=ratio,
+        goal="at least 1x",
+        goal_limit=1.0,
+        goal_met=True,
+        void=void,
+    )
+
+
+RESULTS = [
+    result("16 threads", "msg/s", 1.25),
+    result("start-up", "s", 0.05),
+    result("lost", "msg/s", None, ("skylark, round 1: gone",)),
+]
+
+
+def test_files_are_called_by_date_and_commit() -> None:
+    assert history.file_name(DAY, COMMIT) == "2026-03-01-0123456789.json"
+    assert history.file_name(DAY, None) == "2026-03-01-changed.json"
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
+    path = history.save(tmp_path / "history", DAY, COMMIT, {"rounds": 4}, FACTS, RESULTS)
+    content, results = history.load(path)
+    assert results == RESULTS
+    del content["results"]
+    assert content == {
+        "date": "2026-03-01",
+        "commit": COMMIT,
+        "settings": {"rounds": 4},
+        "machine": FACTS,
+    }
+
+
+def test_where_less_is_better_the_ratio_is_turned_round() -> None:
+    found = [history.advantage(each) for each in RESULTS]
+    assert found == [1.25, pytest.approx(20.0), None]
+
+
+def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = history.save(tmp_path, DAY, COMMIT, {}, FACTS, RESULTS)
+    monkeypatch.setattr(history, "CHART", tmp_path / "docs" / "chart.svg")
+    stdout = io.StringIO()
+    assert compare.run(["--chart", str(source)], stdout=stdout)
+    drawn = (tmp_path / "docs" / "chart.svg").read_text()
+    assert all(text in drawn for text in ("16 threads", "start-up", "Some CPU, 2 cores"))
+    assert "lost" not in drawn
+    history.draw(source, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == drawn
