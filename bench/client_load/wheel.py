@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 from rocketmq.client import (  # type: ignore[import-not-found]
@@ -49,31 +50,36 @@ def one_by_one(producer: Any, topic: str, texts: list[str]) -> None:
 
 
 class Pipeline:
-    """Sends without waiting, so many at a time; its results are looked at."""
+    """Sends without waiting, so many at a time; its results are looked at.
+
+    Now and then the library waits in vain for a lock of its own ("timed_mutex timeout") and says
+    that a message was not sent. Those are sent again at the end, one by one.
+    """
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._window = threading.Semaphore(WINDOW)
-        self.failures: list[object] = []
+        self._again: list[tuple[str, str]] = []
 
     def send(self, topic: str, text: str) -> None:
+        def sent(result: Any) -> None:
+            if result.status != SendStatus.OK:
+                failed(result)
+            else:
+                self._window.release()
+
+        def failed(_: object) -> None:
+            self._again.append((topic, text))
+            self._window.release()
+
         self._window.acquire()
-        self._producer.send_async(message_of(topic, text), self._sent, self._failed)
-
-    def _sent(self, result: Any) -> None:
-        if result.status != SendStatus.OK:
-            self.failures.append(result)
-        self._window.release()
-
-    def _failed(self, error: object) -> None:
-        self.failures.append(error)
-        self._window.release()
+        self._producer.send_async(message_of(topic, text), sent, failed)
 
     def wait(self) -> None:
         for _ in range(WINDOW):
             self._window.acquire()
-        if self.failures:
-            raise RuntimeError(f"{len(self.failures)} not stored: {self.failures[0]!r}")
+        for topic, text in self._again:
+            one_by_one(self._producer, topic, [text])
 
 
 def pipelined(producer: Any, topic: str, texts: list[str]) -> None:
@@ -172,12 +178,16 @@ def main() -> None:
     records = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no result
     job = Job.from_json(sys.argv[1])
+    status = 1
     try:
         records.write(json.dumps(JOBS[job.kind](job)) + "\n")
         records.flush()
+        status = 0
+    except Exception:  # noqa: BLE001 - it goes to whoever started this process
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(0)  # without the goodbyes of the library, which take seconds
+        os._exit(status)  # without the goodbyes of the library, which take seconds
 
 
 if __name__ == "__main__":
