@@ -119,6 +119,7 @@ class Connection(asyncio.Protocol):
         self._in_batch = False
         self._turn_scheduled = False
         self._flush_scheduled = False
+        self._unwritten = 0  # commands in ``_out``
         self._reading = True
         self._room: asyncio.Future[None] | None = None
         self._when_writable: deque[Callable[[], None]] = deque()
@@ -215,13 +216,8 @@ class Connection(asyncio.Protocol):
     # --- requests and responses from the peer ---------------------------------------------------
 
     def _handle(self, commands: list[Command], arrived_at: float) -> None:
-        """Work through commands that just arrived, at most a turn's worth of requests.
-
-        Answers leave in portions, not all at the end: a peer that has many requests on their way
-        works on the first answers while the next ones are made. Else both would take turns.
-        """
-        room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
-        portion_size = self._limits.bytes_per_write_max
+        """Work through commands that just arrived, at most a turn's worth of requests."""
+        room = self._limits.frames_per_turn_max
         out, out_size_max = self._out, self._limits.write_buffer_high
         dispatch = self._dispatcher.dispatch
         self.arrived_at = arrived_at
@@ -240,8 +236,6 @@ class Connection(asyncio.Protocol):
                 ):
                     room -= 1
                     dispatch(self, command)
-                    if not room % portion or out.size >= portion_size:
-                        self._flush()
                 else:
                     self._backlog.append((command, arrived_at))
         finally:
@@ -261,8 +255,7 @@ class Connection(asyncio.Protocol):
         self._turn_scheduled = False
         if self._closing or self.write_paused:
             return
-        room, portion = self._limits.frames_per_turn_max, self._limits.frames_per_write_max
-        portion_size = self._limits.bytes_per_write_max
+        room = self._limits.frames_per_turn_max
         backlog, out, out_size_max = self._backlog, self._out, self._limits.write_buffer_high
         self._in_batch = True
         try:
@@ -277,8 +270,6 @@ class Connection(asyncio.Protocol):
                 room -= 1
                 command, self.arrived_at = backlog.popleft()
                 self._dispatcher.dispatch(self, command)
-                if not room % portion or out.size >= portion_size:
-                    self._flush()
         finally:
             self._in_batch = False
         self._flush()
@@ -412,15 +403,22 @@ class Connection(asyncio.Protocol):
     # --- writing --------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Queue one command; it leaves with the others of this batch or of this loop turn."""
+        """Queue one command; it leaves with others of this batch or of this loop turn.
+
+        Not with all of them, but in portions: a peer that has many requests on their way works on
+        the first while the next are made. Else both ends would take turns.
+        """
         if self._closing or self._transport is None:
             raise ConnectionClosedError(f"{self!r} is closed")
         self._out.add(command)
-        if self._in_batch:
-            return
-        if self._out.size >= self._limits.write_buffer_high:
-            self._flush()  # at once, so that whoever waits for room sees that there is none
-        elif not self._flush_scheduled:
+        self._unwritten += 1
+        limits = self._limits
+        if (
+            self._unwritten >= limits.frames_per_write_max
+            or self._out.size >= limits.bytes_per_write_max
+        ):
+            self._flush()
+        elif not (self._in_batch or self._flush_scheduled):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_later)
 
@@ -433,6 +431,7 @@ class Connection(asyncio.Protocol):
         if not self._out or self._closing or self._transport is None:
             return
         transport, byte_filter = self._transport, self._filter
+        self._unwritten = 0
         self._active_at = self._clock.monotonic()
         try:
             encode = None if byte_filter is None else byte_filter.sending

@@ -19,9 +19,9 @@ class NetLimits(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int = 10_000
     #: Frames handled in one go before other connections get their turn.
     frames_per_turn_max: int = 64
-    #: Of these, how many until their answers are written, and
+    #: Requests or answers that leave in one write, and
     frames_per_write_max: int = 8
-    #: after how many bytes of answers that happens sooner.
+    #: their bytes, after which no further one is waited for.
     bytes_per_write_max: int = 4 * 1024
     #: Requests of one connection handled by tasks at a time; reading stops until one is done.
     tasks_per_connection_max: int = 256
