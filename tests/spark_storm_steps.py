@@ -1,9 +1,9 @@
 """The steps of a query at which something can be killed; for :mod:`tests.spark_storm`.
 
 Imported by Spark's Python processes, of a query that reads and writes :class:`StormSource` instead
-of ``rocketmq``: importing it wraps the functions of the connector that a step belongs to. A *plan*
-is a file, so that all processes see it at once; the process in which its step is reached for the
-so-manieth time renames it, so that it happens once, and kills whom the plan names::
+of ``rocketmq``: importing it there wraps the functions of the connector that a step belongs to. A
+*plan* is a file, so that all processes see it at once; the process in which its step is reached for
+the so-manieth time renames it, so that it happens once, and kills whom the plan names::
 
     worker   itself: a task, or the process that plans, reads offsets or commits for the driver
     driver   the JVM, the Python program that started it, and itself
@@ -169,15 +169,21 @@ def _make_single() -> None:
     Ends._end_together = unknown  # type: ignore[method-assign, assignment]
 
 
-# Batches are small here, and portions of them smaller: several requests for each.
-half_sending.PORTION_COUNT = 10  # type: ignore[misc]
-halves.PORTION_COUNT = 10  # type: ignore[misc]
-_wrap(Sending, "_attempt", "send", "sent")
-_wrap(HalfSending, "_send", "half", "half stored")
-_wrap(Ends, "_call", "end", "ended")
-_wrap_append()
-if os.environ.get(SINGLE_VARIABLE):
-    _make_single()
+def _install() -> None:
+    """Wrap the connector, in the processes of a storm and in no other that imports this."""
+    # Batches are small here, and portions of them smaller: several requests for each.
+    half_sending.PORTION_COUNT = 10  # type: ignore[misc]
+    halves.PORTION_COUNT = 10  # type: ignore[misc]
+    _wrap(Sending, "_attempt", "send", "sent")
+    _wrap(HalfSending, "_send", "half", "half stored")
+    _wrap(Ends, "_call", "end", "ended")
+    _wrap_append()
+    if os.environ.get(SINGLE_VARIABLE):
+        _make_single()
+
+
+if FOLDER_VARIABLE in os.environ:
+    _install()
 
 
 class StormReader(StreamReader):

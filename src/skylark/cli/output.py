@@ -135,6 +135,7 @@ class Output:
     def note(self, text: str) -> None:
         """A remark for a person, on stderr; programs that asked for JSON are not told."""
         if self._format == "table":
+            self._stdout.flush()  # what was said before stands before it, also in one file
             self._stderr.write(f"{cell_text(text)}\n")
 
     @contextmanager
