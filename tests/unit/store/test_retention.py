@@ -492,9 +492,7 @@ def test_a_listener_cannot_stop_it(caplog: pytest.LogCaptureFixture) -> None:
     obstinate.hands.now += DAYS
     obstinate.retention.start()
     obstinate.pass_time(61)
-    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
-    assert [str(error) for error in errors] == [f"0, {FILE_SIZE}, False"]
-    assert isinstance(errors[0], ZeroDivisionError)
+    assert f"'0, {FILE_SIZE}, False'" in repr([record.exc_info for record in caplog.records])
     assert obstinate.names() == [1]
 
 
