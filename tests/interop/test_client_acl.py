@@ -59,7 +59,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 async def _prepare(site: Site) -> None:
     async with asyncio.timeout(TIMEOUT_S), Admin(options(site, ADMIN), timeout=15) as admin:
         while not (await admin.stats.clusters()).brokers:  # noqa: ASYNC110 - servers do not tell
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
         await admin.topics.create(TOPIC, queue_count=2)
         request = make_request(RequestCode.AUTH_CREATE_USER)
         request.ext = {"username": GUEST[0]}
