@@ -332,7 +332,7 @@ async def test_much_to_send_waits_until_the_peer_reads() -> None:
     def send(number: int) -> None:
         sent.append(number)
         if not connection.is_closing:
-            connection.oneway(Command(code=number, body=bytes(8_000_000)))
+            connection.oneway(Command(code=number, body=bytes(15_000_000)))
 
     send(0)
     await until(lambda: connection.write_paused, "more waits than may")
