@@ -7,7 +7,7 @@ which they came, ``concurrency`` of them at most at a time:
   handler which never waits costs no task of its own; only when one waits the next task goes on
   with the jobs behind. After some jobs in a row a task gives way to the rest of the loop. Context
   variables that a handler sets stay set for later messages of the same task.
-* :class:`ThreadWorkers` are daemon threads. Their results go back to the loop, many at a time.
+* :class:`~skylark.client.consumer.thread_workers.ThreadWorkers` are daemon threads.
 
 What to do before and after a call is the caller's: a job is an object with ``begin``, ``call`` and
 ``finish`` (:class:`Job`). A handler that raises, or is cancelled by whatever it waited for, has
@@ -21,15 +21,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from skylark.client.control import Handover
 from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -215,95 +212,3 @@ class LoopWorkers:
         except TimeoutError:
             return False
         return True
-
-
-class ThreadWorkers:
-    """Jobs of plain functions, in threads of their own."""
-
-    def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
-        """``tasks`` own what follows a call that failed."""
-        self._name = name
-        self._count = count
-        self._clock = clock
-        self._follow_ups = tasks
-        self._handover = Handover(asyncio.get_running_loop())
-        self._ready: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._closed = False
-        self._drained: asyncio.Future[None] | None = None
-        self.running = 0  #: jobs that have been submitted and have not ended
-
-    def submit(self, jobs: list[Job]) -> None:
-        """Run these after those that wait already."""
-        if self._closed:
-            for job in jobs:
-                job.discard()
-            return
-        self.running += len(jobs)
-        for _ in range(min(self._count, self.running) - len(self._threads)):
-            self._start_thread()
-        for job in jobs:
-            self._ready.put(job)
-
-    def _start_thread(self) -> None:
-        name = f"{self._name}-handler-{len(self._threads) + 1}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _work(self) -> None:
-        while (job := self._ready.get()) is not None:
-            result: Any = None
-            error: BaseException | None = None
-            called = False
-            try:
-                if not self._closed and job.begin():
-                    called = True
-                    result = _plain(job.call())
-            except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
-                error = raised
-            if not self._handover.post(self._ended, job, called, result, error):
-                return
-
-    def _ended(self, job: Job, called: bool, result: Any, error: BaseException | None) -> None:
-        if not called:
-            job.discard()
-        elif not self._follow_ups.closed:
-            work = job.finish(result, error)
-            if work is not None:
-                task = self._follow_ups.spawn(work, name="finish")
-                task.add_done_callback(self._count_down)
-                return
-        self._count_down()
-
-    def _count_down(self, _: object = None) -> None:
-        self.running -= 1
-        if self._drained is not None and not self.running and not self._drained.done():
-            self._drained.set_result(None)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether a handler of this pool asks."""
-        return threading.current_thread() in self._threads
-
-    async def close(self, wait_s: float) -> bool:
-        """Start nothing more and wait for what runs; whether all of it ended in time."""
-        self._closed = True
-        for _ in self._threads:
-            self._ready.put(None)
-        if not self.running:
-            return True
-        self._drained = asyncio.get_running_loop().create_future()
-        try:
-            await self._clock.wait_for(self._drained, wait_s)
-        except TimeoutError:
-            return False
-        return True
-
-
-def _plain(result: Any) -> Any:
-    """The result of a function in a thread; a coroutine would never run there."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError("the handler returned a coroutine: declare it with async def")
-    return result

@@ -19,13 +19,14 @@ from typing import Any, Protocol
 import msgspec
 
 from skylark.client.consumer.concurrent import ReturnType, return_type
-from skylark.client.consumer.handlers import Binding, Job, LoopWorkers, ThreadWorkers
+from skylark.client.consumer.handlers import Binding, Job, LoopWorkers
 from skylark.client.consumer.offset_store import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.send_back import SendsBack
 from skylark.client.consumer.settings import PushSettings
 from skylark.client.consumer.stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.steady import SteadyTime
+from skylark.client.consumer.thread_workers import ThreadWorkers
 from skylark.client.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.client.metrics import NO_CONSUME_METER, ClientMetrics, ConsumeMeter

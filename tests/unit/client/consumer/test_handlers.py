@@ -1,48 +1,22 @@
-"""Pools that run handlers: on the loop, and in threads."""
+"""The pool that runs handlers on the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from skylark.client.consumer.handlers import (
     BURST_MAX,
     LoopWorkers,
-    ThreadWorkers,
     bind,
 )
-from skylark.core.clock import LoopClock, yield_once
+from skylark.core.clock import yield_once
 from skylark.core.lifecycle import Tasks
 from skylark.testing.clock import VirtualClock
+from tests.unit.client.consumer.jobs import Work
 from tests.unit.client.consumer.pushes import until
-
-
-class Work:
-    """A job that calls a function and keeps what becomes of it."""
-
-    def __init__(self, function: Any, *, wanted: bool = True) -> None:
-        self._function = function
-        self._wanted = wanted
-        self.ends: list[tuple[Any, BaseException | None]] = []
-        self.discarded = 0
-
-    def begin(self) -> bool:
-        return self._wanted
-
-    def call(self) -> Any:
-        return self._function()
-
-    def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
-        self.ends.append((result, error))
-        return None
-
-    def discard(self) -> None:
-        self.discarded += 1
 
 
 async def nothing() -> str:
@@ -200,60 +174,3 @@ async def test_jobs_that_are_not_wanted_any_more_are_passed_over() -> None:
         await yield_once()
     assert (first.ends, second.ends) == ([], [("done", None)])
     assert await workers.close(1.0)
-
-
-# ---- threads -------------------------------------------------------------------------------------
-
-
-async def test_functions_run_in_daemon_threads_at_the_same_time() -> None:
-    workers = ThreadWorkers("g", 3, LoopClock(), Tasks("t"))
-    together = threading.Barrier(3, timeout=10)
-    daemons: list[bool] = []
-
-    def handler() -> int:
-        daemons.append(threading.current_thread().daemon)
-        return together.wait()
-
-    jobs = [Work(handler) for _ in range(3)]
-    workers.submit(list(jobs))
-    await until(lambda: all(job.ends for job in jobs))
-    assert sorted(job.ends[0][0] for job in jobs) == [0, 1, 2]
-    assert daemons == [True, True, True]
-    assert await workers.close(1.0)
-
-
-async def test_what_a_function_raises_ends_no_thread() -> None:
-    workers = ThreadWorkers("g", 1, LoopClock(), Tasks("t"))
-
-    def leave() -> None:
-        raise SystemExit(3)
-
-    jobs = [Work(leave), Work(lambda: nothing()), Work(lambda: 5)]
-    workers.submit(list(jobs))
-    await until(lambda: jobs[2].ends)
-    assert isinstance(jobs[0].ends[0][1], SystemExit)
-    assert isinstance(jobs[1].ends[0][1], TypeError)
-    assert jobs[2].ends == [(5, None)]
-    assert await workers.close(1.0)
-
-
-async def test_a_thread_that_hangs_is_left_behind() -> None:
-    clock = VirtualClock()
-    tasks = Tasks("t")
-    workers = ThreadWorkers("g", 1, clock, tasks)
-    begun, gate = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        begun.set()
-        gate.wait(10)
-
-    first, second = Work(hang), Work(lambda: None)
-    workers.submit([first, second])
-    await until(begun.is_set)
-    closing = asyncio.ensure_future(workers.close(30.0))
-    await clock.advance(seconds=31)
-    assert await closing is False
-    tasks.close()
-    gate.set()
-    await until(lambda: second.discarded)
-    assert first.ends == []  # too late
