@@ -33,7 +33,7 @@ class Calls:
         self._pending: PendingCalls[asyncio.Future[Command]] = PendingCalls()
         self._timer: TimerHandle | None = None
         self._timer_at = inf
-        self._peer = ""
+        self.peer = ""  #: who is called, for errors
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -45,9 +45,8 @@ class Calls:
             opaque = self._opaques.take()
         return opaque
 
-    def add(self, opaque: int, timeout_s: float, peer: str) -> asyncio.Future[Command]:
-        """A request was sent to ``peer``, and its answer is awaited."""
-        self._peer = peer
+    def add(self, opaque: int, timeout_s: float) -> asyncio.Future[Command]:
+        """A request was sent, and its answer is awaited."""
         future: asyncio.Future[Command] = self._loop.create_future()
         deadline = self._clock.monotonic() + timeout_s
         self._pending.add(opaque, deadline, future)
@@ -89,7 +88,7 @@ class Calls:
         self._timer_at = inf
         for call in self._pending.expire(now):
             if not call.done():
-                call.set_exception(RequestTimeoutError(f"no answer from {self._peer} in time"))
+                call.set_exception(RequestTimeoutError(f"no answer from {self.peer} in time"))
         deadline = self._pending.next_deadline()
         if deadline is not None:
             self._arm(deadline)

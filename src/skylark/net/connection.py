@@ -52,6 +52,7 @@ from skylark.core.errors import (
 from skylark.net.byte_filter import ByteFilter
 from skylark.net.calls import Calls
 from skylark.net.dispatch import Dispatcher
+from skylark.net.held import HeldRequests, held_size
 from skylark.net.limits import NetLimits
 from skylark.net.outbox import Outbox, discard
 from skylark.wire.codes import ResponseCode
@@ -129,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._task_bytes = 0
+        self._held = HeldRequests()
         self._calls = Calls(clock, opaques or OpaqueCounter(), self._call_ended)
         self._active_at = clock.monotonic()
         self._idle_timer: TimerHandle | None = None
@@ -147,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=0)
         self.remote_address = _address(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
+        self._calls.peer = "{}:{}".format(*self.remote_address)
         self._arm_idle_timer()
         if self._on_open is not None:
             self._on_open(self)
@@ -232,7 +234,7 @@ class Connection(asyncio.Protocol):
                     and not self.write_paused
                     and not self._closing
                     and not self._backlog
-                    and not ((self._tasks or self._task_bytes) and self._tasks_full())
+                    and not ((self._tasks or self._held.size) and self._tasks_full())
                 ):
                     room -= 1
                     dispatch(self, command)
@@ -308,7 +310,7 @@ class Connection(asyncio.Protocol):
 
     def hold(self, request: Command) -> None:
         """A handler answers this request later, by :meth:`answer`; until then it counts as work."""
-        self._task_bytes += _held_size(request)
+        self._held.hold(request)
         if self._holders is not None:
             self._holders.add(self)
 
@@ -317,7 +319,7 @@ class Connection(asyncio.Protocol):
 
         To be called once for each such request, also when the connection is closing.
         """
-        self._task_bytes -= _held_size(request)
+        self._held.let_go(request)
         self._dispatcher.finish(self, request, response)
         if not self._reading or self._backlog:
             if self._backlog:
@@ -326,8 +328,8 @@ class Connection(asyncio.Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> None:
         """Run a cold handler as a task; it goes on to its end even if the connection closes."""
-        size = _held_size(request)
-        self._task_bytes += size
+        size = held_size(request)
+        self._held.size += size
         if self._holders is not None:
             self._holders.add(self)
         task = self._loop.create_task(work)
@@ -337,7 +339,7 @@ class Connection(asyncio.Protocol):
         def done(finished: asyncio.Task[None]) -> None:
             self._tasks.discard(finished)
             self._dispatcher.tasks.discard(finished)
-            self._task_bytes -= size
+            self._held.size -= size
             if not finished.cancelled() and (error := finished.exception()) is not None:
                 log.error("%r: a handler task failed", self, exc_info=error)
             if self._backlog:
@@ -350,7 +352,7 @@ class Connection(asyncio.Protocol):
         limits = self._limits
         return (
             len(self._tasks) >= limits.tasks_per_connection_max
-            or self._task_bytes >= limits.task_bytes_per_connection_max
+            or self._held.size >= limits.task_bytes_per_connection_max
         )
 
     # --- calls to the peer ----------------------------------------------------------------------
@@ -368,9 +370,12 @@ class Connection(asyncio.Protocol):
             )
         opaque = request.opaque = self._calls.new_opaque()
         request.flag = 0
-        self.send(request)
-        host, port = self.remote_address
-        future = self._calls.add(opaque, timeout_s, f"{host}:{port}")
+        if self._calls or self._in_batch:
+            self.send(request)
+        else:
+            self._enqueue(request)
+            self._flush()  # no other one is on its way: likely nobody is left to wait for
+        future = self._calls.add(opaque, timeout_s)
         if not self._reading:
             self._update_reading()  # the answer must be read even while requests wait
         return future
@@ -408,10 +413,7 @@ class Connection(asyncio.Protocol):
         Not with all of them, but in portions: a peer that has many requests on their way works on
         the first while the next are made. Else both ends would take turns.
         """
-        if self._closing or self._transport is None:
-            raise ConnectionClosedError(f"{self!r} is closed")
-        self._out.add(command)
-        self._unwritten += 1
+        self._enqueue(command)
         limits = self._limits
         if (
             self._unwritten >= limits.frames_per_write_max
@@ -421,6 +423,12 @@ class Connection(asyncio.Protocol):
         elif not (self._in_batch or self._flush_scheduled):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_later)
+
+    def _enqueue(self, command: Command) -> None:
+        if self._closing or self._transport is None:
+            raise ConnectionClosedError(f"{self!r} is closed")
+        self._out.add(command)
+        self._unwritten += 1
 
     def _flush_later(self) -> None:
         self._flush_scheduled = False
@@ -505,15 +513,15 @@ class Connection(asyncio.Protocol):
         )
 
     def _backlog_size(self) -> int:
-        return sum(_held_size(command) for command, _ in self._backlog)
+        return sum(held_size(command) for command, _ in self._backlog)
 
     @property
     def held_size(self) -> int:
         """Bytes held for the peer: requests that came and are not answered, answers not read."""
         if self._transport is None or self.closed.done():
-            return self._task_bytes
+            return self._held.size
         unsent_size = self._out.size + self._transport.get_write_buffer_size()
-        return self._frames.pending_size + self._backlog_size() + self._task_bytes + unsent_size
+        return self._frames.pending_size + self._backlog_size() + self._held.size + unsent_size
 
     def _arm_idle_timer(self) -> None:
         assert self._transport is not None
@@ -580,14 +588,6 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._transport.abort()
             self._announce_room()
-
-
-def _held_size(request: Command) -> int:
-    """About how much memory a request takes; the header counts, for it may be large as well."""
-    size = len(request.body or b"") + len(request.remark or "")
-    if request.ext:
-        size += sum(map(len, request.ext)) + sum(map(len, request.ext.values()))
-    return size
 
 
 def _address(name: object) -> tuple[str, int]:

@@ -13,14 +13,13 @@ from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.fields import INT32_MAX
 
-PEER = "10.0.0.1:10911"
-
 
 async def test_answers_timeouts_and_those_given_up() -> None:
     clock = VirtualClock()
     expired: list[float] = []
     calls = Calls(clock, OpaqueCounter(5), lambda: expired.append(len(calls)))
-    futures = [calls.add(calls.new_opaque(), timeout_s, PEER) for timeout_s in (3.0, 1.0, 2.0)]
+    calls.peer = "10.0.0.1:10911"
+    futures = [calls.add(calls.new_opaque(), timeout_s) for timeout_s in (3.0, 1.0, 2.0)]
     assert len(calls) == 3
     assert calls.settle(Command(opaque=7, remark="answer"))
     assert not calls.settle(Command(opaque=7)), "a second answer is nobody's"
@@ -37,7 +36,7 @@ async def test_answers_timeouts_and_those_given_up() -> None:
 async def test_all_fail_with_their_connection() -> None:
     clock = VirtualClock()
     calls = Calls(clock, OpaqueCounter(), lambda: None)
-    cancelled, waiting = (calls.add(calls.new_opaque(), 5.0, PEER) for _ in range(2))
+    cancelled, waiting = (calls.add(calls.new_opaque(), 5.0) for _ in range(2))
     cancelled.cancel()
     calls.fail(ConnectionClosedError("gone"))
     with pytest.raises(ConnectionClosedError, match="gone"):
@@ -50,7 +49,7 @@ async def test_all_fail_with_their_connection() -> None:
 async def test_an_opaque_in_use_is_not_given_out_again() -> None:
     calls = Calls(VirtualClock(), OpaqueCounter(INT32_MAX), lambda: None)
     for opaque in (INT32_MAX, -INT32_MAX, -INT32_MAX + 1):
-        calls.add(opaque, 5.0, PEER)
+        calls.add(opaque, 5.0)
     # The numbers begin anew behind the largest one, and leave out those that are taken.
     assert [calls.new_opaque() for _ in range(2)] == [-INT32_MAX - 1, -INT32_MAX + 2]
     calls.fail(ConnectionClosedError("gone"))

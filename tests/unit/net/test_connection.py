@@ -211,6 +211,21 @@ async def test_answers_leave_in_portions_while_later_requests_are_still_worked_o
         assert written_after == [2, 4, 5]  # 4 KB and more do not wait for a third
 
 
+async def test_a_lone_call_is_written_at_once_and_others_join_it() -> None:
+    async with MemoryWorld() as world:
+        await world.call(ECHO)
+        connection = world.client._connection(world.address)
+        assert connection is not None
+        written = connection.bytes_out
+        first = connection.call(Command(code=ECHO), 5.0)
+        size = connection.bytes_out - written
+        assert size > 0
+        others = [connection.call(Command(code=ECHO), 5.0) for _ in range(3)]
+        assert connection.bytes_out == written + size
+        assert [(await call).code for call in (first, *others)] == [0] * 4
+        assert connection.bytes_out > written + 3 * size
+
+
 # --- closing ------------------------------------------------------------------------------------
 
 

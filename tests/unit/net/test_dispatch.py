@@ -250,3 +250,17 @@ async def test_parked_requests_count_as_work_of_their_connection() -> None:
             connection.answer(request, response_to(request, 0))
             await world.clock.drain()
         assert [(await call).code for call in calls] == [0] * 6
+
+
+async def test_an_answer_that_comes_before_its_handler_returns_leaves_nothing_held() -> None:
+    async with MemoryWorld() as world:
+
+        def answer_at_once(connection: Connection, request: Command) -> Answer:
+            connection.answer(request, response_to(request, 0, body=b"now"))
+            return LATER
+
+        world.service.dispatcher.add_hot(HOT, answer_at_once)
+        connection = await world.connect()
+        for _ in range(3):
+            assert (await world.call(HOT, 10, body=bytes(1000))).body == b"now"
+            assert connection.held_size == 0

@@ -48,6 +48,7 @@ from skylark.wire.layout import FLAG_MULTI_TAGS
 from skylark.wire.message import pack_host
 
 BORN_HOST: Final = "born_host"  # attribute of a connection: its address as records hold it
+SENDABLE_MAX: Final = 10_000  # names that are kept as checked
 _UNKNOWN_HOST: Final = bytes(8)
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
 
@@ -67,6 +68,7 @@ class SendChecks:
         self._topics = topics
         self._clock = clock
         self._turns = count()
+        self._sendable: set[str] = set()  # names of topics that were found right
         self._prepare(live.current)
 
     def follow(self) -> None:
@@ -98,13 +100,17 @@ class SendChecks:
         topic = self._topics.get(header.topic)
         if not config.broker_permission & Perm.WRITE and topic is not None and topic.order:
             raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
-        # Also where the topic exists: the broker itself makes some that nobody may send to.
-        if (problem := topic_problem(header.topic)) is not None:
-            raise InvalidParameterError(problem)
-        if (problem := send_problem(header.topic)) is not None:
-            raise NoPermissionError(problem)
-        if topic is None:
-            topic = self._create(header)
+        if topic is None or header.topic not in self._sendable:
+            # Also where the topic exists: the broker itself makes some that nobody may send to.
+            if (problem := topic_problem(header.topic)) is not None:
+                raise InvalidParameterError(problem)
+            if (problem := send_problem(header.topic)) is not None:
+                raise NoPermissionError(problem)
+            if topic is None:
+                topic = self._create(header)
+            if len(self._sendable) >= SENDABLE_MAX:
+                self._sendable.clear()
+            self._sendable.add(header.topic)
         if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             raise InvalidParameterError(
                 f"request queueId[{header.queue_id}] is illegal, {describe(topic)}"
