@@ -307,6 +307,7 @@ class MessageStore:
             Replay(self.queues, self.index, self._tags_codes, is_batch_topic=is_batch_topic),
             self.dispatch,
             post=self._post,
+            scheduler=self._scheduler,
             wake_flush=self._flush.wake,
             flush_views_soon=self._view_flush.flush_soon,
             catch_up_index=self._catch_up_index,

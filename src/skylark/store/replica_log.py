@@ -7,12 +7,13 @@
                                              queues, index <-- Replay <-- LogScan, in later turns
 
 Appending is a copy into the mapped file, so that the master's acknowledgement leaves at once; the
-views follow within the next turns of the owner, many records at a time. With SYNC_FLUSH they follow
+views follow in the next turn of the owner, but :data:`VIEWS_PAUSE_S` after the last ones at the
+earliest: to make those of ten records costs hardly more than of one. With SYNC_FLUSH they follow
 the disk, as at a master: nobody reads what a power cut could take back.
 
 While a slave catches up, copying comes first: views are made when the stream is less dense than
-:data:`DENSE_BYTES` a turn, or :data:`BACKLOG_MAX` behind. In the latter case the index, which takes
-most of the time, is left behind and caught up later, as after a long recovery.
+:data:`DENSE_BYTES` a millisecond, or :data:`BACKLOG_MAX` behind. In the latter case the index,
+which takes most of the time, is left behind and caught up later, as after a long recovery.
 
 What a crash leaves at each line of :meth:`ReplicaLog.append`:
 
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
@@ -49,7 +51,7 @@ from skylark.store.record_stream import RecordStream, RecordStreamError
 from skylark.store.replay import LogScan, Replay
 from skylark.store.reput import Dispatch
 from skylark.store.results import PutWaiter
-from skylark.store.scheduling import Post
+from skylark.store.scheduling import Post, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,9 @@ RECORD_SIZE_MAX: Final = 64 << 20
 #: Bytes that two brokers compare to tell whether their logs are one.
 TAIL_SIZE: Final = 4096
 _DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
-DENSE_BYTES: Final = 128 << 10  # appended in one turn: the slave is catching up
+#: Views of single records are made no more often than this.
+VIEWS_PAUSE_S: Final = 0.005
+DENSE_BYTES: Final = 128 << 10  # appended in a turn, or a millisecond: the slave is catching up
 BACKLOG_MAX: Final = 64 << 20  # bytes of the log without views, while it does
 _CRC_SLICE: Final = 1 << 20
 
@@ -111,6 +115,7 @@ class ReplicaLog:
         dispatch: Dispatch,
         *,
         post: Post,
+        scheduler: Scheduler,
         wake_flush: Callable[[], None],
         flush_views_soon: Callable[[], None],
         catch_up_index: Callable[[], None],
@@ -124,6 +129,7 @@ class ReplicaLog:
         self._replay = replay
         self._dispatch = dispatch
         self._post = post
+        self._scheduler = scheduler
         self._wake_flush = wake_flush
         self._flush_views_soon = flush_views_soon
         self._catch_up_index = catch_up_index
@@ -133,7 +139,9 @@ class ReplicaLog:
         self._stream: RecordStream | None = None
         self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
         self._posted = False
+        self._views_at = -inf  # the last were made
         self._fresh_size = 0  # bytes appended since the last look
+        self._dense_size = DENSE_BYTES  # and how many are too many at the next
         self._last_record_offset = last_record_offset
         self._last_record_end: int | None = None  # None: not known, a scan will tell
         #: Who is told of new messages, for held pulls.
@@ -248,9 +256,16 @@ class ReplicaLog:
             pass
 
     def _dispatch_soon(self) -> None:
-        if not self._posted:
-            self._posted = True
+        if self._posted:
+            return
+        self._posted = True
+        if self._scheduler.monotonic() - self._views_at >= VIEWS_PAUSE_S:
+            self._dense_size = DENSE_BYTES
             self._post(self._dispatch_some)
+        else:
+            self._dense_size = DENSE_BYTES * round(VIEWS_PAUSE_S * 1000)
+            when = self._views_at + VIEWS_PAUSE_S
+            self._scheduler.call_at(when, self._post, self._dispatch_some)
 
     def _dispatch_some(self) -> None:
         self._posted = False
@@ -259,7 +274,7 @@ class ReplicaLog:
         if backlog >= BACKLOG_MAX:
             if self._index is not None:
                 self._index.mark_behind(self._scan.position)
-        elif fresh_size >= DENSE_BYTES:
+        elif fresh_size >= self._dense_size:
             self._dispatch_soon()
             return
         try:
@@ -269,7 +284,9 @@ class ReplicaLog:
             return
         if has_more:
             self._dispatch_soon()
-        elif self._index is not None and self._index.behind_from is not None:
+            return
+        self._views_at = self._scheduler.monotonic()
+        if self._index is not None and self._index.behind_from is not None:
             self._catch_up_index()
 
     def _step(self) -> bool:

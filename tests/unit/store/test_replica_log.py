@@ -15,7 +15,7 @@ from skylark.store.consume_queue import EntryQueue
 from skylark.store.errors import StoreFullError
 from skylark.store.message_store import MessageStore
 from skylark.store.record_stream import RecordStreamError
-from skylark.store.replica_log import ReplicaLog, log_checksum
+from skylark.store.replica_log import VIEWS_PAUSE_S, ReplicaLog, log_checksum
 from skylark.store.results import PutStatus
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
@@ -23,6 +23,7 @@ from tests.store_machine import HOST, Ledger, Machine, check_store, sync_flush
 
 QUEUES = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7))
 FILE_SIZE = 3_000
+VIEWS_PAUSE_MS = VIEWS_PAUSE_S * 1000
 
 
 class Pair:
@@ -73,7 +74,7 @@ class Pair:
 
     def check(self) -> None:
         """The logs are equal as far as the slave's reaches, and its views are whole."""
-        self.machine.settle()
+        self.machine.advance(VIEWS_PAUSE_MS)
         end = self.log.log_end
         assert end == self.master.log.max_offset
         assert self.log.dispatched_until >= self.ledger.messages[-1].end
@@ -113,6 +114,42 @@ def test_held_pulls_hear_which_queues_have_grown() -> None:
     assert [[(queue.topic, queue.queue_id) for queue in told] for told in grown] == [
         [("TopicA", 1)]
     ]
+
+
+def test_views_of_single_records_are_made_together() -> None:
+    pair = Pair()
+    grown: list[set[EntryQueue]] = []
+    pair.log.on_grown = grown.append
+    ends = []
+    for _ in range(10):
+        pair.ledger.put(pair.master, ("TopicA", 1))
+        pair.copy()
+        pair.machine.settle()
+        ends.append(pair.log.log_end)
+    assert pair.log.dispatched_until == ends[0]  # the first one waits for nobody
+    pair.machine.advance(VIEWS_PAUSE_MS - 1)
+    assert pair.log.dispatched_until == ends[0]
+    pair.machine.advance(1)
+    assert pair.log.dispatched_until == ends[-1]
+    assert len(grown) == 2
+    pair.machine.advance(VIEWS_PAUSE_MS)
+    pair.ledger.put(pair.master, ("TopicA", 1))
+    pair.copy()
+    pair.machine.settle()
+    assert pair.log.dispatched_until == pair.log.log_end
+    pair.check()
+
+
+def test_views_that_wait_are_made_when_the_store_closes() -> None:
+    pair = Pair()
+    pair.put(1)
+    pair.copy()
+    pair.machine.settle()
+    pair.put(3)
+    pair.copy()
+    pair.machine.close(pair.slave)
+    pair.slave = pair.open_slave()
+    pair.check()
 
 
 def test_with_sync_flush_nothing_is_acknowledged_or_seen_before_the_disk_has_it() -> None:
@@ -234,7 +271,7 @@ def test_a_record_whose_parts_do_not_fit_is_cut_off_again() -> None:
     damaged = bytearray(piece)
     damaged[84:88] = b"\0\0\0\x01"  # the body length
     pair.log.append(end, bytes(damaged))
-    pair.machine.settle()
+    pair.machine.advance(VIEWS_PAUSE_MS)
     assert pair.log.log_end == end
     assert "the sum of the parts is not the total size" in told[0]
     pair.copy()
