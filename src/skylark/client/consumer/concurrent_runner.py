@@ -107,7 +107,14 @@ class ConcurrentRunner:
         if process_queue.dropped:
             return
         offset = process_queue.remove(batch, now_ms)
-        if offset >= 0 and not process_queue.dropped:
+        if offset >= 0:
+            if assigned.reached is None:  # noted once for all that handlers do in a row
+                self._loop.call_soon(self._note_offset, assigned)
+            assigned.reached = offset
+
+    def _note_offset(self, assigned: Assigned) -> None:
+        offset, assigned.reached = assigned.reached, None
+        if offset is not None and not assigned.process_queue.dropped:
             self.shop.offsets.update(assigned.queue, offset)
 
     async def fail(self, assigned: Assigned, batch: Sequence[MessageExt], outcome: Outcome) -> None:

@@ -141,7 +141,23 @@ class LoopWorkers:
                 if ready and not self._waking:
                     self._wake()  # runs when this one waits, if it does
                 if job.begin():
-                    await self._run(job)
+                    # In line, for each message: a coroutine of its own would cost as much again.
+                    result: Any = None
+                    error: BaseException | None = None
+                    self.running += 1
+                    try:
+                        result = await job.call()
+                    except asyncio.CancelledError as cancelled:
+                        if self._ends_task(job, cancelled):
+                            raise
+                        error = cancelled
+                    except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
+                        error = raised
+                    finally:
+                        self.running -= 1
+                    work = job.finish(result, error)
+                    if work is not None:
+                        await work
                 burst += 1
                 if burst >= BURST_MAX:
                     burst = 0
@@ -151,29 +167,17 @@ class LoopWorkers:
                 self._idle.append(idle)
                 await idle
 
-    async def _run(self, job: Job) -> None:
-        self.running += 1
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = await job.call()
-        except asyncio.CancelledError as cancelled:
-            if self._closed:
-                raise  # the wait is over: nobody wants the result
-            error = cancelled
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # Not what it waited for was cancelled, but the task: by the handler itself, or
-                # because the loop ends. Another task takes over.
-                self._follow_up(job.finish(None, error))
-                raise
-        except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
-            error = raised
-        finally:
-            self.running -= 1
-        work = job.finish(result, error)
-        if work is not None:
-            await work
+    def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
+        """Whether the task that called a handler ends with it; else the handler has failed."""
+        if self._closed:
+            return True  # the wait is over: nobody wants the result
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            return False
+        # Not what it waited for was cancelled, but the task: by the handler itself, or because the
+        # loop ends. Another task takes over.
+        self._follow_up(job.finish(None, cancelled))
+        return True
 
     def _follow_up(self, work: Coroutine[Any, Any, None] | None) -> None:
         if work is not None:

@@ -33,16 +33,21 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     pull_batch_size: int = 10  #: pullBatchSize: messages of one pull
     pull_threshold_for_all: int = 10_000  #: pullThresholdForAll: messages of all queues that wait
     pull_threshold_for_queue: int = 1_000  #: pullThresholdForQueue: messages of a queue
-    pull_threshold_size_for_queue: int = 100 * 1024 * 1024  #: pullThresholdSizeForQueue
+    #: pullThresholdSizeForQueue: bytes of them
+    pull_threshold_size_for_queue: int = 100 * 1024 * 1024
     consume_max_span: int = 2_000  #: consumeMaxSpan: offsets from the first to the last that wait
     suspend_max: float = 20.0  #: brokerSuspendMaxTimeMillis: brokers hold an empty pull so long
     suspend_timeout: float = 30.0  #: consumerTimeoutMillisWhenSuspend: of such a pull
     metadata_interval: float = 30.0  #: topicMetadataCheckIntervalMillis: of topic listeners
+    #: where a group without committed offsets begins
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    #: with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is yyyyMMddHHmmss, local
+    #: and at what time, with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is
+    #: yyyyMMddHHmmss in local time
     consume_timestamp: str | datetime | None = None
+    #: CLUSTERING shares messages among the members, BROADCASTING gives all to each
     message_model: MessageModel = MessageModel.CLUSTERING
-    allocation: Allocation = Averagely()  #: allocateMessageQueueStrategy
+    #: allocateMessageQueueStrategy: how queues are shared; all members must use the same
+    allocation: Allocation = Averagely()
     offset_folder: Path | None = None  #: where broadcasting consumers keep their offsets
 
     def __post_init__(self) -> None:

@@ -37,13 +37,14 @@ from skylark.wire.bodies.common import MessageQueue
 log = logging.getLogger(__name__)
 
 
-class Assigned(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Assigned(msgspec.Struct, eq=False, gc=False):
     """A queue that this consumer has at present."""
 
     queue: MessageQueue
     process_queue: ProcessQueue
     counters: TopicCounters
     meter: ConsumeMeter = NO_CONSUME_METER
+    reached: int | None = None  #: offset that the group has come to, if it is still to be noted
 
 
 class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -67,16 +67,19 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation = Averagely()
     #: offsets from the first message that is not done with to the last that was pulled
     consume_concurrently_max_span: int = 2000
-    #: messages of a queue that may wait here, and MiB of them
+    #: messages of a queue that may wait here
     pull_threshold_for_queue: int = 1000
+    #: MiB of them
     pull_threshold_size_for_queue: int = 100
-    #: the same of all queues together, evenly; -1: no limit
+    #: messages of all queues together, evenly; -1: no limit
     pull_threshold_for_topic: int = NO_LIMIT
+    #: MiB of them; -1: no limit
     pull_threshold_size_for_topic: int = NO_LIMIT
     #: pause between pulls
     pull_interval: Duration = 0.0
-    #: messages of one pull, and bytes of them
+    #: messages of one pull
     pull_batch_size: int = 32
+    #: bytes of them
     pull_batch_size_in_bytes: int = 256 * 1024
     #: send the subscription with every pull
     post_subscription_when_pull: bool = False
