@@ -340,7 +340,7 @@ class Producer(Startable):
     async def _send_oneway(self, parts: ProducerParts, message: Message, how: SendKeywords) -> None:
         state = parts.sender.checked(message)
         queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
-        parcel = await parts.sender.parcel(state, message, with_shard(delay, shard))
+        parcel = await parts.sender.parcel(message, with_shard(delay, shard))
         await parts.sender.send_oneway(state, parcel, timeout_s, queue)
 
     async def flush(self) -> None:
@@ -508,8 +508,9 @@ async def _send_now(
     queue: MessageQueue | None,
 ) -> SendResult:
     """Send a message by itself."""
-    parcel = await parts.sender.parcel(state, message, extra)
-    return await parts.sender.send(state, parcel, mode, timeout_s, began, queue)
+    sender = parts.sender
+    parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
+    return await sender.send(state, parcel, mode, timeout_s, began, queue)
 
 
 def _collect(

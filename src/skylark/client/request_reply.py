@@ -113,7 +113,7 @@ class Requests:
     ) -> None:
         try:
             state = self._sender.state_of(topic)
-            parcel = await self._sender.parcel(state, message, extra)
+            parcel = await self._sender.parcel(message, extra)
             await self._sender.send(state, parcel, SendMode.ASYNC, timeout_s, began)
         except SkylarkError as error:
             raise ClientError(
@@ -146,7 +146,7 @@ class Requests:
         message = Message(topic, body)
         began = self._clock.monotonic()
         state = self._sender.checked(message)
-        parcel = await self._sender.parcel(state, message, extra)
+        parcel = await self._sender.parcel(message, extra)
         return await self._sender.send(state, parcel, SendMode.SYNC, timeout_s, began)
 
 

@@ -198,15 +198,26 @@ class Sender:
             if not new <= instance.versions.keys():
                 await instance.heartbeat_all()
 
-    async def parcel(
-        self, state: TopicState, message: Message, extra: Mapping[str, str] | None = None
-    ) -> Parcel:
+    async def parcel(self, message: Message, extra: Mapping[str, str] | None = None) -> Parcel:
         """A message ready to be sent; ``extra`` are properties that the client adds."""
+        return self.small_parcel(message, extra) or self._parcel(
+            message, extra, *await self._compressed(bytes(message.body))
+        )
+
+    def small_parcel(
+        self, message: Message, extra: Mapping[str, str] | None = None
+    ) -> Parcel | None:
+        """:meth:`parcel` without waiting; None if it is to be compressed."""
+        body = bytes(message.body)
+        if len(body) >= self._settings.compress_over:
+            return None
+        return self._parcel(message, extra, body, 0)
+
+    def _parcel(
+        self, message: Message, extra: Mapping[str, str] | None, body: bytes, sys_flag: int
+    ) -> Parcel:
         added = {**(extra or {}), **(self.common or {})}
         unique_id = self.next_id()
-        body, sys_flag = bytes(message.body), 0
-        if len(body) >= self._settings.compress_over:
-            body, sys_flag = await self._compressed(body)
         message_type = "Normal"
         code = RequestCode.SEND_MESSAGE_V2
         if added:
@@ -294,7 +305,10 @@ class Sender:
         plan: SendPlan[SendResult] = SendPlan(
             self._policy, mode, timeout_s, began, one_queue=queue is not None
         )
-        queues = await self.queues(state) if queue is None else ()
+        queues: Sequence[MessageQueue] = ()
+        if queue is None:
+            route = self._routes.get(state.topic)  # nearly always known: nobody waits for it
+            queues = (route and route.publish) or await self.queues(state)
         monotonic = self._clock.monotonic
         last_broker: str | None = None
         while True:
@@ -325,7 +339,9 @@ class Sender:
         """One attempt, without an answer."""
         if queue is None:
             queue = choose_in_turn(await self.queues(state), state.turn, None, self._faults)
-        address, request = await self._prepare(state, parcel, queue)
+        address = self._routes.master(queue.broker_name) or await self._lookup.master_of(queue)
+        request = self._request(state, parcel, queue, address)
+        address = self.link.send_address(address)
         contexts = self._contexts(parcel, queue, address, SendMode.ONEWAY)
         try:
             await self.link.oneway(address, request, timeout_s)
@@ -335,17 +351,14 @@ class Sender:
         for context in contexts:
             call_hooks(self._after, context)
 
-    async def _prepare(
-        self, state: TopicState, parcel: Parcel, queue: MessageQueue
-    ) -> tuple[str, Command]:
-        address = self._routes.master(queue.broker_name)
-        if address is None:
-            address = await self._lookup.master_of(queue)
+    def _request(
+        self, state: TopicState, parcel: Parcel, queue: MessageQueue, address: str
+    ) -> Command:
         request = state.template.request(parcel, queue, self._clock.now_ms())
         text = parcel.properties_v5
         if text is not None and request.ext is not None and self._version_of(address) >= V5_0_0:
             request.ext["i"] = text
-        return self.link.send_address(address), request
+        return request
 
     async def _attempt(
         self,
@@ -355,7 +368,9 @@ class Sender:
         timeout_s: float,
         mode: SendMode,
     ) -> SendResult:
-        address, request = await self._prepare(state, parcel, queue)
+        address = self._routes.master(queue.broker_name) or await self._lookup.master_of(queue)
+        request = self._request(state, parcel, queue, address)
+        address = self.link.send_address(address)
         shown = self.namespace.unwrap_queue(queue)
         if not self._has_hooks:
             answer = await self.link.call(address, request, timeout_s)

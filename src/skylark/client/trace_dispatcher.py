@@ -258,7 +258,7 @@ class TraceDispatcher:
         try:
             sender, began = parts.sender, parts.clock.monotonic()
             state = sender.checked(message)
-            parcel = await sender.parcel(state, message)
+            parcel = await sender.parcel(message)
             await sender.send(state, parcel, SendMode.ASYNC, SEND_TIMEOUT_S, began)
             self.sent += 1
             self._count("sent")

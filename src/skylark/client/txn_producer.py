@@ -151,7 +151,7 @@ class Transactions:
         }
         try:
             await self._sender.introduce(state, self._instance)
-            parcel = await self._sender.parcel(state, message, extra)
+            parcel = await self._sender.parcel(message, extra)
             sent = await self._sender.send(state, parcel, SendMode.SYNC, timeout_s, began)
         except SkylarkError as error:
             raise SendFailedError(
