@@ -9,7 +9,7 @@ import queue
 from skylark import Message, MessageExt
 from skylark.sync import Producer, PushConsumer
 
-NAMES = ["Ada", "Grace", "Katherine"]
+NAMES = ["Earth", "Mars", "Venus"]
 
 consumer = PushConsumer("example-greeter", concurrency=4)
 greeted: queue.SimpleQueue[str] = queue.SimpleQueue()

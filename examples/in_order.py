@@ -9,7 +9,7 @@ import queue
 from skylark import Message, MessageExt
 from skylark.sync import Producer, PushConsumer
 
-ACCOUNTS = ["anna", "bert", "carl"]
+ACCOUNTS = ["A-1", "B-2", "C-3"]
 STEPS = ["open", "deposit", "withdraw", "close"]
 
 consumer = PushConsumer("example-ledger")

@@ -29,7 +29,7 @@ def on_mail(message: MessageExt) -> None:
 
 def main() -> None:
     with Producer("example-mail-form") as producer:
-        producer.send(Message("ExampleMails", b"ada@example.org"))
+        producer.send(Message("ExampleMails", b"info@example.org"))
         producer.send(Message("ExampleMails", b"nobody"))
     with consumer:
         print(f"delivered: {delivered.wait(30)}")

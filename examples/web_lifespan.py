@@ -40,7 +40,7 @@ async def post_signup(name: str) -> str:
 
 async def main() -> None:
     async with lifespan(app=None), asyncio.timeout(60):
-        for answer in await asyncio.gather(*map(post_signup, ("ada", "grace"))):
+        for answer in await asyncio.gather(*map(post_signup, ("red", "blue"))):
             print(answer)
         print(f"worked on {sorted([await work.get(), await work.get()])}")
 

@@ -71,9 +71,9 @@ EXPECTED: dict[str, str] = {
         refused: ..., retriable: False
         """,
     "in_order": """
-        anna: open > deposit > withdraw > close
-        bert: open > deposit > withdraw > close
-        carl: open > deposit > withdraw > close
+        A-1: open > deposit > withdraw > close
+        B-2: open > deposit > withdraw > close
+        C-3: open > deposit > withdraw > close
         """,
     "lite_pull": """
         loaded 100 readings, the highest is 99
@@ -92,8 +92,8 @@ EXPECTED: dict[str, str] = {
         nectar: nobody knows
         """,
     "retry_and_dead_letters": """
-        attempt 1 for ada@example.org
-        attempt 2 for ada@example.org
+        attempt 1 for info@example.org
+        attempt 2 for info@example.org
         delivered: True
         dead letter: nobody
         """,
@@ -118,9 +118,9 @@ EXPECTED: dict[str, str] = {
         orders to pack: ['tea']
         """,
     "web_lifespan": """
-        202 accepted ada: SEND_OK
-        202 accepted grace: SEND_OK
-        worked on ['ada', 'grace']
+        202 accepted red: SEND_OK
+        202 accepted blue: SEND_OK
+        worked on ['blue', 'red']
         """,
 }
 
