@@ -154,7 +154,7 @@ class TxnLog:
             keys=[f"{record.sink}/{record.batch}"],
         )
         state = client.sender.checked(message)
-        parcel = await client.sender.parcel(state, message)
+        parcel = await client.sender.parcel(message)
         deadline = client.clock.monotonic() + PATIENCE_S
         pause_s = _PAUSE_FIRST_S
         while True:
