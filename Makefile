@@ -23,7 +23,7 @@ bench_parts := $(sort $(filter-out harness owner,$(patsubst bench/%.py,%,$(wildc
 check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
 	make $(1) needs PART=<part>, one of: $(or $($(1)_parts),none yet)))
 
-.PHONY: help setup up fmt lint types test interop crash bench lock clean
+.PHONY: help setup up demo fmt lint types test interop crash bench docs reference lock clean
 
 help: ## print this list
 	@echo "make <target>"
@@ -48,6 +48,9 @@ $(READY): requirements.lock pyproject.toml tools/setup_java.py tools/java.lock
 
 up: $(READY) ## run a name server and a broker until interrupted (ARGS= for skylark up)
 	$(BIN)/skylark up $(ARGS)
+
+demo: $(READY) ## play a shop that uses everything, Spark too, and check the numbers (ARGS=)
+	$(BIN)/skylark demo $(ARGS)
 
 fmt: $(READY) ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet .
@@ -75,6 +78,13 @@ bench: PART ?= compare
 bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<pattern,...>
 	$(call check_part,bench)
 	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(ARGS)
+
+docs: reference ## build the documentation into site/, strictly: a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reference: $(READY) ## renew the pages of docs/ that are made from the source
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.compatibility
 
 lock: $(READY) ## renew requirements.lock and tools/java.lock from what they are made of
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \

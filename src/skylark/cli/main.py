@@ -36,6 +36,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "apply": LazyCommand(
         "skylark.cli.apply:command", "Make topics and groups as a YAML file describes them."
     ),
+    "bench": LazyCommand(
+        "skylark.cli.bench:command", "Measure a cluster: rate and latency of sending and consuming."
+    ),
     "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
     "cluster": LazyCommand(
         "skylark.cli.cluster:command", "Show brokers, their replicas and settings."
@@ -44,10 +47,14 @@ COMMANDS: dict[str, LazyCommand] = {
         "skylark.cli.completion:command", "Print the script that completes commands in a shell."
     ),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
+    "demo": LazyCommand(
+        "skylark.cli.demo:command", "Play a shop that uses everything, and check the numbers."
+    ),
     "dlq": LazyCommand("skylark.cli.dlq:command", "List dead letters, and send them again."),
     "doctor": LazyCommand(
         "skylark.cli.doctor:command", "Check this machine and the cluster, and say what to fix."
     ),
+    "down": LazyCommand("skylark.cli.down:command", "End what skylark up runs."),
     "group": LazyCommand(
         "skylark.cli.group:command", "List, describe, move and delete consumer groups."
     ),

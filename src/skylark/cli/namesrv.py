@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.context import CliContext
+from skylark.cli.role_options import config_file_option, print_config_option, show_settings
 from skylark.cli.serving import run_server
 
 if TYPE_CHECKING:
@@ -23,20 +24,8 @@ if TYPE_CHECKING:
 
 
 @click.command("namesrv")
-@click.option(
-    "-c",
-    "--configFile",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings in Java's properties format; changes at run time are saved there.",
-)
-@click.option(
-    "-p",
-    "--printConfigItem",
-    "print_config",
-    is_flag=True,
-    help="Print all settings as key=value and exit.",
-)
+@config_file_option
+@print_config_option
 @click.option(
     "-n", "--namesrvAddr", hidden=True, help="Accepted and ignored, as by Java's mqnamesrv."
 )
@@ -47,9 +36,7 @@ def command(
     """Run a name server."""
     config = _load(config_file)
     if print_config:
-        from skylark.core.config import to_properties
-
-        click.echo(to_properties(config), nl=False)
+        show_settings(config)
         return
     context.configure_logging("info")
     run_server(partial(_serve, config))

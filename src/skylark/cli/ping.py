@@ -24,21 +24,32 @@ COLUMNS = ("server", "role", "address", "answer_ms", "problem")
     "--timeout", metavar="TIME", default="3s", show_default=True, help="What each answer may take."
 )
 @click.option("--namesrv-only", is_flag=True, help="Only name servers; do not ask brokers.")
+@click.option("--broker", metavar="HOST:PORT", help="Only this broker; no name server is asked.")
 @click.option("-q", "--quiet", is_flag=True, help="No output, only the exit code.")
 @click.pass_context
 def command(
-    ctx: click.Context, namesrv: str | None, timeout: str, namesrv_only: bool, quiet: bool
+    ctx: click.Context,
+    namesrv: str | None,
+    timeout: str,
+    namesrv_only: bool,
+    broker: str | None,
+    quiet: bool,
 ) -> None:
     """Ask whether name servers and brokers answer.
 
     Exit code 0 if all of them do, and 3 if one does not, or if no broker is registered.
     """
+    if broker is not None and (namesrv is not None or namesrv_only):
+        raise click.UsageError("--broker asks no name server: leave out -n and --namesrv-only")
     context: CliContext = ctx.obj
     context.configure_logging("error")  # who does not answer is in the result
 
     async def check(admin: Admin) -> HealthReport:
-        from skylark.admin.health import check_health
+        from skylark.admin.health import check_broker, check_health
+        from skylark.core.names import parse_address
 
+        if broker is not None:
+            return await check_broker(admin.session, str(parse_address(broker)))
         return await check_health(admin.session, with_brokers=not namesrv_only)
 
     timeout_s = duration_s(timeout, "--timeout")
@@ -49,7 +60,10 @@ def command(
         import msgspec
 
         context.output.rows(COLUMNS, map(msgspec.structs.asdict, report.servers))
-    if not (report.has_name_servers if namesrv_only else report.is_healthy):
+    if broker is not None:
+        if report.servers[0].answer_ms is None:
+            ctx.exit(ExitCode.UNREACHABLE)
+    elif not (report.has_name_servers if namesrv_only else report.is_healthy):
         if report.has_name_servers and not quiet:
             missing = [server.server for server in report.servers if server.answer_ms is None]
             about = f"no answer from {', '.join(missing)}" if missing else "no broker is registered"

@@ -1,4 +1,11 @@
-"""Run a server in the foreground until SIGTERM or the interrupt key asks it to stop."""
+"""Run a server in the foreground until SIGTERM or the interrupt key asks it to stop.
+
+So does the end of its terminal (SIGHUP), unless it was told to ignore that: by ``nohup``, or by
+``skylark up --detach``.
+
+A server that another ``skylark`` process watches tells that one, on stdout, what it failed of, and
+stops when that one is gone, which ends its stdin; see :mod:`skylark.launch.broker_process`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +22,11 @@ if TYPE_CHECKING:
 def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Run ``serve``, which ends soon after its event is set, on the fastest loop there is."""
     import asyncio
+    import os
 
+    from skylark.cli.exits import exit_code, sentence
     from skylark.core.errors import TransportError
+    from skylark.launch.broker_process import FAILED, SUPERVISED
     from skylark.store.scheduling import share_interpreter
 
     share_interpreter()
@@ -28,17 +38,34 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_until_signal(serve))
-    except TransportError as error:
-        # The address cannot be listened on: that is a failure here, not an unreachable server.
-        raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if os.environ.get(SUPERVISED):
+            click.echo(f"{FAILED}{sentence(error)}")
+            raise click.exceptions.Exit(exit_code(error)) from error
+        if isinstance(error, TransportError):
+            # The address cannot be listened on: a failure here, not an unreachable server.
+            raise click.ClickException(str(error)) from error
+        raise
 
 
 async def _until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     import asyncio
+    import os
     import signal
+    import sys
+
+    from skylark.launch.broker_process import SUPERVISED
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stop.set)
+    if os.environ.get(SUPERVISED):
+
+        def supervisor_is_gone() -> None:
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+        loop.add_reader(sys.stdin.fileno(), supervisor_is_gone)  # nothing else ever comes there
     await serve(stop)

@@ -1,16 +1,19 @@
-"""``skylark up``: name server and brokers in the foreground, from one command.
+"""``skylark up``: name server and brokers from one command, in the foreground or behind it.
 
 On stdout there is one line, ``ready namesrv=HOST:PORT broker-a=HOST:PORT ...``, once clients can
 work. Log lines go to stderr. SIGTERM and the interrupt key stop everything in order, with exit code
 0; a broker in a process of its own that dies is started again.
+
+With ``--detach`` the command ends when the cluster is ready, or with the sentence and the exit code
+of what kept it from that; log lines go to ``up.log`` in the data folder. ``skylark down`` ends it.
 """
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +31,8 @@ PORT = click.IntRange(0, 65_535)
 
 @click.command(
     "up",
-    epilog="Example: skylark up --ephemeral --topic orders:4 --set maxMessageSize=1048576",
+    epilog="Examples: skylark up --ephemeral --topic orders:4 --set maxMessageSize=1048576;"
+    " skylark up --detach --brokers 2 --metrics-port 5557",
 )
 @click.option(
     "--data",
@@ -58,6 +62,11 @@ PORT = click.IntRange(0, 65_535)
     help="Port of the first broker, 20 more for each further one; 0 draws free ones.",
 )
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65_535),
+    help="Serve metrics to Prometheus: port of the first broker, one more for each further one.",
+)
+@click.option(
     "--brokers",
     "broker_count",
     type=click.IntRange(1, 26),
@@ -79,11 +88,17 @@ PORT = click.IntRange(0, 65_535)
     help="Acknowledge a message when all replicas have it; with --replicas.",
 )
 @click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings of the brokers, as a file in Java's properties format.",
+)
+@click.option(
     "--set",
     "settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the brokers, by its Java name; may be repeated.",
+    help="A setting of the brokers, by its Java name; wins over --config; may be repeated.",
 )
 @click.option(
     "--topic",
@@ -91,6 +106,16 @@ PORT = click.IntRange(0, 65_535)
     metavar="NAME[:QUEUES]",
     multiple=True,
     help="A topic to create, if it does not exist; may be repeated.",
+)
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print all settings of all servers as key=value and exit.",
+)
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Go on in the background once it is ready; skylark down ends it.",
 )
 @click.pass_obj
 def command(
@@ -100,42 +125,137 @@ def command(
     host: str,
     namesrv_port: int,
     broker_port: int,
+    metrics_port: int | None,
     broker_count: int,
     replica_count: int,
     sync: bool,
+    config_file: Path | None,
     settings: tuple[str, ...],
     topics: tuple[str, ...],
+    print_config: bool,
+    detach: bool,
 ) -> None:
     """Run a name server and brokers."""
     import tempfile
+
+    import msgspec
 
     from skylark.launch.plan import LaunchOptions
 
     if ephemeral and data is not None:
         raise click.UsageError("--ephemeral has no folder to keep: leave out --data")
+    context.configure_logging("info")
     wanted = [_topic(text) for text in topics]
-    with contextlib.ExitStack() as stack:
-        if ephemeral:
-            data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-")))
-        options = LaunchOptions(
-            data=(data or user_data_folder()).absolute(),
-            ephemeral=ephemeral,
-            host=host,
-            namesrv_port=namesrv_port,
-            broker_port=broker_port,
-            broker_count=broker_count,
-            replica_count=replica_count,
-            sync=sync,
-            settings=dict(map(_setting, settings)),
-        )
-        context.configure_logging("info")
-        run_server(partial(_serve, options, wanted, _log_arguments(context)))
+    if ephemeral:
+        data = Path(tempfile.gettempdir()) / "skylark-ephemeral"  # until there is one
+    options = LaunchOptions(
+        data=(data or user_data_folder()).absolute(),
+        ephemeral=ephemeral,
+        host=host,
+        namesrv_port=namesrv_port,
+        broker_port=broker_port,
+        metrics_port=metrics_port,
+        broker_count=broker_count,
+        replica_count=replica_count,
+        sync=sync,
+        settings={**_file_settings(config_file), **dict(map(_setting, settings))},
+    )
+    if print_config:
+        _print_config(context, options)
+        return
+    if ephemeral:
+        folder = Path(tempfile.mkdtemp(prefix="skylark-"))
+        options = msgspec.structs.replace(options, data=folder)
+    work = partial(_run, options, wanted, _log_arguments(context), detached=detach)
+    if detach:
+        _detach(context, options, work)
+    else:
+        work(click.echo)
+
+
+def _run(
+    options: LaunchOptions,
+    topics: list[tuple[str, int]],
+    child_arguments: list[str],
+    announce: Callable[[str], None],
+    *,
+    detached: bool,
+) -> None:
+    """Hold the data folder and serve; what is ephemeral is removed at the end."""
+    import os
+    import shutil
+
+    from skylark.launch.claim import claimed
+
+    try:
+        with claimed(options.data, detached=detached):
+            if detached:
+                os.chdir(options.data)  # nobody's working folder, nor file system, is kept busy
+            run_server(partial(_serve, options, topics, child_arguments, announce))
+    finally:
+        if options.ephemeral:
+            shutil.rmtree(options.data, ignore_errors=True)
+
+
+def _detach(
+    context: CliContext, options: LaunchOptions, work: Callable[[Callable[[str], None]], None]
+) -> None:
+    """Let it work in the background, wait until it is ready, and say how to end it."""
+    from skylark.launch.background import BackgroundError, in_background
+    from skylark.launch.claim import LOG_NAME, made
+
+    made(options.data)
+    log_file = options.data / LOG_NAME
+    try:
+        ready = in_background(work, log_file, _failure)
+    except BackgroundError as error:
+        click.echo(f"Error: {error}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
+    click.echo(ready)
+    ends = "skylark down"
+    if options.ephemeral or options.data != user_data_folder().absolute():
+        ends = f"{ends} --data {options.data}"
+    context.output.note(f"it goes on in the background, with its log in {log_file}; {ends} ends it")
+
+
+def _failure(error: BaseException) -> tuple[str, int]:
+    """The sentence and the exit code of an error that ends the process in the background."""
+    from skylark.cli.exits import ExitCode, exit_code, sentence
+
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, Exception):
+        return sentence(error), exit_code(error)
+    return "it was interrupted", ExitCode.INTERRUPTED
+
+
+def _print_config(context: CliContext, options: LaunchOptions) -> None:
+    from skylark.broker.config import load_broker_config
+    from skylark.core.config import load, to_mapping, to_properties
+    from skylark.core.names import Address
+    from skylark.namesrv.config import NamesrvConfig
+
+    namesrv = Address(options.host, options.namesrv_port)
+    configs = {
+        "namesrv": load(NamesrvConfig, options.namesrv_settings()),
+        **{
+            place.name: load_broker_config(options.broker_settings(place, namesrv))
+            for place in (*options.masters, *options.slaves)
+        },
+    }
+    if context.output.is_json:
+        context.output.record({name: to_mapping(config) for name, config in configs.items()})
+        return
+    click.echo(
+        "\n".join(f"# {name}\n{to_properties(each)}" for name, each in configs.items()), nl=False
+    )
 
 
 async def _serve(
     options: LaunchOptions,
     topics: list[tuple[str, int]],
     child_arguments: list[str],
+    announce: Callable[[str], None],
     stop: asyncio.Event,
 ) -> None:
     import asyncio
@@ -143,7 +263,13 @@ async def _serve(
     from skylark.launch.cluster import Cluster
 
     cluster = Cluster(options, child_arguments=child_arguments)
-    work = asyncio.create_task(_work(cluster, topics))
+    metrics = {f"{name}-metrics": place for name, place in options.metrics_addresses().items()}
+
+    def is_ready() -> None:
+        servers = {"namesrv": cluster.namesrv, **cluster.brokers, **metrics}
+        announce(f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}")
+
+    work = asyncio.create_task(_work(cluster, topics, is_ready))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,26 +283,50 @@ async def _serve(
         await cluster.stop()
 
 
-async def _work(cluster: Cluster, topics: list[tuple[str, int]]) -> None:
+def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:
+    from skylark.spark.resolver import resolve_forever
+
+    return resolve_forever
+
+
+async def _work(
+    cluster: Cluster, topics: list[tuple[str, int]], is_ready: Callable[[], None]
+) -> None:
     import asyncio
     import logging
 
-    from skylark.admin.admin import Admin
-    from skylark.client.options import ClientOptions
-    from skylark.spark.resolver import resolve_forever
-
     await cluster.start()
     if topics:
+        from skylark.admin.admin import Admin
+        from skylark.client.options import ClientOptions
+
         async with Admin(ClientOptions(namesrv=str(cluster.namesrv))) as admin:
             for name, queue_count in topics:
                 await admin.topics.create(name, queue_count=queue_count)
-    servers = {"namesrv": cluster.namesrv, **cluster.brokers}
-    click.echo(f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}")
+    is_ready()
+    resolve_forever = await asyncio.to_thread(_resolver)  # clients are served while it is loaded
     # The supervisor says by itself who died: that a client of ours misses it is no news.
     logging.getLogger("skylark.client").setLevel(logging.ERROR)
     async with asyncio.TaskGroup() as group:
         group.create_task(resolve_forever(str(cluster.namesrv)))
         group.create_task(cluster.watch())
+
+
+def _file_settings(config_file: Path | None) -> dict[str, str]:
+    import socket
+
+    from skylark.core.config import expand, parse_properties
+    from skylark.core.errors import ConfigError
+    from skylark.launch.plan import settings_of_file
+
+    if config_file is None:
+        return {}
+    found = settings_of_file(parse_properties(config_file.read_bytes()), config_file)
+    variables = {"user.home": str(Path.home()), "host.name": socket.gethostname()}
+    try:
+        return {key: expand(value, variables) for key, value in found.items()}
+    except ValueError as error:
+        raise ConfigError(f"{config_file}: {error}") from error
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -1,14 +1,19 @@
 """One broker in a process of its own: ``skylark broker``, watched from outside.
 
-The child says ``ready NAME=HOST:PORT`` on its stdout; its log lines go to our stderr. It has a
+The child says ``ready NAME=HOST:PORT`` on its stdout; its log lines go to our stderr. The error it
+ends with comes as ``failed SENTENCE`` on stdout instead (:data:`SUPERVISED` in its environment asks
+for that), so that there is one sentence, in which the supervisor says whose it is. The child has a
 session of its own, so that the interrupt key reaches only the supervisor, which stops its children
-in order.
+in order. Its stdin is a pipe from the supervisor: if that one is killed, the pipe ends, and the
+child stops in order by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +25,11 @@ from skylark.core.config import format_properties
 from skylark.core.errors import SkylarkError
 from skylark.core.names import Address, parse_address
 
+log = logging.getLogger(__name__)
+
+#: Set for a child: it tells its supervisor of errors, nobody else, and ends with its stdin.
+SUPERVISED: Final = "SKYLARK_SUPERVISED"
+FAILED: Final = "failed "
 #: How long a child may take to stop before it is killed; it has grace times of its own within.
 STOP_TIMEOUT_S: Final = 20.0
 
@@ -49,21 +59,24 @@ class BrokerProcess:
         self._clock = clock
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
+        self._reason: str | None = None  # what it says it died of
 
     async def start(self) -> None:
         """Run it until it is ready; raises BrokerDiedError."""
-        self.address = None
+        self.address = self._reason = None
         self._file.write_text(format_properties(self._settings))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "skylark", *self._arguments, "broker", "-c", str(self._file),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, SUPERVISED: "1"},
             start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode().strip()
         prefix = f"ready {self._settings['brokerName']}="
         if not line.startswith(prefix):
+            self._note_reason(line)
             raise await self.died()
         self.address = parse_address(line.removeprefix(prefix))
         # One that has drawn its port keeps it: slaves and clients look for it there.
@@ -73,13 +86,28 @@ class BrokerProcess:
         """Wait until the process ends; says how it did."""
         assert self._process is not None, "start() comes first"
         code = await self._process.wait()
+        await self._read_reason()
         how = (
             f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
         )
-        when = "before it was ready" if self.address is None else "although nobody stopped it"
-        return BrokerDiedError(
-            f"{self.name} {how}, {when}", hint="its own messages stand above this one"
-        )
+        if self._reason is not None:
+            how = f"failed, {self._reason}"
+        elif self.address is None:
+            how = f"{how}, before it was ready"
+        else:
+            how = f"{how}, although nobody stopped it"
+        return BrokerDiedError(f"{self.name} {how}")
+
+    def _note_reason(self, line: str) -> None:
+        if line.startswith(FAILED):
+            self._reason = line.removeprefix(FAILED)
+
+    async def _read_reason(self) -> None:
+        """From what is left of the output of a process that has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in (await self._process.stdout.read()).decode().splitlines():
+            self._note_reason(line.strip())
 
     async def stop(self) -> None:
         """Ask it to stop in order, and kill it if it does not."""
@@ -95,6 +123,9 @@ class BrokerProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        await self._read_reason()
+        if self._reason is not None:
+            log.error("%s failed while it stopped, %s", self.name, self._reason)
 
 
 def _signal_name(number: int) -> str:

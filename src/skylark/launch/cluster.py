@@ -19,8 +19,7 @@ second. If the broker dies again within a minute, the next one takes twice as lo
 most. During the start of the cluster nothing is tried twice: what is wrong then is wrong with the
 settings.
 
-Only a kill of the supervisor itself (SIGKILL) leaves children behind; they keep their folders
-locked, so a second cluster on the same data says so instead of harming it.
+If the supervisor itself is killed (SIGKILL), its children notice, and stop in order.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.config import load
-from skylark.core.errors import SkylarkError
+from skylark.core.errors import SkylarkError, TransportError
 from skylark.core.lifecycle import Component
 from skylark.core.names import Address
 from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
@@ -71,8 +70,10 @@ class Cluster:
         self._options = options
         self._clock = clock or LoopClock()
         self._child_arguments = child_arguments
+        # Who says what brokers announce means it: then the name server passes it on.
+        own = () if "brokerIP1" in options.settings else options.broker_names
         self._name_server = NameServer(
-            load(NamesrvConfig, options.namesrv_settings()), own_brokers=options.broker_names
+            load(NamesrvConfig, options.namesrv_settings()), own_brokers=own
         )
         self._broker: Broker | None = None
         self._children: list[BrokerProcess] = []
@@ -100,7 +101,7 @@ class Cluster:
         changed = (f"{k}={v}" for k, v in FRIENDLY.items() if k not in self._options.settings)
         log.info("settings other than Java's: %s", ", ".join(changed) or "none")
         try:
-            await self._start_one(self._name_server)
+            await self._start_one(self._name_server, "--namesrv-port")
             if self._options.broker_count == 1 and not self._options.replica_count:
                 await self._start_within()
             else:
@@ -110,16 +111,24 @@ class Cluster:
             await self.stop()
             raise
 
-    async def _start_one(self, component: Component) -> None:
+    async def _start_one(self, component: Component, port_option: str) -> None:
         # Noted before: a start that is cut off half way has something to stop, too.
         self._started.append(component)
-        await component.start()
+        try:
+            await component.start()
+        except (TransportError, BrokerDiedError) as error:
+            raise type(error)(_by_options(str(error), port_option)) from error
+
+    @property
+    def _broker_ports(self) -> str:
+        metrics = "" if self._options.metrics_port is None else " or --metrics-port"
+        return f"--broker-port{metrics}"
 
     async def _start_within(self) -> None:
         (place,) = self._options.masters
         texts = self._options.broker_settings(place, self.namesrv)
         self._broker = Broker(load_broker_config(texts), clock=self._clock, given=texts)
-        await self._start_one(self._broker)
+        await self._start_one(self._broker, self._broker_ports)
 
     async def _start_children(self) -> None:
         self._settings_folder = tempfile.TemporaryDirectory(prefix="skylark-")
@@ -131,7 +140,7 @@ class Cluster:
             for children in (masters, slaves):
                 async with asyncio.TaskGroup() as group:
                     for child in children:
-                        group.create_task(self._start_one(child))
+                        group.create_task(self._start_one(child, self._broker_ports))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the others are consequences, or alike
 
@@ -195,3 +204,12 @@ class Cluster:
         for end in ends:
             if end is not None:
                 raise end
+
+
+def _by_options(text: str, port_option: str) -> str:
+    """What servers say of settings, in words of this command, whose options decide these."""
+    return (
+        text.replace("set another listenPort", f"choose another {port_option}")
+        .replace("listenPort", port_option)
+        .replace("bindAddress", "--host")
+    )

@@ -3,22 +3,25 @@
 ::
 
     port        broker i listens on base + 20 i; the fast port is two below, the HA port one above
-                its replica r on + 4 r; metrics (metricsExporterType=PROM) are served on the
-                metricsPromExporterPort + i, and those of replicas after those of all brokers
+                its replica r on + 4 r; metrics (--metrics-port, or metricsExporterType=PROM) are
+                served on the first port + i, and those of replicas after those of all brokers
     name        broker-a, broker-b, ...; their first replicas are broker-a-1, broker-b-1, ...
     folder      DATA/broker-a, DATA/broker-a-1, ... are stores, DATA/namesrv holds the KV table
-    settings    Java's defaults < FRIENDLY < EPHEMERAL < REPLICATED < --set < what the plan decides
+    settings    Java's defaults < FRIENDLY < EPHEMERAL < REPLICATED < --config < --set
+                < what the plan decides
 
 A replica is a slave: a broker of the same ``brokerName`` with an id of its own.
 
 Port 0 lets every server draw a free one. Clients reach the brokers by the host by which they
 reached the name server, so a broker that listens on all addresses needs no address of its own to
-announce; the one in message ids is then that of loopback.
+announce; the one in message ids is then that of loopback. Where clients have to use another host,
+as behind translated addresses, ``brokerIP1`` says which.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
@@ -30,6 +33,8 @@ from skylark.broker.config import BrokerConfig
 from skylark.core.config import unknown_keys
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
+
+log = logging.getLogger(__name__)
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10_911
@@ -99,6 +104,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     broker_count: int = 1
     replica_count: int = 0  # of each broker
     sync: bool = False  # a message is acknowledged when all replicas have it
+    metrics_port: int | None = None  # of the first broker; None: as the settings say
     settings: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -117,6 +123,13 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--broker-port {self.broker_port}: the brokers need ports up to {highest}",
                 hint="a port is a number from 3 to 65535, 0 draws a free one",
             )
+        if self.metrics_port is not None:
+            highest = self.metrics_port + self.broker_count * (1 + self.replica_count) - 1
+            if not 1 <= self.metrics_port <= highest <= 65_535:
+                raise ConfigError(
+                    f"--metrics-port {self.metrics_port}: the brokers need ports up to {highest}",
+                    hint="a port is a number from 1 to 65535",
+                )
         for key in self.settings:
             if key in _DECIDED:
                 raise ConfigError(f"--set {key}: this follows from {_DECIDED[key]}")
@@ -159,6 +172,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         if _is_wildcard(self.host):
             texts["brokerIP1"] = LOOPBACK
         texts.update(self.settings)
+        if self.metrics_port is not None:
+            texts["metricsExporterType"] = "PROM"
         texts["metricsPromExporterPort"] = self._metrics_port(place)
         port = self.broker_port + _port_offset(place) if self.broker_port else 0
         texts.update(
@@ -174,12 +189,45 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
             texts["brokerRole"] = "SYNC_MASTER"
         return texts
 
+    def metrics_addresses(self) -> dict[str, Address]:
+        """Where ``--metrics-port`` lets metrics be had, by the name of the broker."""
+        if self.metrics_port is None:
+            return {}
+        host = self.settings.get("metricsPromExporterHost") or self.host
+        return {
+            place.name: within_reach(Address(host, int(self._metrics_port(place))))
+            for place in (*self.masters, *self.slaves)
+        }
+
     def _metrics_port(self, place: BrokerPlace) -> str:
         """One for each; what is no port, and 0, which draws one, stay as they are."""
         first = self.settings.get("metricsPromExporterPort", str(METRICS_PORT))
+        if self.metrics_port is not None:
+            first = str(self.metrics_port)
         if not first.isdecimal() or first == "0":
             return first
         return str(int(first) + place.index + self.broker_count * place.replica)
+
+
+def settings_of_file(properties: Mapping[str, str], path: Path) -> dict[str, str]:
+    """What ``--config`` brings: a file made for one broker is good for all of them.
+
+    What follows from options of the command, such as names and ports, and what no broker knows is
+    left out, and the log says so, as Java would.
+    """
+    decided = sorted(key for key in properties if key in _DECIDED)
+    if decided:
+        shown = ", ".join(f"{key} ({_DECIDED[key]})" for key in decided)
+        log.warning("%s: left out, since options decide: %s", path, shown)
+    unknown = unknown_keys(BrokerConfig, properties)
+    for key, close in sorted(unknown.items()):
+        meant = "" if close is None else f"; did you mean {close}?"
+        log.warning("%s: left out, since there is no setting %s%s", path, key, meant)
+    return {
+        key: value
+        for key, value in properties.items()
+        if key not in _DECIDED and key not in unknown
+    }
 
 
 def _port_offset(place: BrokerPlace) -> int:

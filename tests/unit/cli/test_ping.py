@@ -10,7 +10,7 @@ from pathlib import Path
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from tests.unit.cli.shell import NOWHERE, Shell
-from tests.unit.cli.test_up import run, up
+from tests.unit.cli.ups import run, up
 
 
 def test_all_answer(shell: Shell) -> None:
@@ -31,6 +31,17 @@ def test_nobody_answers() -> None:
     result = Shell(NOWHERE).run("ping", code=3)
     assert result.stdout.splitlines()[1].split()[:3] == [NOWHERE, "namesrv", NOWHERE]
     assert Shell(NOWHERE).run("ping", "-q", code=3).output == ""
+
+
+def test_one_broker_is_asked_without_a_name_server(shell: Shell) -> None:
+    address = shell.json("ping")[1]["address"]
+    (row,) = Shell(NOWHERE).json("ping", "--broker", address)
+    assert (row["server"], row["role"], row["problem"]) == (address, "broker", None)
+    (row,) = shell.json("ping", "--broker", NOWHERE, code=3)
+    assert "nothing listens there" in row["problem"]
+    assert shell.run("ping", "--quiet", "--broker", NOWHERE, code=3).output == ""
+    shell.run("ping", "--broker", address, "-n", shell.namesrv, code=2)
+    shell.run("ping", "--broker", "nowhere", code=2)
 
 
 def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:

@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 30
-FREE_PORTS = ("--namesrv-port", "0", "--broker-port", "0")
-
-
-def environment(home: Path) -> dict[str, str]:
-    hidden = {"SKYLARK_NAMESRV", "NAMESRV_ADDR", "ROCKETMQ_NAMESRV_ADDR", "XDG_DATA_HOME"}
-    kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    return {**kept, "HOME": str(home), "TMPDIR": str(home)}
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "skylark", *arguments]
-
-
-def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-class Up:
-    """A cluster that runs."""
-
-    def __init__(self, process: subprocess.Popen[str], ready: str) -> None:
-        self.process = process
-        self.ready = ready
-        pairs = (pair.partition("=") for pair in ready.split()[1:])
-        self.addresses = {name: address for name, _, address in pairs}
-
-    @property
-    def namesrv(self) -> str:
-        return self.addresses["namesrv"]
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, further output, log."""
-        output, log = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, output, log
-
-
-@contextmanager
-def up(home: Path, *arguments: str) -> Iterator[Up]:
-    process = subprocess.Popen(
-        command("--log-level", "warning", "up", *FREE_PORTS, *arguments),
-        env=environment(home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield Up(process, process.stdout.readline())
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.communicate(timeout=TIMEOUT_S)
+from tests.interop.process import draw_port, poll_until
+from tests.unit.cli.ups import FREE_PORTS, TIMEOUT_S, run, up
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -103,8 +43,11 @@ def test_data_stay_in_the_folder(tmp_path: Path) -> None:
         assert '"queue_count": 3' in listed.stdout
         locked = run(tmp_path, "up", *FREE_PORTS, "--data", str(data), *small)
         assert locked.returncode == 1
-        assert str(data / "broker-a") in locked.stderr.splitlines()[-1]
-        assert (locked.stdout, "Traceback" in locked.stderr) == ("", False)
+        assert locked.stderr == (
+            f"Error: skylark up runs on {data} already (process {running.process.pid}):"
+            f" end it by skylark down --data {data}, or choose another folder\n"
+        )
+        assert locked.stdout == ""
 
 
 def test_several_brokers_and_the_death_of_one(tmp_path: Path) -> None:
@@ -131,13 +74,45 @@ def test_several_brokers_and_the_death_of_one(tmp_path: Path) -> None:
     assert list(tmp_path.glob("skylark-*")) == []
 
 
+def test_nobody_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, "--data", str(data), "--brokers", "2") as running:
+        pid = running.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) == 2
+        running.process.kill()
+        poll_until(
+            lambda: not any(Path(f"/proc/{child}").exists() for child in children),
+            timeout_s=TIMEOUT_S,
+            what="the brokers have ended",
+        )
+    assert not (data / "broker-a" / "abort").exists()  # in order
+    assert not (data / "broker-b" / "abort").exists()
+
+
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = run(tmp_path, "up", "--ephemeral", "--namesrv-port", port, "--broker-port", "0")
     assert (done.returncode, done.stdout) == (1, "")
-    assert port in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1] == (
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use:"
+        f" stop what listens on port {port}, or choose another --namesrv-port"
+    )
     assert "Traceback" not in done.stderr
+
+
+def test_so_it_is_for_a_broker_in_a_process_of_its_own(tmp_path: Path) -> None:
+    port = draw_port((0, -2, 1, 18, 20, 21))
+    with socket.create_server(("127.0.0.1", port + 20)):
+        given = ("--namesrv-port", "0", "--broker-port", str(port), "--brokers", "2")
+        done = run(tmp_path, "--log-level", "error", "up", "--ephemeral", *given)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Error: broker-b failed, cannot listen on 127.0.0.1:{port + 20}: Address already in use:"
+        f" stop what listens on port {port + 20}, or choose another --broker-port\n"
+    )
+    assert list(tmp_path.glob("skylark-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -152,6 +127,8 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         (["--brokers", "27"], "27 is not in the range 1<=x<=26"),
         (["--replicas", "5"], "5 is not in the range 0<=x<=4"),
         (["--sync"], "--sync: there is no replica to wait for"),
+        (["--metrics-port", "65535", "--brokers", "2"], "the brokers need ports up to 65536"),
+        (["--config", "nosuch.conf"], "File 'nosuch.conf' does not exist"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -163,5 +140,98 @@ def test_mistakes_are_told(tmp_path: Path, arguments: list[str], message: str) -
 
 def test_a_topic_that_cannot_be_ends_it(tmp_path: Path) -> None:
     done = run(tmp_path, "up", "--ephemeral", *FREE_PORTS, "--topic", "a b")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "Error: The specified topic: a b, contains illegal characters" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("report.txt", "belongs to something else: it holds report.txt: choose a new or an empty"),
+        ("commitlog", "is the store of a single broker: run it by skylark broker"),
+    ],
+)
+def test_a_foreign_folder_is_left_alone(tmp_path: Path, name: str, message: str) -> None:
+    data = tmp_path / "data"
+    (data / name).mkdir(parents=True)
+    done = run(tmp_path, "up", *FREE_PORTS, "--data", str(data))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Error: {data} {message}" in done.stderr
+    assert [path.name for path in data.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        ("/dev/null/data", 2, "/dev/null/data is not a folder"),
+        ("/proc/data", 1, "data cannot be kept in /proc/data: No such file or directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_one_sentence(
+    tmp_path: Path, data: str, code: int, message: str
+) -> None:
+    done = run(tmp_path, "up", *FREE_PORTS, "--data", data)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == f"Error: {message}\n"
+
+
+def test_metrics_are_served_where_the_ready_line_says(tmp_path: Path) -> None:
+    port = draw_port((0, 1))
+    with up(tmp_path, "--ephemeral", "--brokers", "2", "--metrics-port", str(port)) as running:
+        assert running.addresses["broker-a-metrics"] == f"127.0.0.1:{port}"
+        where = running.addresses["broker-b-metrics"]
+        assert where == f"127.0.0.1:{port + 1}"
+        with urllib.request.urlopen(f"http://{where}/metrics", timeout=TIMEOUT_S) as answer:
+            assert b"rocketmq_broker_permission" in answer.read()
+
+
+def test_settings_come_from_a_file_and_from_options(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text(
+        "brokerName = elsewhere\nlistenPort: 1\nfileReservedTim=5\n"
+        "fileReservedTime=48\ndeleteWhen=05\ntraceTopicEnable=false\n"
+    )
+    given = ("--config", str(config), "--set", "deleteWhen=06", "--replicas", "1")
+    done = run(tmp_path, "--output", "json", "up", "--print-config", *given)
+    assert done.returncode == 0
+    printed = json.loads(done.stdout)
+    assert list(printed) == ["namesrv", "broker-a", "broker-a-1"]
+    assert printed["namesrv"]["listenPort"] == "9876"
+    wanted = {
+        "brokerName": "broker-a",
+        "listenPort": "10911",
+        "fileReservedTime": "48",
+        "deleteWhen": "06",
+        "traceTopicEnable": "false",
+        "enablePropertyFilter": "true",
+    }
+    assert {key: printed["broker-a"][key] for key in wanted} == wanted
+    assert printed["broker-a-1"]["listenPort"] == "10915"
+    first, second = done.stderr.splitlines()
+    assert first.endswith(
+        "left out, since options decide: brokerName (--brokers), listenPort (--broker-port)"
+    )
+    assert second.endswith(
+        "left out, since there is no setting fileReservedTim; did you mean fileReservedTime?"
+    )
+    plain = run(tmp_path, "up", "--print-config").stdout
+    assert plain.startswith("# namesrv\nbindAddress=127.0.0.1\n")
+    assert "\n\n# broker-a\n" in plain
+    assert not (tmp_path / ".local").exists()
+
+
+def test_what_differs_from_java_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = ("--namesrv-port", port, "--set", "traceTopicEnable=false")
+        done = run(tmp_path, "up", "--ephemeral", *given)
+    assert "settings other than Java's: enablePropertyFilter=true, recallMessageEnable=true\n" in (
+        done.stderr
+    )
+
+
+def test_the_end_of_the_terminal_is_an_orderly_end(tmp_path: Path) -> None:
+    with up(tmp_path, "--ephemeral", "--brokers", "2") as running:
+        running.process.send_signal(signal.SIGHUP)
+        assert running.end() == (0, "", "")
+    assert list(tmp_path.glob("skylark-*")) == []

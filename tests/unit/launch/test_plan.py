@@ -76,6 +76,17 @@ def test_metrics_have_a_port_for_each_broker() -> None:
     assert ports(chosen) == {"broker-a": "7000", "broker-b": "7001"}
     drawn = options(broker_count=2, settings={"metricsPromExporterPort": "0"})
     assert ports(drawn) == {"broker-a": "0", "broker-b": "0"}
+    wanted = options(broker_count=2, replica_count=1, metrics_port=7000)
+    assert {name: str(place) for name, place in wanted.metrics_addresses().items()} == {
+        "broker-a": "127.0.0.1:7000",
+        "broker-b": "127.0.0.1:7001",
+        "broker-a-1": "127.0.0.1:7002",
+        "broker-b-1": "127.0.0.1:7003",
+    }
+    assert list(ports(wanted).values()) == ["7000", "7001", "7002", "7003"]
+    slave = load_broker_config(wanted.broker_settings(wanted.slaves[1], NAMESRV))
+    assert slave.metrics_exporter_type.name == "PROM"
+    assert chosen.metrics_addresses() == {}
     java = load_broker_config({"storePathRootDir": "/data"})
     assert java.metrics_prom_exporter_port == METRICS_PORT
 

@@ -1,0 +1,346 @@
+"""``skylark bench``: how much a cluster takes, and how long messages are under way.
+
+Works with any RocketMQ, for it uses the ordinary clients (:mod:`skylark.load`). While it runs, a
+person who watches sees rate, latency and errors; at the end there is a table, or one JSON object
+with everything that was asked for. The interrupt key ends a run early, with its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from skylark.cli.asking import complete_groups, duration_s, topic_argument
+from skylark.cli.context import CliContext
+from skylark.cli.exits import explained
+from skylark.cli.name_servers import client_options, namesrv_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from skylark.admin.admin import Admin
+    from skylark.load.consuming import Start
+    from skylark.load.runs import Bench
+    from skylark.load.sending import SendOptions
+    from skylark.load.tally import Tally
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+DEFAULT_DURATION: Final = "10s"
+REFRESHES_PER_SECOND: Final = 4
+#: Heading -> field and digits; programs get all fields. As wide as a small terminal.
+COLUMNS: Final = {
+    "what": ("what", 0),
+    "messages": ("messages", 0),
+    "errors": ("errors", 0),
+    "seconds": ("seconds", 1),
+    "msg/s": ("per_second", 0),
+    "MiB/s": ("mib_per_second", 1),
+    "p50 ms": ("p50_ms", 2),
+    "p99 ms": ("p99_ms", 2),
+    "max ms": ("max_ms", 1),
+}
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure a cluster: rate and latency of sending and consuming."""
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    return None if value is None else duration_s(value, "--duration")
+
+
+def length_options(decorated: Decorated) -> Decorated:
+    """``--count`` and ``--duration``: when a run ends."""
+    count = click.option(
+        "--count", type=click.IntRange(min=1), help="End after so many messages.", metavar="N"
+    )
+    duration = click.option(
+        "--duration",
+        callback=_seconds,
+        metavar="TIME",
+        help=f"End after this time (30s, 5m).  [default: {DEFAULT_DURATION}, unless --count]",
+    )
+    return count(duration(decorated))
+
+
+def topic_options(decorated: Decorated) -> Decorated:
+    """``--create``, ``--queues``, ``--cleanup``."""
+    create = click.option("--create", is_flag=True, help="Make the topic if it is not there.")
+    queues = click.option(
+        "--queues",
+        type=click.IntRange(1, 1024),
+        default=8,
+        show_default=True,
+        help="Queues on each broker of a topic that is made.",
+    )
+    cleanup = click.option(
+        "--cleanup", is_flag=True, help="Delete the topic at the end, if --create has made it."
+    )
+    return create(queues(cleanup(decorated)))
+
+
+def load_options(decorated: Decorated) -> Decorated:
+    """What is sent, and how."""
+    options = (
+        click.option(
+            "--size",
+            type=click.IntRange(16, 4 * 1024 * 1024),
+            default=1024,
+            show_default=True,
+            help="Bytes of a body.",
+        ),
+        click.option(
+            "--in-flight",
+            type=click.IntRange(1, 8192),
+            default=64,
+            show_default=True,
+            help="Requests under way at a time.",
+        ),
+        click.option(
+            "--batch",
+            type=click.IntRange(1, 1000),
+            default=1,
+            show_default=True,
+            help="Messages of one request, sent as a batch.",
+        ),
+        click.option(
+            "--batching/--no-batching",
+            default=True,
+            show_default=True,
+            help="Let messages that are sent at the same time travel together.",
+        ),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="N",
+            help="At most so many messages a second; latency is then that since the planned time.",
+        ),
+    )
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+concurrency_option = click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Handlers that run at a time.",
+)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+@command.command(
+    "send", epilog="Example: skylark bench send orders --create --size 200 --duration 30s"
+)
+@topic_argument
+@namesrv_option
+@length_options
+@load_options
+@topic_options
+@click.pass_obj
+def send(context: CliContext, /, topic: str, namesrv: str | None, **given: Any) -> None:
+    """Send messages as fast as answers come, or at a rate."""
+    run = _Run(context, topic, namesrv, given)
+
+    async def work(bench: Bench, admin: Admin) -> None:
+        await bench.send(run.send_options())
+
+    run.perform(work)
+
+
+@command.command(
+    "consume", epilog="Example: skylark bench consume orders --from earliest --count 100000"
+)
+@topic_argument
+@namesrv_option
+@length_options
+@concurrency_option
+@click.option(
+    "--group",
+    shell_complete=complete_groups,
+    help="Consume as a member of this group.  [default: one for this run, deleted at its end]",
+)
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where to begin.  [default: earliest; where it is, with --group]",
+)
+@topic_options
+@click.pass_obj
+def consume(
+    context: CliContext,
+    /,
+    topic: str,
+    namesrv: str | None,
+    group: str | None,
+    start: Start | None,
+    concurrency: int,
+    **given: Any,
+) -> None:
+    """Consume messages, those that are there and those that come."""
+    run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
+
+    async def work(bench: Bench, admin: Admin) -> None:
+        await bench.consume(
+            admin, topic, count=given["count"], concurrency=concurrency, group=group, start=start
+        )
+
+    run.perform(work)
+
+
+@command.command("e2e", epilog="Example: skylark bench e2e orders --create --cleanup --rate 1000")
+@topic_argument
+@namesrv_option
+@length_options
+@load_options
+@concurrency_option
+@topic_options
+@click.pass_obj
+def e2e(
+    context: CliContext, /, topic: str, namesrv: str | None, concurrency: int, **given: Any
+) -> None:
+    """Send, and consume what was sent: the time from end to end."""
+    run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
+
+    async def work(bench: Bench, admin: Admin) -> None:
+        missing = await bench.end_to_end(admin, run.send_options(), concurrency=concurrency)
+        if missing:
+            run.problems.append(f"{missing:,} messages were sent and did not arrive")
+
+    run.perform(work)
+
+
+# ---- one run -------------------------------------------------------------------------------------
+
+
+class _Run:
+    """From options to the table."""
+
+    def __init__(
+        self, context: CliContext, topic: str, namesrv: str | None, given: dict[str, Any]
+    ) -> None:
+        if given["count"] is None and given["duration"] is None:
+            given["duration"] = duration_s(DEFAULT_DURATION, "--duration")
+        if given["cleanup"] and not given["create"]:
+            raise click.UsageError("--cleanup deletes what --create has made: add --create")
+        self.problems: list[str] = []
+        self._context = context
+        self._topic = topic
+        self._namesrv = namesrv
+        self._given = given
+
+    def send_options(self) -> SendOptions:
+        from skylark.load.sending import SendOptions
+
+        names = ("size", "count", "in_flight", "batch", "batching", "rate")
+        return SendOptions(topic=self._topic, **{name: self._given[name] for name in names})
+
+    def perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> None:
+        from skylark.load.runs import quick_runner
+
+        self._context.configure_logging("error")  # what fails is counted, and told at the end
+        with explained(self._topic), quick_runner() as runner:
+            tallies = runner.run(self._perform(work))
+        self._show(tallies)
+
+    async def _perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> list[Tally]:
+        from skylark.admin.admin import Admin
+        from skylark.client.signals import call_on_signal
+        from skylark.core.clock import LoopClock
+        from skylark.load.runs import Bench, bench_topic
+
+        given, clock, client = self._given, LoopClock(), client_options(self._namesrv)
+        create = given["queues"] if given["create"] else None
+        bench = Bench(client, clock, given["duration"])
+        async with (
+            Admin(client) as admin,
+            bench_topic(admin, self._topic, clock, create=create, cleanup=given["cleanup"]),
+        ):
+            with call_on_signal(bench.ending.set), _live(self._context, bench.tallies):
+                await work(bench, admin)
+        return bench.tallies
+
+    def _show(self, tallies: list[Tally]) -> None:
+        import msgspec
+
+        from skylark.cli.exits import sentence
+
+        rows = [msgspec.structs.asdict(tally.figures()) for tally in tallies]
+        output = self._context.output
+        if output.is_json:
+            names = ("create", "queues", "cleanup")
+            asked = {key: value for key, value in self._given.items() if key not in names}
+            output.record({"topic": self._topic, **asked, "results": rows})
+        else:
+            output.rows(tuple(COLUMNS), map(_shown, rows))
+        for tally in tallies:
+            if tally.first_error is not None:
+                total = tally.errors + tally.messages
+                why = sentence(tally.first_error)
+                self.problems.append(f"{tally.errors:,} of {total:,} messages failed: {why}")
+        if self.problems:
+            raise click.ClickException("; ".join(self.problems))
+
+
+def _shown(row: dict[str, Any]) -> dict[str, object]:
+    """The columns of the table, with as many digits as a person wants."""
+    shown: dict[str, object] = {}
+    for heading, (name, digits) in COLUMNS.items():
+        value = row[name]
+        shown[heading] = round(value, digits or None) if isinstance(value, float) else value
+    return shown
+
+
+@contextmanager
+def _live(context: CliContext, tallies: list[Tally]) -> Iterator[None]:
+    """A small table on stderr that moves, if a person watches."""
+    import sys
+
+    if context.output.is_json or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(
+        get_renderable=lambda: live_table(tallies),
+        console=Console(stderr=True),
+        refresh_per_second=REFRESHES_PER_SECOND,
+        transient=True,
+    ):
+        yield
+
+
+def live_table(tallies: list[Tally]) -> Table:
+    """What is shown while a run goes on."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "MESSAGES", "PER SECOND", "P50 MS", "P99 MS", "ERRORS", "SECONDS"):
+        table.add_column(heading, justify="right" if heading else "left", min_width=8)
+    for tally in list(tallies):
+        latency = tally.latencies.percentile_ms
+        p50, p99 = latency(50), latency(99)
+        table.add_row(
+            tally.what,
+            f"{tally.messages:,}",
+            f"{tally.rate_now():,.0f}",
+            "-" if p50 is None else f"{p50:,.2f}",
+            "-" if p99 is None else f"{p99:,.2f}",
+            f"{tally.errors:,}",
+            f"{tally.seconds:,.0f}",
+        )
+    return table

@@ -1,0 +1,139 @@
+"""``skylark down``: end what ``skylark up`` runs, wherever it was started.
+
+Without ``--data`` it is the cluster on the user's own data folder, or one that was started by
+``skylark up --ephemeral --detach``: these are found in the folder for temporary files, and only
+what is detached counts, for what is not has a terminal to be ended from. Where several run, the
+command says which, and ends none, unless ``--all`` is given.
+
+Only a process that holds the lock of its data folder is signalled (:mod:`skylark.launch.claim`).
+It gets SIGTERM and time to bring everything to disk; it is never killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from skylark.cli.asking import duration_s
+from skylark.cli.context import CliContext
+from skylark.cli.exits import ExitCode
+from skylark.cli.up import user_data_folder
+
+if TYPE_CHECKING:
+    from skylark.launch.claim import Supervisor
+
+COLUMNS = ("data", "pid", "stopped", "seconds")
+LOOK_INTERVAL_S = 0.02
+
+
+class NothingRunsError(click.ClickException):
+    """There is nothing to end."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+@click.command("down", epilog="Example: skylark down --data ./data")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder that skylark up was given.  [default: the one that is found]",
+)
+@click.option("--all", "every", is_flag=True, help="End all that are found, if there are several.")
+@click.option(
+    "--timeout", metavar="TIME", default="60s", show_default=True, help="What the end may take."
+)
+@click.pass_context
+def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) -> None:
+    """End what skylark up runs.
+
+    Exit code 0 if it has ended, 1 if it has not within the time, and 4 if nothing runs.
+    """
+    if data is not None and every:
+        raise click.UsageError("--all looks for data folders by itself: leave out --data")
+    timeout_s = duration_s(timeout, "--timeout")
+    context: CliContext = ctx.obj
+    found = _find_in(data.absolute()) if data is not None else _find_all()
+    try:
+        if len(found) > 1 and not every:
+            shown = ", ".join(f"--data {each.data}" for each in found)
+            raise click.UsageError(f"several run: choose one ({shown}) or give --all")
+        rows = asyncio.run(_end_all(found, timeout_s))
+    finally:
+        for each in found:
+            each.close()
+    _show(context, rows)
+    if not all(row["stopped"] for row in rows):
+        ctx.exit(ExitCode.FAILED)
+
+
+def _find_in(data: Path) -> list[Supervisor]:
+    from skylark.launch.claim import Supervisor
+
+    supervisor = Supervisor.find(data)
+    if supervisor is None:
+        raise NothingRunsError(f"no skylark up runs on {data}")
+    return [supervisor]
+
+
+def _find_all() -> list[Supervisor]:
+    """On the user's own folder, and what was detached on temporary ones."""
+    import tempfile
+
+    from skylark.core.errors import SkylarkError
+    from skylark.launch.claim import LOCK_NAME, Supervisor
+
+    own = user_data_folder().absolute()
+    found = [supervisor] if (supervisor := Supervisor.find(own)) else []
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"skylark-*/{LOCK_NAME}")):
+        with suppress(OSError, SkylarkError):  # another user's, or nobody's business
+            other = Supervisor.find(path.parent)
+            if other is not None and other.detached:
+                found.append(other)
+            elif other is not None:
+                other.close()
+    if not found:
+        raise NothingRunsError(
+            f"no skylark up runs on {own}, nor detached on a temporary folder:"
+            " name its folder with --data if it has another"
+        )
+    return found
+
+
+async def _end_all(found: list[Supervisor], timeout_s: float) -> list[dict[str, object]]:
+    from skylark.core.clock import LoopClock
+
+    clock = LoopClock()
+    begun = clock.monotonic()
+    for each in found:
+        each.terminate()
+    rows: list[dict[str, object]] = []
+    for each in found:
+        while each.running and clock.monotonic() < begun + timeout_s:
+            await clock.sleep(LOOK_INTERVAL_S)
+        rows.append(
+            {
+                "data": each.data,
+                "pid": each.pid,
+                "stopped": not each.running,
+                "seconds": round(clock.monotonic() - begun, 2),
+            }
+        )
+    return rows
+
+
+def _show(context: CliContext, rows: list[dict[str, object]]) -> None:
+    if context.output.is_json:
+        context.output.rows(COLUMNS, rows)
+        return
+    for row in rows:
+        what = f"skylark up on {row['data']} (process {row['pid']})"
+        if row["stopped"]:
+            click.echo(f"{what} has ended, after {row['seconds']} s")
+        else:
+            click.echo(
+                f"Error: {what} still runs after {row['seconds']} s; it was not killed", err=True
+            )

@@ -1,0 +1,257 @@
+"""The order of events in the demo.
+
+::
+
+    skylark up -> consumers join -> everything is sent -> everything is consumed
+      -> the poison message dies -> billing is repaired -> it is sent again -> Spark -> audit
+
+Nothing here fails because a number is wrong: whoever waits for a number gives up after
+:data:`PATIENCE_S`, and the audit tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError
+from skylark.aio import Admin, LitePullConsumer, PushConsumer
+from skylark.client.public import ClientOptions, ConsumeFromWhere
+from skylark.core.clock import LoopClock, SystemClock
+from skylark.demo.audit import TOTALS, Facts, Outcome, audit, flows_of
+from skylark.demo.desks import Billing, Calling, Cashier, PriceBoard, Tracking
+from skylark.demo.servers import running_servers
+from skylark.demo.shop import (
+    HOURS,
+    ORDERS,
+    PAYMENTS,
+    PRICES,
+    REMINDERS,
+    STEPS,
+    STEPS_OF_AN_ORDER,
+    OrderService,
+    orders_of_the_day,
+)
+
+ORDER_COUNT: Final = 300
+TRACKED_COUNT: Final = 12  # orders whose steps are reported
+REMINDER_COUNT: Final = 10
+PAYMENT_COUNT: Final = 20
+PRICE_COUNT: Final = 8
+DELAY: Final = timedelta(seconds=1)
+TOPICS: Final = {ORDERS: 4, STEPS: 4, REMINDERS: 2, PAYMENTS: 2, PRICES: 2, TOTALS: 2}
+PATIENCE_S: Final = 60.0
+_LOOK_S: Final = 0.02
+
+
+class Steps(Protocol):
+    """Whoever wants to be told what happens."""
+
+    def step(self, title: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Something goes on for the length of the block, which says how it ended."""
+
+
+def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) -> Outcome:
+    """Play it all, with everything that it writes below ``folder``; raises SkylarkError.
+
+    ``quiet``: Spark's own log is left out.
+    """
+    clock = SystemClock()
+    began = clock.monotonic()
+    with ExitStack() as stack:
+        with steps.step("skylark up") as say:
+            servers = stack.enter_context(running_servers(folder, TOPICS))
+            say(", ".join(f"{name} {address}" for name, address in servers.items()))
+        namesrv = servers["namesrv"]
+        options = ClientOptions(namesrv=namesrv)
+        facts = asyncio.run(_Day(options, folder, steps).trade())
+        if with_spark:
+            from skylark.demo.lake import fill_lake
+
+            with steps.step("Spark: totals by the hour, and a lake") as say:
+                counts = fill_lake(namesrv, folder, quiet=quiet)
+                facts.spark_read = counts.read
+                facts.totals_sent = counts.sent
+                facts.spark_read_again = counts.read_again
+                facts.archived = counts.archived
+                say(f"{counts.read} orders read, {counts.archived} archived as Parquet")
+            with steps.step("finance reads the totals") as say:
+                asyncio.run(_read_totals(options, facts))
+                say(f"{facts.totals_seen} hours, {facts.revenue / 100:,.2f} in all")
+    seconds = round(clock.monotonic() - began, 1)
+    return Outcome(flows=flows_of(facts), checks=audit(facts), seconds=seconds)
+
+
+class _Day:
+    """A day in the shop."""
+
+    def __init__(self, options: ClientOptions, folder: Path, steps: Steps) -> None:
+        self._options = options
+        self._steps = steps
+        self._clock = LoopClock()
+        # The first version of billing knows no francs.
+        self._billing = Billing(options, rates={"EUR": 100})
+        self._repaired = Billing(options, rates={"EUR": 100, "CHF": 104})
+        self._tracking = Tracking(options)
+        self._calling = Calling(options, DELAY)
+        self._cashier = Cashier(options)
+        self._boards = {
+            name: PriceBoard(name, options, folder / "boards") for name in ("left", "right")
+        }
+        self._orders = orders_of_the_day(ORDER_COUNT)
+
+    async def trade(self) -> Facts:
+        """From opening to closing time."""
+        async with AsyncExitStack() as stack:
+            members = await self._join(stack)
+            service = await stack.enter_async_context(OrderService(self._options))
+            await self._send(service)
+            await self._consume(service)
+            admin = await stack.enter_async_context(Admin(self._options))
+            dead_letters = await self._bury(admin)
+            await asyncio.gather(*(member.stop() for member in members))
+            redriven = await self._redrive(admin)
+            return await self._facts(service, admin, dead_letters, redriven)
+
+    async def _join(self, stack: AsyncExitStack) -> list[PushConsumer]:
+        with self._steps.step("consumers join their groups") as say:
+            members = [self._billing.member(name) for name in ("desk-1", "desk-2")]
+            consumers = [
+                *members,
+                self._tracking.consumer,
+                self._calling.consumer,
+                self._cashier.consumer,
+                *(board.consumer for board in self._boards.values()),
+            ]
+            await asyncio.gather(*map(stack.enter_async_context, consumers))
+            shares = self._billing.queue_counts
+            await self._until(lambda: sorted(shares.values()) == [2, 2])
+            say(f"{len(consumers)} consumers: clustering, in order, broadcasting")
+        return members
+
+    async def _send(self, service: OrderService) -> None:
+        with self._steps.step("normal messages") as say:
+            await service.place_orders(self._orders)
+            await service.close_the_day()
+            await service.announce_prices(PRICE_COUNT)
+            say(f"{service.sent[ORDERS]} orders, {service.sent[PRICES]} prices")
+        with self._steps.step("ordered messages") as say:
+            await service.report_steps(self._orders[:TRACKED_COUNT])
+            say(f"{service.sent[STEPS]} steps of {TRACKED_COUNT} orders")
+        with self._steps.step("delayed messages") as say:
+            await service.remind(REMINDER_COUNT, DELAY)
+            say(f"{service.sent[REMINDERS]} reminders, for in {DELAY.seconds} s")
+        with self._steps.step("transactional messages") as say:
+            for number in range(PAYMENT_COUNT):
+                await service.take_payment(
+                    number, is_declined=number % 5 == 0, is_cut_off=number % 7 == 1
+                )
+            say(f"{service.sent[PAYMENTS]} payments, {service.declined} rolled back")
+
+    async def _consume(self, service: OrderService) -> None:
+        with self._steps.step("all of it is consumed") as say:
+            due = service.payments()
+            await self._until(
+                lambda: (
+                    len(self._billing.bills) == service.sent[ORDERS] - 1
+                    and self._tracked() == service.sent[STEPS]
+                    and len(self._calling.called) == service.sent[REMINDERS]
+                    and self._cashier.payments == due
+                    and all(len(it.prices) == PRICE_COUNT for it in self._boards.values())
+                )
+            )
+            shares = self._billing.by_member
+            say(", ".join(f"{name} billed {count}" for name, count in sorted(shares.items())))
+
+    def _tracked(self) -> int:
+        return sum(map(len, self._tracking.steps.values()))
+
+    async def _bury(self, admin: Admin) -> int:
+        """Wait until the message that billing cannot read is a dead letter."""
+
+        async def count() -> int:
+            try:
+                return (await admin.dlq.of(Billing.GROUP)).count
+            except NotFoundError:
+                return 0
+
+        with self._steps.step("a poison message dies") as say:
+            found = 0
+            deadline = self._clock.monotonic() + PATIENCE_S
+            while not found and self._clock.monotonic() < deadline:
+                await self._clock.sleep(5 * _LOOK_S)
+                found = await count()
+            say(f"an order in francs failed {self._billing.failures} times: now a dead letter")
+        return found
+
+    async def _redrive(self, admin: Admin) -> int:
+        """Billing has learnt the rate of francs; what died is sent to it again."""
+        with self._steps.step("repaired, and sent again") as say:
+            async with self._repaired.member("desk-1"):
+                report = await admin.dlq.redrive(Billing.GROUP, to="group")
+                await self._until(lambda: len(self._repaired.bills) == report.counts.sent)
+            say(f"{report.counts.sent} dead letter redriven, {len(self._repaired.bills)} billed")
+        return report.counts.sent
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait, but not for ever."""
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while not is_so() and self._clock.monotonic() < deadline:
+            await self._clock.sleep(_LOOK_S)
+
+    async def _facts(
+        self, service: OrderService, admin: Admin, dead_letters: int, redriven: int
+    ) -> Facts:
+        progress = await admin.groups.progress(Billing.GROUP, ORDERS)
+        return Facts(
+            sent=dict(service.sent),
+            stored={topic: await _stored(admin, topic) for topic in TOPICS},
+            orders=len(self._orders) + 1,  # and that of closing time
+            billed=len(self._billing.bills),
+            billed_by=dict(self._billing.by_member),
+            worth=sum(order.cents for order in self._orders),
+            billing_failures=self._billing.failures,
+            billing_lag=sum(queue.lag for queue in progress.queues),
+            dead_letters=dead_letters,
+            redriven=redriven,
+            billed_afterwards=len(self._repaired.bills),
+            tracked=self._tracked(),
+            orders_in_order=sum(
+                steps == list(STEPS_OF_AN_ORDER) for steps in self._tracking.steps.values()
+            ),
+            orders_with_steps=TRACKED_COUNT,
+            called=len(self._calling.called),
+            called_too_early=self._calling.too_early,
+            payments_in_database=len(service.payments()),
+            payments_declined=service.declined,
+            payments_seen=len(self._cashier.payments),
+            boards={name: len(board.prices) for name, board in self._boards.items()},
+            hours=HOURS,
+        )
+
+
+async def _stored(admin: Admin, topic: str) -> int:
+    """How many messages are in the queues of a topic."""
+    return sum(queue.count for queue in (await admin.offsets.bounds(topic)).queues)
+
+
+async def _read_totals(options: ClientOptions, facts: Facts) -> None:
+    """Add up what Spark has sent, with an ordinary consumer."""
+    first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer = LitePullConsumer("finance", options, consume_from_where=first)
+    async with Admin(options) as admin:
+        facts.stored = {**facts.stored, TOTALS: await _stored(admin, TOTALS)}
+    async with consumer.subscribe(TOTALS):
+        while facts.totals_seen < facts.stored[TOTALS]:
+            messages = await consumer.poll(PATIENCE_S)
+            if not messages:
+                return
+            for message in messages:
+                facts.totals_seen += 1
+                facts.revenue += int(msgspec.json.decode(message.body)["cents"])

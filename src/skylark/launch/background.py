@@ -1,0 +1,138 @@
+"""Work that goes on in the background: a process without a terminal, and one that waits for it.
+
+::
+
+    parent   in_background(work, log, failure) -------- reads ---------> ready line, or raises
+               | fork                                      ^
+    child      setsid, stdio to the log, work(ready) -- one message --> goes on until it is done
+
+The child has a session of its own, so neither the interrupt key nor the end of the terminal
+reaches it, and ignores SIGHUP. It tells the parent in one message how the start went: the line that
+``work`` hands to ``ready``, or the sentence and the exit code of the error that came before. A
+child that dies without a word closes the pipe, which the parent notices at once: there is nothing
+to wait for in vain, however long a recovery takes. Errors after ``ready`` stand in the log alone.
+
+Call it while the process has one thread, for ``fork`` takes only that one along.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.core.errors import SkylarkError
+
+#: A log that is larger when a process starts is put aside as ``NAME.1``, in place of the last one.
+LOG_SIZE_MAX: Final = 10 << 20
+_MESSAGE_SIZE_MAX: Final = 1 << 16
+
+Failure = Callable[[BaseException], tuple[str, int]]
+
+
+class BackgroundError(SkylarkError):
+    """The work ended before it was ready; ``exit_code`` is what its process would have returned."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Message(msgspec.Struct):
+    """What the child tells: ``exit_code`` is None if all is well."""
+
+    text: str
+    exit_code: int | None = None
+
+
+def in_background(
+    work: Callable[[Callable[[str], None]], None], log: Path, failure: Failure
+) -> str:
+    """Start ``work`` and return what it hands to its argument; raises BackgroundError, OSError.
+
+    ``failure`` gives the sentence and the exit code of an error.
+    """
+    log_fd = _open_log(log)
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _run_child(work, log_fd, writing, failure)
+    os.close(log_fd)
+    os.close(writing)
+    try:
+        data = _read_all(reading)
+    except BaseException:
+        os.kill(pid, signal.SIGTERM)  # it is our child and was not waited for: no other can be hit
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        os.close(reading)
+    if not data:
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        raise BackgroundError(f"it ended with {code} before it was ready; its log is {log}", 1)
+    message = msgspec.json.decode(data, type=_Message)
+    if message.exit_code is not None:
+        os.waitpid(pid, 0)
+        raise BackgroundError(message.text, message.exit_code)
+    return message.text
+
+
+def _run_child(
+    work: Callable[[Callable[[str], None]], None], log_fd: int, writing: int, failure: Failure
+) -> None:
+    """Never returns: nothing of the parent's is unwound twice."""
+    code = 1
+    try:
+        _leave_terminal(log_fd)
+        waiting = [writing]
+
+        def tell(message: _Message) -> None:
+            if waiting:  # the first message counts; the parent may be gone by now
+                with suppress(BrokenPipeError):
+                    os.write(waiting[0], msgspec.json.encode(message))
+                os.close(waiting.pop())
+
+        try:
+            work(lambda line: tell(_Message(line)))
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - the boundary of the process
+            text, code = failure(error)
+            sys.stderr.write(f"Error: {text}\n")
+            sys.stderr.flush()
+            tell(_Message(text, code))
+    finally:
+        os._exit(code)
+
+
+def _leave_terminal(log_fd: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log_fd, 1), (log_fd, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(log_fd)
+
+
+def _open_log(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_SIZE_MAX:
+            path.replace(path.with_name(f"{path.name}.1"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _read_all(fd: int) -> bytes:
+    data = b""
+    while len(data) < _MESSAGE_SIZE_MAX and (more := os.read(fd, _MESSAGE_SIZE_MAX)):
+        data += more
+    return data

@@ -1,0 +1,131 @@
+"""The consuming side: a member of a consumer group that counts what it gets.
+
+Its group is made for the run and deleted behind it, unless one is given. Where it begins is
+committed before it joins, so that no message which is sent afterwards can be missed.
+
+The latency of a message is its age: from when its producer made it, by the producer's clock, in
+whole milliseconds. In an end-to-end run, where both are in this process, it is taken from the stamp
+(:mod:`skylark.load.sending`), and messages of other runs do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final, Literal
+
+from skylark.admin.admin import Admin
+from skylark.client.consumer.push import PushConsumer
+from skylark.client.consumer.rebalance import FIRST_PULL_DELAY_MS
+from skylark.client.message import MessageExt
+from skylark.client.options import ClientOptions
+from skylark.core.clock import Clock
+from skylark.core.errors import SkylarkError
+from skylark.load.pace import Ending
+from skylark.load.sending import STAMP
+from skylark.load.tally import Tally
+
+Start = Literal["earliest", "latest"]
+
+#: Messages that a handler gets at a time.
+BATCH: Final = 32
+#: How long a member waits for its first queues; if others have all of them, none come.
+JOINED_WITHIN_S: Final = 5.0
+#: Queues are pulled a while after they were given to a member, as in Java.
+FIRST_PULL_S: Final = FIRST_PULL_DELAY_MS / 1000 + 0.1
+
+
+@asynccontextmanager
+async def bench_group(
+    admin: Admin, topic: str, given: str | None, start: Start | None
+) -> AsyncIterator[str]:
+    """The group to consume with, at its start; one of our own is deleted at the end."""
+    group = given or f"skylark-bench-{uuid.uuid4().hex[:12]}"
+    if given is None or start is not None:
+        await admin.groups.create(group)
+        ends = (await admin.offsets.bounds(topic)).queues
+        offsets = {
+            each.queue: each.max_offset if start == "latest" else each.min_offset for each in ends
+        }
+        await admin.offsets.commit(group, offsets)
+    try:
+        yield group
+    finally:
+        if given is None:
+            with suppress(SkylarkError):  # the run is over, and its result is what matters
+                await admin.groups.delete(group)
+
+
+class ConsumeLoad:
+    """Consumes until the count is reached or the end is set."""
+
+    def __init__(
+        self,
+        topic: str,
+        tally: Tally,
+        ending: Ending,
+        clock: Clock,
+        *,
+        count: int | None = None,
+        concurrency: int = 20,
+        run_id: bytes | None = None,
+    ) -> None:
+        """``run_id``: count only messages with this stamp."""
+        self._topic = topic
+        self._tally = tally
+        self._ending = ending
+        self._clock = clock
+        self._count = count
+        self._concurrency = concurrency
+        self._run_id = run_id
+
+    @asynccontextmanager
+    async def running(self, group: str, client: ClientOptions) -> AsyncIterator[None]:
+        """Consume for the length of the block, from when there are queues to consume.
+
+        The time counts until the count is reached or the block is left.
+        """
+        joined, loop = asyncio.Event(), asyncio.get_running_loop()
+        consumer = PushConsumer(
+            group,
+            client,
+            concurrency=self._concurrency,
+            pull_batch_size=BATCH,
+            queue_listener=lambda *shared: loop.call_soon_threadsafe(joined.set),
+        )
+        take = self._take_aged if self._run_id is None else self._take_stamped
+
+        @consumer.subscribe(self._topic, batch=BATCH)
+        async def on_messages(messages: list[MessageExt]) -> None:
+            self._tally.begin()
+            for message in messages:
+                if self._count is None or self._tally.messages < self._count:
+                    take(message)
+            if self._count is not None and self._tally.messages >= self._count:
+                self._tally.finish()
+                self._ending.set()
+
+        async with consumer:
+            with suppress(TimeoutError):
+                await self._clock.wait_for(joined.wait(), JOINED_WITHIN_S)
+                await self._ending.within(FIRST_PULL_S)
+            self._tally.begin()
+            try:
+                yield
+            finally:
+                if self._count is None or self._tally.messages < self._count:
+                    self._tally.finish()
+
+    def _take_aged(self, message: MessageExt) -> None:
+        age_ms = self._clock.now_ms() - message.record.born_timestamp
+        self._tally.done(1, len(message.body), age_ms / 1000)
+
+    def _take_stamped(self, message: MessageExt) -> None:
+        body = message.body
+        if len(body) < STAMP.size:
+            return
+        run_id, due = STAMP.unpack_from(body)
+        if run_id == self._run_id:
+            self._tally.done(1, len(body), self._clock.monotonic() - due)

@@ -1,0 +1,157 @@
+"""The three kinds of runs, from the first request to the last: send, consume, end to end.
+
+A run works on a topic that exists, or makes it if it is asked to (:func:`bench_topic`). It ends
+with its count, its duration, or when somebody sets the end; all three leave figures behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from skylark.admin.admin import Admin
+from skylark.admin.errors import NotFoundError
+from skylark.client.options import ClientOptions
+from skylark.core.clock import Clock
+from skylark.load.consuming import ConsumeLoad, Start, bench_group
+from skylark.load.pace import Ending
+from skylark.load.sending import SendLoad, SendOptions
+from skylark.load.tally import Tally
+from skylark.net.loops import new_event_loop
+
+#: How long the last messages of an end-to-end run may stay away.
+DRAIN_S: Final = 10.0
+#: How long a new topic may take until clients find it.
+TOPIC_WITHIN_S: Final = 10.0
+_LOOK_S: Final = 0.01
+
+
+def quick_runner() -> asyncio.Runner:
+    """Runs coroutines on the quickest event loop there is."""
+    return asyncio.Runner(loop_factory=new_event_loop)
+
+
+@asynccontextmanager
+async def bench_topic(
+    admin: Admin, topic: str, clock: Clock, *, create: int | None = None, cleanup: bool = False
+) -> AsyncIterator[bool]:
+    """A topic to work on; yields whether it was made here, with ``create`` queues.
+
+    Raises NotFoundError if there is none and none is to be made. ``cleanup`` deletes it at the end,
+    if it was made here.
+    """
+    made = False
+    try:
+        await admin.topics.route(topic)
+    except NotFoundError:
+        if create is None:
+            raise
+        await admin.topics.create(topic, queue_count=create)
+        made = True
+        await _known(admin, topic, clock)
+    try:
+        yield made
+    finally:
+        if made and cleanup:
+            await admin.topics.delete(topic)
+
+
+async def _known(admin: Admin, topic: str, clock: Clock) -> None:
+    """Wait until name servers know the new topic; raises NotFoundError."""
+    deadline = clock.monotonic() + TOPIC_WITHIN_S
+    while True:
+        try:
+            await admin.topics.route(topic)
+        except NotFoundError:
+            if clock.monotonic() > deadline:
+                raise
+            await clock.sleep(_LOOK_S)
+        else:
+            return
+
+
+class Bench:
+    """One run; ``tallies`` may be looked at meanwhile."""
+
+    def __init__(self, client: ClientOptions, clock: Clock, duration_s: float | None) -> None:
+        """``duration_s``: the run ends after so long, if it has not ended before."""
+        self.ending = Ending(clock)
+        self.tallies: list[Tally] = []
+        self._client = client
+        self._clock = clock
+        self._duration_s = duration_s
+
+    def _tally(self, what: str) -> Tally:
+        tally = Tally(what, self._clock)
+        self.tallies.append(tally)
+        return tally
+
+    def _end_in_time(self) -> None:
+        if self._duration_s is not None:
+            self._clock.call_later(self._duration_s, self.ending.set)
+
+    async def send(self, options: SendOptions) -> None:
+        """Send alone."""
+        load = SendLoad(options, self._tally("send"), self.ending, self._clock)
+        self._end_in_time()
+        await load.run(self._client)
+
+    async def consume(
+        self,
+        admin: Admin,
+        topic: str,
+        *,
+        count: int | None,
+        concurrency: int,
+        group: str | None = None,
+        start: Start | None = None,
+    ) -> None:
+        """Consume alone, what is there and what comes."""
+        load = ConsumeLoad(
+            topic,
+            self._tally("consume"),
+            self.ending,
+            self._clock,
+            count=count,
+            concurrency=concurrency,
+        )
+        async with (
+            bench_group(admin, topic, group, start) as name,
+            load.running(name, self._client),
+        ):
+            self._end_in_time()
+            await self.ending.within(None)
+
+    async def end_to_end(self, admin: Admin, options: SendOptions, *, concurrency: int) -> int:
+        """Send, and consume what was sent; how many messages did not arrive."""
+        sent, received = self._tally("send"), self._tally("e2e")
+        sending = SendLoad(options, sent, self.ending, self._clock)
+        consuming = ConsumeLoad(
+            options.topic,
+            received,
+            Ending(self._clock),  # it ends with the last message, not with the sending
+            self._clock,
+            concurrency=concurrency,
+            run_id=sending.run_id,
+        )
+        async with (
+            bench_group(admin, options.topic, None, "latest") as group,
+            consuming.running(group, self._client),
+        ):
+            self._end_in_time()
+            await sending.run(self._client)
+            await self._drained(sent, received)
+        return max(0, sent.messages - received.messages)
+
+    async def _drained(self, sent: Tally, received: Tally) -> None:
+        """Wait for what is still under way, as long as something comes."""
+        before, deadline = -1, 0.0
+        while received.messages < sent.messages:
+            now = self._clock.monotonic()
+            if received.messages > before:
+                before, deadline = received.messages, now + DRAIN_S
+            elif now > deadline:
+                return
+            await self._clock.sleep(_LOOK_S)

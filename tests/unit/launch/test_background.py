@@ -1,0 +1,86 @@
+"""Work in the background, started by a program of its own: a test run does not fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skylark.launch import background
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from skylark.launch.background import BackgroundError, in_background
+
+def good(ready):
+    print("hello")
+    ready(f"{os.getpid()} {os.getsid(0)}")
+    ready("only the first counts")
+    sys.stdin.read()  # nothing is there
+    raise ValueError("too late to be told")
+
+def bad(ready):
+    raise ValueError("no luck")
+
+def dead(ready):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def quiet(ready):
+    pass
+
+try:
+    text = in_background(globals()[sys.argv[1]], Path(sys.argv[2]), lambda error: (str(error), 7))
+except BackgroundError as error:
+    print(f"{error.exit_code}: {error}")
+else:
+    pid, session = text.split()
+    print(pid == session != str(os.getpid()))
+    os.waitpid(int(pid), 0)
+"""
+
+
+def run(work: str, log: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, work, str(log)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_it_is_told_when_the_work_is_ready(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert run("good", log) == "True"
+    assert sorted(log.read_text().splitlines()) == ["Error: too late to be told", "hello"]
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ("bad", "7: no luck"),
+        ("dead", "1: it ended with -9 before it was ready; its log is {log}"),
+        ("quiet", "1: it ended with 0 before it was ready; its log is {log}"),
+    ],
+)
+def test_it_is_told_why_it_never_was(tmp_path: Path, work: str, told: str) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    assert run(work, log) == told.format(log=log)
+    assert log.read_text().startswith("before\n")
+
+
+def test_a_large_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LOG_SIZE_MAX", 3)
+    log = tmp_path / "up.log"
+    for text in ("one\n", "two\n"):
+        os.close(background._open_log(log))
+        log.write_text(text)
+    os.close(background._open_log(log))
+    assert (log.read_text(), (tmp_path / "up.log.1").read_text()) == ("", "two\n")
