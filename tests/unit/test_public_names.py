@@ -1,8 +1,9 @@
 """What users may rely on: ``docs/clients.md`` lists it, and the list is that of the code.
 
-Each table below the heading *Settings* or *All public names* stands under a heading that says what
-it lists; names are in the first column, in backquotes. Renaming or dropping one is a change that
-users see: the document and a news fragment belong to it.
+Each table below the heading *All public names* stands under a heading that says what it lists;
+names are in the first column, in backquotes. Renaming or dropping one is a change that users see:
+the document and a news fragment belong to it. Settings are listed in ``docs/reference``, which is
+made from the code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,9 +20,6 @@ import pytest
 import skylark
 from skylark import aio, sync
 from skylark.client import public
-from skylark.client.consumer.lite_settings import LitePullSettings
-from skylark.client.consumer.settings import PushSettings
-from skylark.client.producer_settings import ProducerSettings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 CLIENTS = ("Producer", "PushConsumer", "LitePullConsumer", "PullConsumer", "PullSchedule")
@@ -33,12 +30,6 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "TransactionResult": aio.TransactionResult,
     "PullResult": aio.PullResult,
     "Missing": skylark.Missing,
-}
-SETTINGS: dict[str, type[msgspec.Struct]] = {
-    "ClientOptions": skylark.ClientOptions,
-    "Settings of Producer": ProducerSettings,
-    "Settings of PushConsumer": PushSettings,
-    "Settings of LitePullConsumer": LitePullSettings,
 }
 #: Methods that other modules of ours need, and applications do not.
 INTERNAL = {
@@ -154,23 +145,6 @@ def test_exceptions() -> None:
         for attribute in ("retriable", "remark"):
             assert hasattr(error, attribute)
     assert skylark.SkylarkError("x").hint is None
-
-
-def shown(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return ", ".join(str(int(each)) for each in sorted(value))
-    if hasattr(value, "name"):
-        return str(value.name)
-    return repr(value).replace('"', "'")
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_and_their_defaults(name: str) -> None:
-    expected = {
-        field.name: shown(field.default) for field in msgspec.structs.fields(SETTINGS[name])
-    }
-    documented = {row[0]: row[1].strip("`") for row in tables()[name]}
-    assert documented == expected
 
 
 # ---- the typed face ------------------------------------------------------------------------------

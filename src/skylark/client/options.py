@@ -62,37 +62,41 @@ def in_seconds(settings: Mapping[str, Any]) -> dict[str, Any]:
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that all clients share. Durations are seconds or timedeltas, and kept as seconds."""
 
+    #: addresses, or a connection URL; else from SKYLARK_NAMESRV, NAMESRV_ADDR or
+    #: ROCKETMQ_NAMESRV_ADDR
     namesrv: str | Sequence[str] | None = None
-    acl: tuple[str, str] | tuple[str, str, str] | None = None  #: access key, secret key[, token]
+    #: access key, secret key and, if there is one, security token
+    acl: tuple[str, str] | tuple[str, str, str] | None = None
     namespace: str | None = None  #: put before every topic and group on the wire
     namespace_v2: str | None = None  #: sent as a field of every request instead
-    client_ip: str | None = None
-    instance_name: str = DEFAULT_INSTANCE
-    unit_name: str | None = None
-    unit_mode: bool = False
+    client_ip: str | None = None  #: clientIP: our address in the client id; found out unless given
+    instance_name: str = DEFAULT_INSTANCE  #: instanceName: clients with one name share connections
+    unit_name: str | None = None  #: unitName: part of the client id
+    unit_mode: bool = False  #: unitMode: told to brokers with heartbeats
     vip_channel: bool = False  #: use the brokers' second port, two below the first
     request_timeout: Duration = 3.0  #: heartbeats, routes and other small requests
-    route_interval: Duration = 30.0
-    heartbeat_interval: Duration = 30.0
-    offset_interval: Duration = 5.0
+    route_interval: Duration = 30.0  #: pollNameServerInterval: between two looks at routes
+    heartbeat_interval: Duration = 30.0  #: heartbeatBrokerInterval: between two heartbeats
+    offset_interval: Duration = 5.0  #: persistConsumerOffsetInterval: how often offsets are saved
+    #: pullTimeDelayMillsWhenException: pause after a pull that failed
     pull_error_delay: Duration = 1.0
-    heartbeat_v2: bool = False
+    heartbeat_v2: bool = False  #: useHeartbeatV2: short heartbeats where nothing has changed
     trace: bool = False  #: enableTrace: tell the trace topic about each message
     trace_topic: str | None = None  #: traceTopic: RMQ_SYS_TRACE_TOPIC unless given
     trace_batch: int = 10  #: traceMsgBatchNum: sends or handler calls in one trace; 20 at most
     access_channel: str = "LOCAL"  #: CLOUD: traces go where the cloud product looks for them
     send_latency: bool = False  #: avoid brokers that were slow or failed, for a while
     start_detector: bool = False  #: ask avoided brokers whether they are back
-    detect_timeout: Duration = 0.2
-    detect_interval: Duration = 2.0
+    detect_timeout: Duration = 0.2  #: detectTimeout: of such a question
+    detect_interval: Duration = 2.0  #: detectInterval: between two of them
     in_flight_max: int = 65_535  #: requests of one event loop that may wait for their answer
     in_flight_bytes_max: int = 100 * 1024 * 1024  #: bytes of their bodies
     zone: str | None = None  #: name of the zone whose brokers are preferred; ROCKETMQ_ZONE
-    rpc_hooks: Sequence[object] = ()  #: see :class:`skylark.client.hooks.RpcHook`
+    rpc_hooks: Sequence[object] = ()  #: objects like :class:`RpcHook`: see every request
     metrics: Registry | bool = True  #: where to count: the registry of the process, one, nowhere
     #: OpenTelemetry spans: None if the application has set a tracer provider; or one to use
     telemetry: object = None
-    #: network and clock of a test broker, see :mod:`skylark.testing`; None: TCP and real time
+    #: network and clock of a test broker (``skylark.testing``); None: TCP and real time
     runtime: object = None
 
     def __post_init__(self) -> None:

@@ -34,21 +34,24 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     topics: Sequence[str] = ()  #: topics: routes to load at the start
     send_timeout: float = 3.0  #: sendMsgTimeout: all attempts of one send together
     attempt_timeout: float | None = None  #: sendMsgMaxTimeoutPerRequest: all but the last attempt
-    retries: int = 2  #: retryTimesWhenSendFailed
+    retries: int = 2  #: retryTimesWhenSendFailed: further attempts of ``send``
     retries_async: int = 2  #: retryTimesWhenSendAsyncFailed: of ``submit``
     retry_another_broker: bool = False  #: retryAnotherBrokerWhenNotStoreOK: may duplicate
-    retry_codes: Collection[int] = RETRY_CODES  #: retryResponseCodes
+    #: retryResponseCodes: answers after which another broker is tried
+    retry_codes: Collection[int] = RETRY_CODES
     max_message_size: int = MESSAGE_SIZE_MAX  #: maxMessageSize: of a body, or of a whole batch
-    compress_over: int = COMPRESS_OVER  #: compressMsgBodyOverHowmuch
+    #: compressMsgBodyOverHowmuch: bodies from this size on are compressed
+    compress_over: int = COMPRESS_OVER
     compress_type: str = "ZLIB"  #: compressType: ZLIB, LZ4 or ZSTD; old consumers know ZLIB only
-    compress_level: int = COMPRESSION_LEVEL  #: compressLevel
+    compress_level: int = COMPRESSION_LEVEL  #: compressLevel: 0 to 9
     topic_model: str = AUTO_CREATE_TOPIC  #: createTopicKey: what a send creates topics after
-    topic_queue_count: int = DEFAULT_QUEUE_COUNT  #: defaultTopicQueueNums
+    #: defaultTopicQueueNums: queues of a topic that a send creates
+    topic_queue_count: int = DEFAULT_QUEUE_COUNT
     batching: bool = True  #: autoBatch: small messages that are sent at the same time go together
     linger: float = 0.0  #: batchMaxDelayMs: how long a message waits for company; 0: not at all
-    batch_size_max: int = SIZE_MAX  #: batchMaxBytes
+    batch_size_max: int = SIZE_MAX  #: batchMaxBytes: of messages that travel together
     pending_max: int = 8_192  #: backPressureForAsyncSendNum: messages under way, then senders wait
-    pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize
+    pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize: bytes of them
 
     def __post_init__(self) -> None:
         check_fields(self)

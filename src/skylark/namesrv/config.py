@@ -3,8 +3,7 @@
 A properties file written for ``mqnamesrv`` loads unchanged. Its keys fall in two groups:
 
 * :class:`NamesrvConfig` holds what has an effect here. Request 318 changes the object at run time;
-  what is read once at start (addresses, ports, file paths, the scan interval, limits of connections
-  and of the KV table) then waits for the next start, as in Java.
+  what is read once at start (:data:`READ_AT_START`) then waits for the next start, as in Java.
 * :class:`IgnoredSettings` holds what belongs to the thread pools and Netty options of the Java
   process, or to features that live elsewhere. It is accepted and shown by request 319, so that
   tools find every key they know, and changes nothing.
@@ -28,6 +27,19 @@ from skylark.wire.command import SerializeType
 #: Never changed by request 318, whatever ``configBlackList`` says.
 ALWAYS_BLACK_LISTED = frozenset(
     {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}
+)
+#: Read when a name server is made, and never again: a change waits for the next start.
+READ_AT_START = frozenset(
+    {
+        "bindAddress",
+        "connectionCountMax",
+        "kvSizeMax",
+        "listenPort",
+        "metricsPort",
+        "rocketmq.serialize.type",
+        "scanNotActiveBrokerInterval",
+        "serverChannelMaxIdleTimeSeconds",
+    }
 )
 
 

@@ -202,7 +202,7 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         int, Setting("Time between two writes of new queue entries.", unit="ms", minimum=1)
     ] = 1_000
     flush_consume_queue_thorough_interval: Annotated[
-        int, Setting("Time after which all queues are synced.", unit="ms", minimum=0)
+        int, Setting("Time after which all queues are synced; 5 s at most.", unit="ms", minimum=0)
     ] = 60_000
 
     # --- allocation ---

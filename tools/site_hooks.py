@@ -1,0 +1,74 @@
+r"""Hooks of mkdocs: pages look and lead in the site as they do in the repository.
+
+**Links that leave** ``docs/``. Documents link to the README, to examples and to source files. In
+the site the README's place is taken by the first page; other files are copied to ``files/`` and the
+links changed to lead there. A link to a file that does not exist is left alone, so that the strict
+build reports it.
+
+**Bars in code in tables** are written ``\|``, as code hosts want it; Python-Markdown would show the
+backslash.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).parent.parent
+FOLDER: Final = "files"
+_LINK: Final = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)")
+_TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE: Final = re.compile(r"`[^`]*`")
+
+
+def outside(link: str, page: str) -> str | None:
+    """Where in the repository a link of a page leads, if that is a file outside of ``docs/``."""
+    target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
+    is_ours = not target.startswith((".", "/", "docs/")) and (ROOT / target).is_file()
+    return target if is_ours else None
+
+
+def site_link(link: str, page: str) -> str:
+    """A link as the site has it."""
+    target = outside(link, page)
+    if target is None:
+        return link
+    place = "index.md" if target == "README.md" else f"{FOLDER}/{target}"
+    return posixpath.relpath(place, posixpath.dirname(page) or ".")
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the files that pages link to."""
+    wanted = {target for page in files.documentation_pages() for target in _targets(page)}
+    for target in sorted(wanted - {"README.md"}):
+        place = f"{FOLDER}/{target}"
+        files.append(File.generated(config, place, content=(ROOT / target).read_bytes()))
+    return files
+
+
+def _targets(page: File) -> Iterator[str]:
+    for match in _LINK.finditer(page.content_string):
+        if (target := outside(match.group(1), page.src_uri)) is not None:
+            yield target
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Change the links and the tables of a page."""
+    markdown = _LINK.sub(lambda match: site_link(match.group(1), page.file.src_uri), markdown)
+    return plain_bars(markdown)
+
+
+def plain_bars(markdown: str) -> str:
+    """The same without backslashes before bars that stand in code in tables."""
+
+    def plain_code(match: re.Match[str]) -> str:
+        return match.group().replace(r"\|", "|")
+
+    return _TABLE_ROW.sub(lambda row: _CODE.sub(plain_code, row.group()), markdown)
