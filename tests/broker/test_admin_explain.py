@@ -12,11 +12,13 @@ import pytest
 
 from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
-from skylark.admin.explain import Explanation, explain_group, explain_message, find_message
+from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.explain_checks import Check, Reader, check_lock
+from skylark.admin.finding import find_message
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.message import Message, MessageExt, RetryLater, TxState
 from skylark.client.producer import Producer
+from skylark.core.errors import ClientError
 from skylark.wire.bodies.admin import ProcessQueueInfo, QueueLock
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
@@ -99,7 +101,7 @@ async def test_from_sent_to_consumed(tmp_path: Path) -> None:
     async with running_site(tmp_path, enablePropertyFilter="true") as (site, admin):
         await admin.topics.create(TOPIC, queue_count=1)
         msg_id = await sent(site, admin, Message(TOPIC, b"x", tag="A"))
-        (alone,) = await explain_message(admin.session, msg_id)
+        (alone,) = await admin.messages.explain(msg_id)
         assert (alone.group, alone.consumed) == (None, False)
         assert "no group subscribes to T" in alone.verdict
         unknown = await account(admin, msg_id)
@@ -117,7 +119,7 @@ async def test_from_sent_to_consumed(tmp_path: Path) -> None:
         assert (offline.consumed, check(offline, "offset").status) == (None, "ok")
         (by_topic,) = await explain_message(admin.session, msg_id)
         assert by_topic.group == GROUP
-        whole = await explain_group(admin.session, GROUP)
+        whole = await admin.messages.explain_group(GROUP)
         assert (whole.consumed, [each.check for each in whole.causes]) == (True, ["members"])
 
 
@@ -178,11 +180,11 @@ async def test_a_message_that_fails_waits_for_its_retry_and_then_is_dead(tmp_pat
         by_letter = await find_message(admin.session, letter.offset_msg_id)
         assert by_letter.record.topic == TOPIC  # the message itself, not its letter
         whole = await explain_group(admin.session, GROUP)
-        assert "1 dead letters that were not sent again" in whole.verdict
+        assert "1 dead letter not sent again" in whole.verdict
         await admin.dlq.redrive(GROUP)
         assert "was sent again at" in check(await account(admin, msg_id), "dlq").finding
         whole = await explain_group(admin.session, GROUP)
-        assert check(whole, "dlq").finding == "1 dead letters, all dealt with"
+        assert check(whole, "dlq").finding == "1 dead letter, all dealt with"
 
 
 class Undecided:
@@ -238,7 +240,7 @@ async def test_routes_and_groups_that_are_in_the_way(tmp_path: Path) -> None:
         await admin.groups.put(SubscriptionGroupConfig(group_name=GROUP))
         for changes, said in (
             ({"perm": "w"}, "T may not be read on broker-a"),
-            ({"perm": "rw", "read_queue_count": 1}, "queue 1 is not read: T has 1 queues to read"),
+            ({"perm": "rw", "read_queue_count": 1}, "queue 1 is not read: T has 1 queue to read"),
         ):
             await admin.topics.update(TOPIC, **changes)
 
@@ -256,9 +258,9 @@ async def test_routes_and_groups_that_are_in_the_way(tmp_path: Path) -> None:
         await admin.offsets.commit(GROUP, {queue: 0})
         behind = await account(admin, second)
         finding = check(behind, "offset").finding
-        assert finding == "committed 0: 1 messages of the queue come before it"
+        assert finding == "committed 0: 1 message of the queue comes before it"
         behind_group = await explain_group(admin.session, GROUP, topic=TOPIC)
-        assert "2 messages wait, 0 of them with its members" in behind_group.verdict
+        assert "2 messages wait" in behind_group.verdict
 
 
 async def test_subscriptions_conflicts_and_broadcasting(tmp_path: Path) -> None:
@@ -329,6 +331,59 @@ async def test_locks(tmp_path: Path) -> None:
         assert (other.status, "but c2 reads it" in other.finding) == ("not", True)
         assert lock(None, "c2", locked=False).status == "not"
         assert lock(None, "c2").status == "ok"
+
+
+async def test_brokers_that_do_not_answer(tmp_path: Path) -> None:
+    """What they may know is not known: neither "not found" nor "consumed" would be right."""
+    async with running_site(tmp_path, broker_count=2) as (site, admin):
+        await admin.topics.create(TOPIC, queue_count=1)
+        here, there = [(await site.send_to_queue(TOPIC, n, b"x"))[0].msg_id for n in (0, 1)]
+        await indexed(admin, TOPIC, here, there)
+        async with member(site) as seen:
+            await has_seen(seen, here)
+            await has_seen(seen, there)
+        await is_committed(admin, 1)
+        late = (await site.send_to_queue(TOPIC, 0, b"y"))[0].msg_id
+        await indexed(admin, TOPIC, late)
+        before = await explain_group(admin.session, GROUP)
+        assert (before.consumed, before.failures) == (False, ())
+        await admin.groups.create("idle", broker="broker-b")
+        await site.fall_silent("broker-b")
+        session = admin.session.asking_once()  # all of this is one question to a dead broker
+
+        async def told(msg_id: str, group: str = GROUP) -> Explanation:
+            (found,) = await explain_message(session, msg_id, topic=TOPIC, group=group)
+            return found
+
+        passed = await told(here)
+        assert (passed.consumed, passed.verdict) == (None, "unknown: broker-b did not answer")
+        assert check(passed, "dlq").status == "ok"  # there is no such topic, and that is certain
+        for name in ("members", "retry"):
+            assert check(passed, name).status == "unknown"
+            assert check(passed, name).finding == "broker-b did not answer"
+        assert [failure.server for failure in passed.failures] == ["broker-b"]
+        waits = await told(late)
+        assert waits.verdict == "not consumed: committed 1: it is the next message of the queue"
+        (by_topic,) = await explain_message(session, late)
+        assert by_topic == waits
+        elsewhere = await told(here, "idle")
+        assert "idle has committed nothing" in elsewhere.verdict
+
+        for given in (None, TOPIC):
+            with pytest.raises(ClientError, match="is unknown: broker-b did not answer") as caught:
+                await explain_message(session, there, topic=given)
+            assert not isinstance(caught.value, NotFoundError)
+        whole = await explain_group(session, GROUP)
+        assert whole.consumed is False
+        assert whole.verdict.startswith("in its way: 1 message waits")
+        await admin.offsets.commit(GROUP, {queue_of("broker-a"): 2})
+        whole = await explain_group(session, GROUP)
+        assert (whole.consumed, whole.verdict) == (None, "unknown: broker-b did not answer")
+        assert check(whole, "offset").status == check(whole, "retry").status == "unknown"
+
+
+def queue_of(broker: str) -> MessageQueue:
+    return MessageQueue(topic=TOPIC, broker_name=broker, queue_id=0)
 
 
 async def test_what_is_not_there(tmp_path: Path) -> None:

@@ -208,6 +208,23 @@ async def test_offsets_are_found_and_committed(tmp_path: Path) -> None:
             await admin.offsets.commit(GROUP, {queue(0, "broker-x"): 1})
 
 
+async def test_a_topic_of_ten_thousand_queues(tmp_path: Path) -> None:
+    """What the broker says of them takes more than what strangers may send in Java's dialect."""
+    async with running_site(tmp_path) as (site, admin):
+        await admin.topics.create(TOPIC, queue_count=10_000)
+        await site.send_to_queue(TOPIC, 9_999, b"a", b"b")
+        bounds = await admin.offsets.bounds(TOPIC)
+        assert len(bounds.queues) == 10_000
+        assert sum(entry.count for entry in bounds.queues) == 2
+        assert bounds.queues[-1].queue == queue(9_999)
+        assert bounds.queues[-1].max_offset == 2
+        await admin.groups.create(GROUP)
+        done = await admin.offsets.reset(GROUP, TOPIC, "latest")
+        assert {entry.offset for entry in done.queues} == {0, 2}
+        progress = await admin.groups.progress(GROUP)
+        assert (len(progress.queues), progress.lag) == (10_000, 0)
+
+
 @pytest.mark.parametrize("server_side", ["true", "false"])
 async def test_a_group_that_is_offline_is_reset(tmp_path: Path, server_side: str) -> None:
     async with running_site(tmp_path, useServerSideResetOffset=server_side) as (site, admin):

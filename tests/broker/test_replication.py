@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,17 @@ async def fill(place: Pair, count: int, start: int = 0) -> None:
     for number in range(start, start + count):
         assert (await place.send(b"m%d" % number)).code == 0
     place.master.graph.groups.find("g")  # created, as by its first pull
+
+
+@asynccontextmanager
+async def following(root: Path, count: int) -> AsyncIterator[Pair]:
+    """A slave that has what its master had when it came: so many messages."""
+    async with pair(root) as place:
+        await place.start_master()
+        await fill(place, count)
+        await place.start_slave()
+        await place.followed()
+        yield place
 
 
 @pytest.mark.spec("store.12.45")
@@ -139,11 +152,7 @@ async def test_without_any_slave_a_master_of_4x_says_so_at_once(tmp_path: Path) 
 
 
 async def test_messages_wake_a_pull_that_waits_at_the_slave(tmp_path: Path) -> None:
-    async with pair(tmp_path) as place:
-        await place.start_master()
-        await fill(place, 1)
-        await place.start_slave()
-        await place.followed()
+    async with following(tmp_path, 1) as place:
         await place.stop("master")
         await until(lambda: place.slave.graph.replication.status.is_cut_off)
         held = asyncio.create_task(place.pull(place.slave, 1, sys_flag=6))
@@ -177,11 +186,7 @@ async def test_commits_at_the_slave_reach_a_master_that_was_away(tmp_path: Path)
 
 
 async def test_commits_at_the_slave_do_not_take_a_master_back(tmp_path: Path) -> None:
-    async with pair(tmp_path) as place:
-        await place.start_master()
-        await fill(place, 10)
-        await place.start_slave()
-        await place.followed()
+    async with following(tmp_path, 10) as place:
         await place.stop("master")
         assert await place.commit(place.slave, 5) == 0
         await place.stop("slave")
@@ -345,11 +350,7 @@ async def test_a_master_without_slaves_stops_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_consumer_goes_on_at_the_slave_and_then_at_the_master(tmp_path: Path) -> None:
-    async with pair(tmp_path) as place:
-        await place.start_master()
-        await fill(place, 10)
-        await place.start_slave()
-        await place.followed()
+    async with following(tmp_path, 10) as place:
         seen: list[bytes] = []
         consumer = PushConsumer(
             "readers",
@@ -376,11 +377,7 @@ async def test_a_consumer_goes_on_at_the_slave_and_then_at_the_master(tmp_path: 
 
 async def test_a_consumer_may_begin_while_the_master_is_away(tmp_path: Path) -> None:
     """Its group is new, too: the master hears of it from the slave."""
-    async with pair(tmp_path) as place:
-        await place.start_master()
-        await fill(place, 10)
-        await place.start_slave()
-        await place.followed()
+    async with following(tmp_path, 10) as place:
         await place.stop("master")
         for expected in (10, 0):  # the second one finds what the first has committed
             seen: list[bytes] = []

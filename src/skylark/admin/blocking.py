@@ -130,6 +130,8 @@ class Messages(Family[messages.Messages]):
     by_key = _blocking(messages.Messages.by_key)
     between = _iterating(messages.Messages.between)
     trace = _blocking(messages.Messages.trace)
+    explain = _blocking(messages.Messages.explain)
+    explain_group = _blocking(messages.Messages.explain_group)
     consume_directly = _blocking(messages.Messages.consume_directly)
 
 

@@ -66,9 +66,10 @@ class DeadLetterQueues:
 
     async def all(self) -> list[DeadLetters]:
         """The groups that have a topic of dead letters, by name, with counts."""
-        topics = await Topics(self._session).names(with_internal=True)
+        session = self._session.asking_once()
+        topics = await Topics(session).names(with_internal=True)
         names = [name for name in topics if is_dlq_topic(name)]
-        found = await few_at_a_time(names, self._letters, TOPICS_AT_ONCE)
+        found = await few_at_a_time(names, DeadLetterQueues(session)._letters, TOPICS_AT_ONCE)
         return sorted((entry for entry in found if entry), key=lambda entry: entry.group)
 
     async def of(self, group: str) -> DeadLetters:

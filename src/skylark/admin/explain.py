@@ -2,7 +2,7 @@
 
 ::
 
-    for account in await explain_message(admin.session, message_id, group="billing"):
+    for account in await admin.messages.explain(message_id, group="billing"):
         for check in account.checks:
             print(check.check, check.status, check.finding, check.fix)
         print(account.verdict)
@@ -23,7 +23,8 @@ retry, dlq      did it fail: does it wait for another try, or was it given up?
 trace           what have members told that write traces?
 ==============  ====================================================================================
 
-:func:`explain_group` does the same for a group without a message: why it does not get on.
+:func:`explain_group` does the same for a group without a message: why it does not get on. Where a
+broker that may know better does not answer, the verdict is ``unknown`` and names it.
 
 What brokers of Apache do not tell (conflicts, locks) is found only with Skylark's. Answers to
 ``queryMsgByUniqueKey`` (its "CONSUMED"), ``consumerStatus`` and ``checkMsg`` of mqadmin, in one.
@@ -38,22 +39,16 @@ import msgspec
 
 from skylark.admin import explain_checks as checks
 from skylark.admin.dlq import DeadLetterQueues
-from skylark.admin.errors import NotFoundError
-from skylark.admin.explain_checks import Check, in_the_way, ok, unknown
-from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.explain_checks import Check, in_the_way, ok, plural, unanswered, unknown
+from skylark.admin.finding import find_message, silence
 from skylark.admin.groups import GroupDescription, Groups
-from skylark.admin.lookup import by_offset_id
-from skylark.admin.messages import Messages
 from skylark.admin.session import Session, masters_of
-from skylark.admin.topics import Topics
+from skylark.admin.topics import groups_reading
 from skylark.client.message import MessageExt
 from skylark.core.errors import SkylarkError
-from skylark.core.names import is_dlq_topic, is_retry_topic
-from skylark.wire import properties as names
+from skylark.core.names import is_retry_topic
 
-#: Topics that are looked through for an id when the topic is not given.
-TOPICS_SEARCHED_MAX: Final = 256
-TOPICS_AT_ONCE: Final = 16
 #: Groups of a topic that are explained when none is given.
 GROUPS_MAX: Final = 32
 
@@ -70,65 +65,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
     consumed: bool | None
     verdict: str
+    failures: tuple[ServerFailure, ...] = ()  #: brokers that did not answer
 
     @property
     def causes(self) -> tuple[Check, ...]:
         """What is in the way."""
         return tuple(check for check in self.checks if check.status == "not")
-
-
-# ---- finding it ----------------------------------------------------------------------------------
-
-
-async def find_message(session: Session, message_id: str, topic: str | None = None) -> MessageExt:
-    """A message by an id of either kind; without its topic all topics are looked through.
-
-    Also one that waits for its delay or its transaction; the letter or the retry of a group gives
-    the message itself, while its topic has it. Raises NotFoundError.
-    """
-    found = await _find(session, message_id, topic)
-    stored = found.record.topic
-    if not is_retry_topic(stored) and not is_dlq_topic(stored):
-        return found
-    origin = found.properties.get(names.PROPERTY_RETRY_TOPIC) or found.properties.get(
-        names.PROPERTY_DLQ_ORIGIN_TOPIC
-    )
-    first = await checks.copies_in(session, origin, found.msg_id) if origin else []
-    return first[0] if first else found
-
-
-async def _find(session: Session, message_id: str, topic: str | None) -> MessageExt:
-    messages = Messages(session)
-    if topic is not None:
-        try:
-            return await messages.get(message_id, topic)
-        except NotFoundError:
-            if waiting := await _waiting(session, message_id):
-                return waiting
-            raise
-    if (placed := await by_offset_id(session, message_id)) is not None:
-        return placed
-    names_ = (await Topics(session).names())[:TOPICS_SEARCHED_MAX]
-
-    async def search(name: str) -> list[MessageExt]:
-        return await checks.copies_in(session, name, message_id)
-
-    for copies in await few_at_a_time(names_, search, TOPICS_AT_ONCE):
-        if copies:
-            return copies[0]
-    if waiting := await _waiting(session, message_id):
-        return waiting
-    raise NotFoundError(
-        f"no message {message_id} in any of {len(names_)} topics",
-        hint="it has expired, was never stored, or the id is misspelt",
-    )
-
-
-async def _waiting(session: Session, message_id: str) -> MessageExt | None:
-    for topic in checks.WAITING_TOPICS:
-        if copies := await checks.copies_in(session, topic, message_id):
-            return copies[-1]
-    return None
 
 
 # ---- a message -----------------------------------------------------------------------------------
@@ -139,8 +81,10 @@ async def explain_message(
 ) -> list[Explanation]:
     """Accounts of a message for one group, or for each group that reads its topic.
 
-    Raises NotFoundError if there is no such message or topic, and only then.
+    Raises NotFoundError if there is no such message or topic, and ClientError if it was not found
+    and brokers did not answer.
     """
+    session = session.asking_once()
     message = await find_message(session, message_id, topic)
     shared = [checks.check_message(session, message)]
     if shared[0].status == "not":
@@ -149,7 +93,11 @@ async def explain_message(
     shared.append(await checks.check_queue(session, message))
     if group is not None:
         return [await _explain_for(session, message, group, shared)]
-    readers = (await Topics(session).groups(session.unwrap(message.record.topic)))[:GROUPS_MAX]
+    answers = await groups_reading(session, message.record.topic)
+    readers = sorted({group for groups in answers.results.values() for group in groups})
+    if not readers and answers.failures:
+        shared.append(unanswered("group", answers.failures))
+        return [_account(message, None, shared, answers.failures)]
     if not readers:
         shown = session.unwrap(message.record.topic)
         shared.append(
@@ -160,7 +108,7 @@ async def explain_message(
             )
         )
         return [_account(message, None, shared)]
-    return [await _explain_for(session, message, reader, shared) for reader in readers]
+    return [await _explain_for(session, message, reader, shared) for reader in readers[:GROUPS_MAX]]
 
 
 async def _explain_for(
@@ -196,10 +144,15 @@ async def _explain_for(
         await checks.check_dlq(session, message, wrapped),
         await checks.check_trace(session, message, group),
     )
-    return _account(message, group, found)
+    return _account(message, group, found, description.failures)
 
 
-def _account(message: MessageExt, group: str | None, found: Sequence[Check]) -> Explanation:
+def _account(
+    message: MessageExt,
+    group: str | None,
+    found: Sequence[Check],
+    failures: tuple[ServerFailure, ...] = (),
+) -> Explanation:
     consumed, verdict = judge(found)
     return Explanation(
         group=group,
@@ -208,6 +161,7 @@ def _account(message: MessageExt, group: str | None, found: Sequence[Check]) -> 
         checks=tuple(found),
         consumed=consumed,
         verdict=verdict,
+        failures=failures,
     )
 
 
@@ -216,7 +170,7 @@ def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
 
     What is known for certain comes first: a trace, a dead letter, a retry. A group that is past the
     message has seen it unless its filter or a reset left it out. Only for a message that the group
-    has yet to reach, what is in its way counts.
+    has yet to reach, what is in its way counts. What decides and is not known leaves it open.
     """
     by_name = {check.check: check for check in found}
 
@@ -228,24 +182,29 @@ def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
     for name in ("message", "dlq", "retry"):
         if status(name) == "not":
             return False, f"not consumed: {by_name[name].finding}"
+    if status("offset") in ("ok", "unknown") and status("filter") == "not":
+        return False, f"not consumed: {by_name['filter'].finding}"
+    if status("offset") != "not":
+        # Without an offset nobody got as far as that: it is the group that is not known.
+        for name in ("group",) if status("offset") is None else ("offset", "dlq", "retry"):
+            if status(name) == "unknown":
+                return None, f"unknown: {by_name[name].finding}"
     if status("offset") == "ok":
-        if status("filter") == "not":
-            return False, f"not consumed: {by_name['filter'].finding}"
-        if status("conflict") == "not":
-            return None, "passed, and perhaps never delivered: members subscribe differently"
-        if status("filter") == "ok":
-            return (
-                True,
-                "consumed: the group is past it, and it is neither a retry nor a dead letter",
-            )
-        return None, (
-            "passed: the group is past it, and it is neither a retry nor a dead letter; whether its"
-            " filter let it through, nobody tells while the group is offline"
-        )
-    for check in found:
-        if check.status == "not":
-            return False, f"not consumed: {check.finding}"
-    return None, "nothing is in its way that can be seen from here"
+        return _judge_passed(status("conflict"), status("filter"))
+    first = next(check for check in found if check.status == "not")
+    return False, f"not consumed: {first.finding}"
+
+
+def _judge_passed(conflict: str | None, passes: str | None) -> tuple[bool | None, str]:
+    """The verdict on a message that the group is past, and that is no retry and no dead letter."""
+    if conflict == "not":
+        return None, "passed, and perhaps never delivered: members subscribe differently"
+    if passes == "ok":
+        return True, "consumed: the group is past it, and it is neither a retry nor a dead letter"
+    return None, (
+        "passed: the group is past it, and it is neither a retry nor a dead letter; whether its"
+        " filter let it through, nobody tells while the group is offline"
+    )
 
 
 # ---- a group -------------------------------------------------------------------------------------
@@ -256,6 +215,7 @@ async def explain_group(session: Session, group: str, *, topic: str | None = Non
 
     Raises NotFoundError for a group that no broker knows.
     """
+    session = session.asking_once()
     description = await Groups(session).describe(group)
     members = description.members
     topics = sorted(
@@ -279,12 +239,17 @@ async def explain_group(session: Session, group: str, *, topic: str | None = Non
     verdict = "nothing is in its way"
     if causes:
         verdict = f"in its way: {'; '.join(check.finding for check in causes)}"
+    elif description.failures:
+        verdict = f"unknown: {silence({failure.server for failure in description.failures})}"
+    progress = description.progress
+    is_certain = bool(progress.lag or (progress.queues and not progress.failures))
     return Explanation(
         group=group,
         topic=topic,
         checks=tuple(found),
-        consumed=description.progress.lag == 0 if description.progress.queues else None,
+        consumed=progress.lag == 0 if is_certain else None,
         verdict=verdict,
+        failures=description.failures,
     )
 
 
@@ -303,7 +268,7 @@ async def _route_of(session: Session, topic: str) -> Check:
             "route", f"{topic} has no master on {', '.join(away)}", f"start {', '.join(away)} again"
         )
     count = sum(queues.read_queue_nums for queues in route.queue_datas)
-    return ok("route", f"{topic} has {count} queues on {', '.join(sorted(masters))}")
+    return ok("route", f"{topic} has {plural(count, 'queue')} on {', '.join(sorted(masters))}")
 
 
 async def _owners(session: Session, description: GroupDescription, topic: str | None) -> Check:
@@ -317,6 +282,8 @@ async def _owners(session: Session, description: GroupDescription, topic: str | 
         for entry in description.progress.queues
         if entry.queue not in read and entry.lag and topic in (None, entry.queue.topic)
     ]
+    if alone and members.failures:
+        return unanswered("owner", members.failures)
     if alone:
         return in_the_way(
             "owner",
@@ -325,7 +292,7 @@ async def _owners(session: Session, description: GroupDescription, topic: str | 
             "wait for the next rebalance (20 s); if it stays so, members share queues by different"
             " strategies",
         )
-    return ok("owner", f"{len(members.members)} members read {len(read)} queues")
+    return ok("owner", f"members: {len(members.members)}, queues that they read: {len(read)}")
 
 
 def _lag(description: GroupDescription, topic: str | None) -> Check:
@@ -336,13 +303,16 @@ def _lag(description: GroupDescription, topic: str | None) -> Check:
     ]
     lag = sum(entry.lag for entry in queues)
     in_flight = sum(entry.in_flight for entry in queues)
+    if not lag and description.progress.failures:
+        return unanswered("offset", description.progress.failures)
     if not queues:
         return unknown("offset", f"{description.group} has committed nothing")
     if not lag:
         return ok("offset", "it has consumed all that is there")
+    held = f", {in_flight} of them with its members" if description.is_online else ""
     return in_the_way(
         "offset",
-        f"{lag} messages wait, {in_flight} of them with its members",
+        f"{plural(lag, 'message')} {'waits' if lag == 1 else 'wait'}{held}",
         "add consumers, make handlers quicker, or leave out the backlog with `skylark group skip`",
     )
 
@@ -351,10 +321,14 @@ def _retries(description: GroupDescription) -> Check:
     waiting = sum(
         entry.lag for entry in description.progress.queues if is_retry_topic(entry.queue.topic)
     )
+    if not waiting and description.progress.failures:
+        return unanswered("retry", description.progress.failures)
     if not waiting:
         return ok("retry", "no retry is due")
     return in_the_way(
-        "retry", f"{waiting} retries are due", "repair the handler; its log says why it failed"
+        "retry",
+        f"retries that are due: {waiting}",
+        "repair the handler; its log says why it failed",
     )
 
 
@@ -365,10 +339,12 @@ async def _letters(session: Session, group: str) -> Check:
         return ok("dlq", "it has no dead letters")
     except SkylarkError as error:
         return unknown("dlq", f"the dead letters cannot be counted: {error}")
+    if not letters.pending and letters.failures:
+        return unanswered("dlq", letters.failures)
     if not letters.pending:
-        return ok("dlq", f"{letters.count} dead letters, all dealt with")
+        return ok("dlq", f"{plural(letters.count, 'dead letter')}, all dealt with")
     return in_the_way(
         "dlq",
-        f"{letters.pending} dead letters that were not sent again",
+        f"{plural(letters.pending, 'dead letter')} not sent again",
         f"`skylark dlq show {group}`, then `skylark dlq redrive {group}`",
     )

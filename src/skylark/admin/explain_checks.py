@@ -2,22 +2,25 @@
 can keep a message from a group, and says what it found.
 
 A check is ``ok`` (this is not what keeps it), ``not`` (this does, with what to do about it) or
-``unknown`` (nobody could tell, and why). Checks ask and never change anything. Names in their texts
-are those of the application; names in arguments are as servers know them.
+``unknown`` (nobody could tell, and why). Checks ask and never change anything. That something is
+not there counts only if all brokers that could have it have answered. Names in their texts are
+those of the application; names in arguments are as servers know them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from skylark.admin.errors import NotFoundError
+from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.finding import copies_in, silence
 from skylark.admin.groups import GroupDescription
 from skylark.admin.letters import REDRIVEN_FROM
-from skylark.admin.lookup import PULL_TIMEOUT_S, by_key, records_of
+from skylark.admin.lookup import PULL_TIMEOUT_S, records_of
 from skylark.admin.members import Members, Subscription, running_info
 from skylark.admin.queues import committed_offset
 from skylark.admin.session import Session, masters_of
@@ -25,7 +28,7 @@ from skylark.admin.traces import message_trace
 from skylark.client.calls import PullStatus
 from skylark.client.consumer.subscription import TAG, make_subscription
 from skylark.client.message import MessageExt
-from skylark.core.errors import ClientError, SkylarkError
+from skylark.core.errors import SkylarkError
 from skylark.core.names import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
@@ -44,8 +47,6 @@ from skylark.wire.headers.pull import PullMessageRequestHeader
 
 Status: TypeAlias = Literal["ok", "not", "unknown"]
 
-#: Where a message waits that its topic does not show yet.
-WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC)
 #: Members that are asked what they do; in a larger group the owner of a queue may stay unknown.
 MEMBERS_ASKED_MAX: Final = 64
 MEMBERS_AT_ONCE: Final = 8
@@ -71,6 +72,11 @@ def in_the_way(check: str, finding: str, fix: str) -> Check:
 
 def unknown(check: str, finding: str) -> Check:
     return Check(check=check, status="unknown", finding=finding)
+
+
+def unanswered(check: str, failures: Iterable[ServerFailure]) -> Check:
+    """Nobody could tell, because brokers did not answer."""
+    return unknown(check, silence({failure.server for failure in failures}))
 
 
 def time_text(time_ms: int) -> str:
@@ -140,13 +146,13 @@ async def check_route(session: Session, message: MessageExt) -> Check:
     if message.queue_id >= queues.read_queue_nums:
         return in_the_way(
             "route",
-            f"queue {message.queue_id} is not read: {topic} has {queues.read_queue_nums} queues to"
-            f" read on {broker}",
+            f"queue {message.queue_id} is not read: {topic} has"
+            f" {plural(queues.read_queue_nums, 'queue')} to read on {broker}",
             f"skylark topic set {topic} --broker {broker} --read-queues {message.queue_id + 1}",
         )
     if broker not in masters_of(route):
         return unknown("route", f"{broker} has no master now; slaves may serve what they have")
-    return ok("route", f"{topic} has {queues.read_queue_nums} queues to read on {broker}")
+    return ok("route", f"{topic} has {plural(queues.read_queue_nums, 'queue')} to read on {broker}")
 
 
 async def check_queue(session: Session, message: MessageExt) -> Check:
@@ -180,6 +186,8 @@ def check_group(description: GroupDescription) -> Check:
             f"{group} may not consume on {', '.join(off)}",
             "set its consume_enable to true with `skylark apply`",
         )
+    if not description.configs and description.failures:
+        return unanswered("group", description.failures)
     if not description.configs:
         return ok("group", f"{group} has no settings of its own")
     tries = sorted({entry.config.retry_max_times for entry in description.configs})
@@ -188,6 +196,8 @@ def check_group(description: GroupDescription) -> Check:
 
 def check_members(members: Members) -> Check:
     """Whether anybody of the group is there."""
+    if not members.members and members.failures:
+        return unanswered("members", members.failures)
     if not members.members:
         return in_the_way(
             "members", f"no member of {members.group} is connected", "start a consumer of the group"
@@ -203,6 +213,8 @@ def check_subscription(members: Members, topic: str) -> Check:
     if not members.members:
         return unknown("subscription", "nobody tells while the group is offline")
     found = subscription_of(members, topic)
+    if found is None and members.failures:
+        return unanswered("subscription", members.failures)
     if found is None:
         topics = [each.topic for each in members.subscriptions if not is_retry_topic(each.topic)]
         others = ", ".join(topics) or "nothing"
@@ -332,6 +344,8 @@ def check_owner(
     if readers is None:
         return unknown("owner", "not every member says which queues it reads")
     reader = readers.get(_stored_queue(message))
+    if reader is None and members.failures:
+        return unanswered("owner", members.failures)
     if reader is None:
         return in_the_way(
             "owner",
@@ -375,6 +389,8 @@ def check_lock(
             f"{reader.client_id} reads in order and does not hold the lock of the queue",
             "wait: it asks for the lock every 20 s",
         )
+    if description.members.failures:
+        return unanswered("lock", description.members.failures)
     return ok("lock", "nobody needs a lock: the group does not read the queue in order")
 
 
@@ -411,7 +427,7 @@ async def check_offset(
         (q.pull_offset for q in description.progress.queues if q.queue == shown), committed
     )
     before = message.queue_offset - committed
-    if pulled > message.queue_offset:
+    if pulled > message.queue_offset and description.is_online:
         return in_the_way(
             "offset",
             f"committed {committed}: it was delivered to a member, which is not done with it"
@@ -420,7 +436,7 @@ async def check_offset(
         )
     return in_the_way(
         "offset",
-        f"committed {committed}: {before} messages of the queue come before it",
+        f"committed {committed}: {_before(before)}",
         "wait, add consumers, or leave out the backlog with `skylark group skip`",
     )
 
@@ -432,13 +448,15 @@ async def check_retry(session: Session, message: MessageExt, group: str) -> Chec
     """Whether it failed, and waits for another try; ``group`` as servers know it."""
     topic = retry_topic(group)
     copies = await copies_in(session, topic, message.msg_id)
+    delayed = await copies_in(session, SCHEDULE_TOPIC, message.msg_id)
     waiting = [
-        copy
-        for copy in await copies_in(session, SCHEDULE_TOPIC, message.msg_id)
-        if copy.properties.get(names.PROPERTY_REAL_TOPIC) == topic
+        copy for copy in delayed.messages if copy.properties.get(names.PROPERTY_REAL_TOPIC) == topic
     ]
+    silent = copies.silent | delayed.silent
     # A copy that waits has the number of the try that it is for.
-    last = max((*copies, *waiting), key=lambda copy: copy.reconsume_times, default=None)
+    last = max((*copies.messages, *waiting), key=lambda copy: copy.reconsume_times, default=None)
+    if last is None and silent:
+        return unknown("retry", silence(silent))
     if last is None:
         return ok("retry", "it is not among the retries of the group")
     tries = last.reconsume_times
@@ -456,6 +474,10 @@ async def check_retry(session: Session, message: MessageExt, group: str) -> Chec
     except SkylarkError as error:
         return unknown("retry", f"it failed {_times(tries)}; how the last try went: {error}")
     if committed is not None and committed > last.queue_offset:
+        if silent:
+            return unknown(
+                "retry", f"it failed {_times(tries)}; whether it did again: {silence(silent)}"
+            )
         return ok("retry", f"it failed {_times(tries)}; the group is past the last retry")
     return in_the_way(
         "retry",
@@ -467,17 +489,27 @@ async def check_retry(session: Session, message: MessageExt, group: str) -> Chec
 async def check_dlq(session: Session, message: MessageExt, group: str) -> Check:
     """Whether the group gave it up; ``group`` as servers know it."""
     letters = await copies_in(session, dlq_topic(group), message.msg_id)
-    if not letters:
+    if not letters.messages and letters.silent:
+        return unknown("dlq", silence(letters.silent))
+    if not letters.messages:
         return ok("dlq", "it is not among the dead letters of the group")
-    letter = letters[-1]
+    letter = letters.messages[-1]
     since = time_text(letter.record.store_timestamp)
+    silent: set[str] = set()
     for topic in (message.record.topic, retry_topic(group)):
-        for copy in await copies_in(session, topic, message.msg_id):
+        copies = await copies_in(session, topic, message.msg_id)
+        silent |= copies.silent
+        for copy in copies.messages:
             if copy.properties.get(REDRIVEN_FROM) == letter.offset_msg_id:
                 sent = time_text(copy.record.store_timestamp)
                 return ok(
                     "dlq", f"it was a dead letter since {since}, and was sent again at {sent}"
                 )
+    if silent:
+        return unknown(
+            "dlq",
+            f"it was a dead letter since {since}; whether it was sent again: {silence(silent)}",
+        )
     shown = session.unwrap(group)
     return in_the_way(
         "dlq",
@@ -514,19 +546,22 @@ async def check_trace(session: Session, message: MessageExt, group: str) -> Chec
     )
 
 
-async def copies_in(session: Session, topic: str, unique_id: str) -> list[MessageExt]:
-    """Messages with a unique id in a topic as servers know it; none if there is no such topic."""
-    try:
-        return await by_key(session, topic, unique_id, unique=True)
-    except ClientError:  # no such topic, or not all brokers can be asked
-        return []
-
-
 def _stored_queue(message: MessageExt) -> MessageQueue:
     """The queue of a message as servers know it."""
     return MessageQueue(
         topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id
     )
+
+
+def _before(count: int) -> str:
+    if count == 0:
+        return "it is the next message of the queue"
+    return f"{plural(count, 'message')} of the queue {'comes' if count == 1 else 'come'} before it"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _times(count: int) -> str:

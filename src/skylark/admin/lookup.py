@@ -16,11 +16,11 @@ of all brokers of the topic are put together, oldest first.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from skylark.admin.errors import NotFoundError
-from skylark.admin.fan_out import on_each
+from skylark.admin.fan_out import FannedOut, on_each
 from skylark.admin.session import Session
 from skylark.client.calls import Pulled, PullStatus
 from skylark.client.message import MessageExt
@@ -93,6 +93,31 @@ async def by_key(
 
     Raises NotFoundError for the topic, and if not all brokers can be asked.
     """
+    answers = await search_index(
+        session,
+        await session.topic_masters(topic),
+        topic,
+        key,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+        unique=unique,
+    )
+    return oldest_first(answers.all().values(), count_max)
+
+
+async def search_index(
+    session: Session,
+    masters: Mapping[str, str],
+    topic: str,
+    key: str,
+    *,
+    begin_ms: int = 0,
+    end_ms: int = INT64_MAX,
+    count_max: int = KEY_COUNT_MAX,
+    unique: bool = False,
+) -> FannedOut[list[MessageExt]]:
+    """What each of some masters has of a topic with a key or a unique id."""
     header = QueryMessageRequestHeader(
         topic=topic,
         key=key,
@@ -102,23 +127,27 @@ async def by_key(
         index_type=UNIQUE_INDEX if unique else KEY_INDEX,
         unique_key_query=unique,
     )
-    answers = await on_each(
-        await session.topic_masters(topic),
-        lambda _, address: session.calls.query_messages(address, header, session.timeout_s),
-    )
-    found = [
-        message_of(session, record, broker)
-        for broker, messages in answers.all().items()
-        for record in messages.records
-    ]
-    matching = [
-        message
-        for message in found
-        if message.record.topic == topic
-        and (message.msg_id == key if unique else key in message.keys)
-    ]
-    matching.sort(key=lambda message: message.record.store_timestamp)
-    return matching[-count_max:]
+
+    async def search(broker: str, address: str) -> list[MessageExt]:
+        answer = await session.calls.query_messages(address, header, session.timeout_s)
+        found = (message_of(session, record, broker) for record in answer.records)
+        return [
+            message
+            for message in found
+            if message.record.topic == topic
+            and (message.msg_id == key if unique else key in message.keys)
+        ]
+
+    return await on_each(masters, search)
+
+
+def oldest_first(
+    found: Iterable[list[MessageExt]], count_max: int = KEY_COUNT_MAX
+) -> list[MessageExt]:
+    """What brokers have found, put together; of too many, the newest."""
+    messages = [message for part in found for message in part]
+    messages.sort(key=lambda message: message.record.store_timestamp)
+    return messages[-count_max:]
 
 
 async def at_offset(session: Session, address: str, queue: MessageQueue, offset: int) -> MessageExt:

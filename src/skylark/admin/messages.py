@@ -7,6 +7,8 @@
 ``at``                 by queue and offset
 ``between``            all messages of a time range, oldest first
 ``trace``              what producers and consumers have told about it
+``explain``            why groups did or did not consume it, and what to do about it
+``explain_group``      why a group does not get on
 ``consume_directly``   let a member of a group consume it now, and see what its handler says
 =====================  ==========================================================================
 
@@ -24,6 +26,7 @@ from typing import Final
 import msgspec
 
 from skylark.admin.errors import NotFoundError
+from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.lookup import KEY_COUNT_MAX, at_offset, by_key, by_offset_id
 from skylark.admin.members import RELAY_TIMEOUT_S, group_members, no_member
@@ -207,6 +210,24 @@ class Messages:
         Raises NotFoundError if there is nothing.
         """
         return await message_trace(self._session, message_id, trace_topic)
+
+    async def explain(
+        self, message_id: str, *, topic: str | None = None, group: str | None = None
+    ) -> list[Explanation]:
+        """Why a message was or was not consumed: by one group, or by each that reads its topic.
+
+        Takes ids of both kinds; without its topic all topics are looked through. Raises
+        NotFoundError if there is no such message, and ClientError if it was not found and brokers
+        did not answer.
+        """
+        return await explain_message(self._session, message_id, topic=topic, group=group)
+
+    async def explain_group(self, group: str, *, topic: str | None = None) -> Explanation:
+        """Why a group does not get on, in all of its topics or in one.
+
+        Raises NotFoundError for a group that no broker knows.
+        """
+        return await explain_group(self._session, group, topic=topic)
 
     async def consume_directly(
         self, group: str, message: MessageExt, client_id: str | None = None

@@ -244,10 +244,13 @@ async def _apply_on(
 ) -> bool:
     """Carry out one broker's part of a plan; whether its members were told to jump."""
     if await _resets_by_itself(session, address):
-        for queue in queues:
-            await session.call(
-                address, _request(session, plan, queue.queue.queue_id, queue.new_offset)
-            )
+
+        async def reset(queue: QueueReset) -> None:
+            request = _request(session, plan, queue.queue.queue_id, queue.new_offset)
+            await session.call(address, request)
+
+        # Together: the broker answers when the offsets are on disk, and one write serves many.
+        await few_at_a_time(queues, reset)
         return False
     if plan.time_ms is not None and plan.is_whole:
         try:

@@ -7,7 +7,8 @@ one that answered last. Changes of what they hold go to each (:meth:`Session.nam
 Names are those of the application: :meth:`wrap` puts them into the namespace on the way out, and
 :meth:`unwrap` takes them out of results. A broker may be given by its name or by its address; only
 masters are found by name. Every request has a time limit, ``timeout_s`` unless a function says
-otherwise.
+otherwise. A question of many requests does not wait for a dead server again and again:
+:meth:`Session.asking_once`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
-from skylark.client.calls import BrokerCalls, checked, make_request
+from skylark.client.calls import BrokerCalls, Caller, checked, make_request
 from skylark.client.link import Link
 from skylark.client.namespace import Namespace
 from skylark.client.routes import MASTER_ID
@@ -26,7 +27,9 @@ from skylark.core.clock import Clock
 from skylark.core.errors import (
     ClientStateError,
     ConfigError,
+    ConnectError,
     NoNameServerError,
+    RequestTimeoutError,
     TransportError,
 )
 from skylark.core.names import parse_address
@@ -56,12 +59,25 @@ class Session:
         namespace: Namespace,
         *,
         timeout_s: float = TIMEOUT_S,
+        caller: Caller | None = None,
     ) -> None:
+        """``caller``: by which brokers are asked, if not by the link itself."""
         self._link = link
+        self._caller = caller or link
         self._name_servers = list(name_servers)
         self.namespace = namespace
         self.timeout_s = timeout_s
-        self.calls = BrokerCalls(link, timeout_s)
+        self.calls = BrokerCalls(self._caller, timeout_s)
+
+    def asking_once(self) -> Session:
+        """The same for one question of many requests: who did not answer is not asked again."""
+        return Session(
+            self._link,
+            self._name_servers,
+            self.namespace,
+            timeout_s=self.timeout_s,
+            caller=AskingOnce(self._caller),
+        )
 
     @property
     def clock(self) -> Clock:
@@ -91,7 +107,7 @@ class Session:
     ) -> Command:
         """A broker's answer, if its code is success or one of ``also``; else raises its error."""
         self._check_loop()
-        answer = await self._link.call(address, request, timeout_s or self.timeout_s)
+        answer = await self._caller.call(address, request, timeout_s or self.timeout_s)
         return checked(answer, address, *also)
 
     async def ask(
@@ -126,7 +142,7 @@ class Session:
                 answer = await self._link.call_name_server(address, request, self.timeout_s)
             except TransportError as error:
                 log.info("name server %s does not answer: %s", address, error)
-                problems.append(str(error))
+                problems.append(error.message)
                 last = error
                 self._name_servers.remove(address)
                 self._name_servers.append(address)
@@ -161,7 +177,8 @@ class Session:
     ) -> dict[str, str]:
         """Name -> address of every master, of those of one cluster, or of one broker.
 
-        Raises NoBrokerError if there is none, NotFoundError for a broker that is not known.
+        Raises NoBrokerError if there is none, NotFoundError for a broker or cluster that is not
+        known.
         """
         if broker is not None:
             return dict([await self.broker(broker)])
@@ -174,6 +191,10 @@ class Session:
         if not found:
             where = "" if cluster is None else f" of cluster {cluster}"
             clusters = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            if cluster is not None and cluster not in info.cluster_addr_table:
+                raise NotFoundError(
+                    f"there is no cluster {cluster}", hint=f"clusters there: {clusters}"
+                )
             raise NoBrokerError(
                 f"no broker{where} is registered with {';'.join(self.name_servers)}",
                 hint=f"clusters there: {clusters}",
@@ -219,6 +240,26 @@ class Session:
     async def topic_masters(self, topic: str) -> dict[str, str]:
         """Name -> address of the masters that have a topic; raises NotFoundError."""
         return masters_of(await self.route(topic))
+
+
+class AskingOnce:
+    """Calls that fail at once where an earlier one found nobody, or waited in vain."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._silent: dict[str, TransportError] = {}
+
+    async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
+        if address in self._silent:
+            raise self._silent[address]
+        try:
+            return await self._caller.call(address, request, timeout_s)
+        except (ConnectError, RequestTimeoutError) as error:
+            self._silent[address] = error
+            raise
+
+    async def oneway(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> None:
+        await self._caller.oneway(address, request, timeout_s)
 
 
 def masters_of(route: TopicRouteData) -> dict[str, str]:

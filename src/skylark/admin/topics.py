@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from skylark.admin.errors import NotFoundError, ServerFailure
-from skylark.admin.fan_out import few_at_a_time, on_each
+from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
 from skylark.admin.queue_stats import QueueStats, topic_stats
 from skylark.admin.session import Session, masters_of, no_topic
 from skylark.admin.settings import kv_delete, kv_get, kv_put
@@ -66,6 +66,8 @@ class TopicOnBroker(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     created: bool  # False: it was there before
     queue_count: int  # for writing
+    read_queue_count: int
+    perm: str
 
 
 class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +271,8 @@ class Topics:
             address=address,
             created=created,
             queue_count=config.write_queue_nums,
+            read_queue_count=config.read_queue_nums,
+            perm=format_perm(config.perm),
         )
 
     def _checked(self, topic: str) -> str:
@@ -348,15 +352,20 @@ class Topics:
 
         Raises NotFoundError, PartialFailureError.
         """
-        session, name = self._session, self._session.wrap(topic)
-        header = TopicRequestHeader(topic=name)
-        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-        answers = await on_each(
-            await session.topic_masters(name),
-            lambda _, address: session.ask(GroupList, address, code, header),
-        )
-        found = {group for answer in answers.all().values() for group in answer.group_list}
-        return sorted(session.unwrap(group) for group in found if session.is_ours(group))
+        answers = await groups_reading(self._session, self._session.wrap(topic))
+        return sorted({group for groups in answers.all().values() for group in groups})
+
+
+async def groups_reading(session: Session, topic: str) -> FannedOut[list[str]]:
+    """What each broker knows of the groups that read a topic, named as servers know it."""
+    header = TopicRequestHeader(topic=topic)
+    code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+
+    async def ask(_: str, address: str) -> list[str]:
+        found = await session.ask(GroupList, address, code, header)
+        return [session.unwrap(group) for group in found.group_list if session.is_ours(group)]
+
+    return await on_each(await session.topic_masters(topic), ask)
 
 
 def _is_internal(name: str, system: Collection[str]) -> bool:

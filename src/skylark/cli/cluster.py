@@ -77,6 +77,46 @@ def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
     return ask(namesrv, report)
 
 
+# ---- taking a broker out -------------------------------------------------------------------------
+
+PERM_COLUMNS = ("name_server", "topics")
+
+
+@command.command("wipe-write-perm", epilog="Example: skylark cluster wipe-write-perm broker-b")
+@click.argument("broker")
+@namesrv_option
+@click.pass_obj
+def wipe_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
+    """Have name servers tell producers to leave BROKER alone; readers go on.
+
+    So a broker is emptied before it is taken away. It holds until the broker is started again.
+    """
+
+    async def wipe(admin: Admin) -> dict[str, int]:
+        return await admin.settings.wipe_write_perm(broker)
+
+    _show_changed(context, ask(namesrv, wipe))
+    context.output.note(f"producers leave {broker} within 30 seconds, at their next look at routes")
+
+
+@command.command("add-write-perm", epilog="Example: skylark cluster add-write-perm broker-b")
+@click.argument("broker")
+@namesrv_option
+@click.pass_obj
+def add_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
+    """Have name servers tell producers to write to BROKER again."""
+
+    async def add(admin: Admin) -> dict[str, int]:
+        return await admin.settings.add_write_perm(broker)
+
+    _show_changed(context, ask(namesrv, add))
+
+
+def _show_changed(context: CliContext, topics: dict[str, int]) -> None:
+    rows = ({"name_server": server, "topics": count} for server, count in topics.items())
+    context.output.rows(PERM_COLUMNS, rows)
+
+
 # ---- settings ------------------------------------------------------------------------------------
 
 broker_option = click.option("--broker", help="Only this broker, by name or address.")

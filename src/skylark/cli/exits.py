@@ -56,6 +56,7 @@ def exit_code(error: Exception) -> ExitCode:
     # The first row that matches decides.
     table: tuple[tuple[type[Exception], ExitCode], ...] = (
         (errors.ConfigError, ExitCode.USAGE),
+        (errors.InvalidParameterError, ExitCode.USAGE),  # a name or number that cannot be
         (IllegalNameError, ExitCode.USAGE),
         (errors.SendTimeoutError, ExitCode.UNREACHABLE),
         (errors.TooManyRequestsError, ExitCode.FAILED),  # refused by ourselves, not by the network
@@ -76,9 +77,14 @@ def exit_code(error: Exception) -> ExitCode:
 
 def sentence(error: Exception) -> str:
     """One line for a person."""
-    from skylark.core.errors import SkylarkError
+    from skylark.core.errors import BrokerError, SkylarkError
 
-    text = " ".join(str(error).split())
+    said = str(error)
+    if isinstance(error, BrokerError) and error.broker_address is not None:
+        # The text of the error is that of Java's client, for logs that are searched for it.
+        hint = f": {error.hint}" if error.hint else ""
+        said = f"{error.remark} (said by {error.broker_address}){hint}"
+    text = " ".join(said.split())
     if isinstance(error, SkylarkError | OSError):
         return text or type(error).__name__
     return f"internal error, please report it: {type(error).__name__}: {text} (see --debug)"
@@ -97,8 +103,9 @@ def explained(topic: str) -> Iterator[None]:
     try:
         yield
     except NoNameServerError as error:
+        then = " Start" if error.message.endswith("?") else "; start"
         raise UnreachableError(
-            f"{error.message}; start one with skylark up, or say where it is with -n HOST:PORT"
+            f"{error.message}{then} one with skylark up, or say where it is with -n HOST:PORT"
         ) from error
     except NoRouteError as error:
         raise TopicMissingError(

@@ -58,12 +58,15 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
     """List the groups, with members that are connected and messages that wait."""
     from skylark.admin.errors import NotFoundError
     from skylark.admin.fan_out import few_at_a_time
+    from skylark.admin.groups import Groups
 
     async def listed(admin: Admin) -> tuple[GroupListing, list[dict[str, object]]]:
+        groups = Groups(admin.session.asking_once())
+
         async def row(group: GroupSummary) -> dict[str, object]:
-            members = await admin.groups.members(group.group)
+            members = await groups.members(group.group)
             try:
-                lag = (await admin.groups.progress(group.group)).lag
+                lag = (await groups.progress(group.group)).lag
             except NotFoundError:  # it has committed nothing
                 lag = None
             return {
@@ -74,7 +77,7 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
                 "lag": lag,
             }
 
-        listing = await admin.groups.all(with_internal=with_internal)
+        listing = await groups.all(with_internal=with_internal)
         return listing, await few_at_a_time(listing.groups, row, GROUPS_AT_ONCE)
 
     listing, rows = ask(namesrv, listed)
@@ -99,17 +102,18 @@ def describe(context: CliContext, group: str, namesrv: str | None, owners: bool)
         return
     columns = QUEUE_COLUMNS if owners else QUEUE_COLUMNS[:-1]
     context.output.rows(columns, _queue_rows(found))
-    context.output.gap()
     members = found.members
-    context.output.rows(
-        ("client_id", "address", "language", "version", "brokers"),
-        map(msgspec.structs.asdict, members.members),
-    )
-    context.output.gap()
-    context.output.rows(
-        ("topic", "expression", "expression_type"),
-        map(msgspec.structs.asdict, members.subscriptions),
-    )
+    if members.members:
+        context.output.gap()
+        context.output.rows(
+            ("client_id", "address", "language", "version", "brokers"),
+            map(msgspec.structs.asdict, members.members),
+        )
+        context.output.gap()
+        context.output.rows(
+            ("topic", "expression", "expression_type"),
+            map(msgspec.structs.asdict, members.subscriptions),
+        )
     context.output.gap()
     context.output.record(
         {
@@ -139,7 +143,8 @@ def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
             "broker_offset": entry.broker_offset,
             "consumer_offset": entry.consumer_offset,
             "lag": entry.lag,
-            "in_flight": entry.in_flight,
+            # Members that are gone have left what they had pulled to the others.
+            "in_flight": entry.in_flight if found.is_online else 0,
             "last_consumed": shown_time(entry.last_time_ms),
             "client_id": entry.client_id,
         }

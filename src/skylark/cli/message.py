@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.asking import ask, complete_groups, complete_topics, moment, plain, topic_argument
+from skylark.cli.asking import (
+    ask,
+    complete_groups,
+    complete_topics,
+    moment,
+    note_failures,
+    plain,
+    topic_argument,
+)
 from skylark.cli.context import CliContext
 from skylark.cli.message_rows import QUERY_COLUMNS, query_row, show_message
 from skylark.cli.name_servers import namesrv_option
@@ -58,17 +66,26 @@ def get(
 
     async def found(admin: Admin) -> list[tuple[MessageExt, MessageTrace | None]]:
         from skylark.admin.errors import NotFoundError
-        from skylark.admin.explain import find_message
+        from skylark.admin.finding import find_message
 
         if message_id is not None:
-            messages = [await find_message(admin.session, message_id, topic)]
+            messages = [await find_message(admin.session.asking_once(), message_id, topic)]
         else:
             messages = await admin.messages.by_key(topic or "", key or "")
             if not messages:
                 raise NotFoundError(f"no message with key {key} in topic {topic}")
         if not trace:
             return [(message, None) for message in messages]
-        return [(message, await admin.messages.trace(message.msg_id)) for message in messages]
+        return [(message, await trace_of(admin, message)) for message in messages]
+
+    async def trace_of(admin: Admin, message: MessageExt) -> MessageTrace | None:
+        from skylark.admin.errors import NotFoundError
+
+        try:
+            return await admin.messages.trace(message.msg_id)
+        except NotFoundError as error:  # the message itself is there
+            context.output.note(str(error))
+            return None
 
     show_message(context.output, ask(namesrv, found))
 
@@ -151,21 +168,21 @@ def explain(
         raise click.UsageError("give the ID of a message, or --group, or both")
 
     async def accounts(admin: Admin) -> list[Explanation]:
-        from skylark.admin.explain import explain_group, explain_message
-
         if message_id is None:
-            return [await explain_group(admin.session, group or "", topic=topic)]
-        return await explain_message(admin.session, message_id, topic=topic, group=group)
+            return [await admin.messages.explain_group(group or "", topic=topic)]
+        return await admin.messages.explain(message_id, topic=topic, group=group)
 
     found = ask(namesrv, accounts)
     if context.output.is_json:
-        columns = ("message_id", "topic", "group", "consumed", "verdict", "checks")
+        columns = ("message_id", "topic", "group", "consumed", "verdict", "checks", "failures")
         context.output.rows(columns, map(plain, found))
         return
     for number, account in enumerate(found):
         if number:
             context.output.gap()
         _show_account(context, account)
+    silent = {failure.server: failure for account in found for failure in account.failures}
+    note_failures(context, silent.values())
 
 
 def _show_account(context: CliContext, account: Explanation) -> None:

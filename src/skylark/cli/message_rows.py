@@ -61,7 +61,8 @@ def show_message(
             document["trace"] = plain(trace)
         documents.append(document)
     if output.is_json:
-        output.rows(tuple(documents[0]), documents)
+        columns = dict.fromkeys(name for document in documents for name in document)
+        output.rows(tuple(columns), documents)  # not each has a trace
         return
     for number, document in enumerate(documents):
         if number:

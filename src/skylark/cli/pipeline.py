@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from skylark.cli.context import CliContext
-from skylark.cli.job.common import figures, stopping
+from skylark.cli.job.common import MoveBar, bars, stopping
 
 if TYPE_CHECKING:
+    from skylark.spark.jobs.frame import JobProgress
     from skylark.spark.pipelines.document import Document, Pipeline
     from skylark.spark.pipelines.plan import PipelinePlan
     from skylark.spark.pipelines.resetting import ResetPlan
-    from skylark.spark.pipelines.running import Watcher
     from skylark.spark.pipelines.sessions import Session
     from skylark.spark.pipelines.starting import Start
     from skylark.spark.pipelines.status import PipelineStatus
@@ -180,7 +180,8 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
         from skylark.spark.pipelines.running import run_pipelines
 
         chosen = [pipeline for pipeline, _ in starts]
-        with stopping() as stop, _bars(context, chosen) as watcher:
+        with stopping() as stop, bars(context, [each.name for each in chosen]) as move:
+            watcher = _Bars(move)
             runs = run_pipelines(
                 spark, document, chosen, watcher=watcher, stop=stop, available_now=available_now
             )
@@ -191,39 +192,14 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
         raise click.ClickException("; ".join(problems))
 
 
-@contextmanager
-def _bars(context: CliContext, pipelines: list[Pipeline]) -> Iterator[Watcher]:
-    """A bar for each pipeline with rows, rate and lag, if a person watches."""
-    import sys
+class _Bars:
+    """The bars of pipelines, as the run knows them."""
 
-    from skylark.spark.jobs.frame import JobProgress
-    from skylark.spark.pipelines.running import NoWatcher
+    def __init__(self, move: MoveBar) -> None:
+        self._move = move
 
-    if context.output.is_json or not sys.stderr.isatty():
-        yield NoWatcher()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        tasks = {
-            each.name: progress.add_task(each.name, total=None, figures="starting")
-            for each in pipelines
-        }
-
-        class Bars:
-            def progress(self, name: str, now: JobProgress) -> None:
-                total = None if now.lag is None else now.rows + now.lag
-                progress.update(tasks[name], completed=now.rows, total=total, figures=figures(now))
-
-        yield Bars()
+    def progress(self, name: str, now: JobProgress) -> None:
+        self._move(name, now)
 
 
 # ---- status and reset ----------------------------------------------------------------------------

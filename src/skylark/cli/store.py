@@ -317,6 +317,10 @@ def _failing_well(directory: Path) -> Iterator[None]:
             raise
         raise _NotFoundError(f"there is no directory {directory}") from error
     except NotAStoreError as error:
+        # The folder of `skylark up` has a store for each broker.
+        below = sorted(str(log.parent) for log in directory.glob("*/commitlog"))
+        if below:
+            raise _NotAStoreError(f"{directory} is no store, but has {', '.join(below)}") from error
         raise _NotAStoreError(str(error)) from error
     except StoreFileError as error:
         if error.path == directory and directory.is_file():

@@ -21,7 +21,7 @@ from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin import Admin
-    from skylark.admin.topics import TopicDescription, TopicOnBroker
+    from skylark.admin.topics import TopicDescription
 
 QUEUE_COUNT = click.IntRange(1, 65_536)
 PERM = click.Choice(["r", "w", "rw"])
@@ -70,6 +70,8 @@ def create(
     attributes: tuple[str, ...],
 ) -> None:
     """Create a topic; one that exists stays as it is."""
+    import msgspec
+
     results = ask(
         namesrv,
         lambda admin: admin.topics.create(
@@ -82,7 +84,8 @@ def create(
             attributes=dict(map(_attribute, attributes)),
         ),
     )
-    _show_changed(context, results)
+    columns = ("topic", "broker", "address", "created", "queue_count")
+    context.output.rows(columns, map(msgspec.structs.asdict, results))
 
 
 @command.command("list", epilog="Example: skylark --output json topic list --all")
@@ -233,7 +236,21 @@ def set_topic(
             broker=broker,
         ),
     )
-    _show_changed(context, results)
+    columns = ("topic", "broker", "address", "read_queues", "write_queues", "perm")
+    context.output.rows(
+        columns,
+        (
+            {
+                "topic": each.topic,
+                "broker": each.broker,
+                "address": each.address,
+                "read_queues": each.read_queue_count,
+                "write_queues": each.queue_count,
+                "perm": each.perm,
+            }
+            for each in results
+        ),
+    )
 
 
 @command.command("delete", epilog="Example: skylark topic delete orders --yes")
@@ -254,13 +271,6 @@ def delete(
         ("topic", "broker", "deleted"),
         ({"topic": topic, "broker": broker, "deleted": True} for broker in brokers),
     )
-
-
-def _show_changed(context: CliContext, results: list[TopicOnBroker]) -> None:
-    import msgspec
-
-    columns = ("topic", "broker", "address", "created", "queue_count")
-    context.output.rows(columns, map(msgspec.structs.asdict, results))
 
 
 def _attribute(text: str) -> tuple[str, str]:

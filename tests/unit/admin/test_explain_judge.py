@@ -37,13 +37,25 @@ def found(**given: Status) -> list[Check]:
         ({"offset": "not", "members": "not"}, False, "not consumed: <members>"),
         ({"offset": "not", "filter": "not", "owner": "not"}, False, "not consumed: <filter>"),
         ({"offset": "not"}, False, "not consumed: <offset>"),
-        ({"offset": "unknown"}, None, "nothing is in its way"),
+        ({"offset": "unknown"}, None, "unknown: <offset>"),
+        ({"offset": "unknown", "members": "not"}, None, "unknown: <offset>"),
+        ({"offset": "unknown", "filter": "not"}, False, "not consumed: <filter>"),
+        ({"dlq": "unknown"}, None, "unknown: <dlq>"),
+        ({"retry": "unknown"}, None, "unknown: <retry>"),
+        ({"retry": "unknown", "dlq": "not"}, False, "not consumed: <dlq>"),
+        ({"retry": "unknown", "trace": "ok"}, True, "consumed: <trace>"),
+        ({"group": "unknown"}, True, "consumed: the group is past it"),
     ],
 )
 def test_verdicts(statuses: dict[str, Status], consumed: bool | None, said: str) -> None:
     verdict = judge(found(**statuses))
     assert verdict[0] is consumed
     assert verdict[1].startswith(said)
+
+
+def test_a_group_that_nobody_could_ask_about() -> None:
+    checks = [check for check in found(group="unknown") if check.check in ORDER[:4]]
+    assert judge(checks) == (None, "unknown: <group>")
 
 
 def test_causes_are_what_is_in_the_way() -> None:

@@ -103,6 +103,29 @@ def test_nobody_answers() -> None:
     assert invoke("cluster", "list", "-n", "127.0.0.1:1").exit_code == 3
 
 
+# ---- taking a broker out -------------------------------------------------------------------------
+
+
+def test_producers_are_kept_from_a_broker_and_let_back(shell: Shell) -> None:
+    shell.create("Drained")
+
+    def permission() -> str:
+        (broker,) = shell.json("topic", "route", "Drained")
+        return str(broker["perm"])
+
+    wiped = shell.json("cluster", "wipe-write-perm", "broker-a")
+    try:
+        assert [row["name_server"] for row in wiped] == [shell.namesrv]
+        assert wiped[0]["topics"] > 0
+        assert permission() == "r"
+    finally:
+        added = shell.json("cluster", "add-write-perm", "broker-a")
+    assert added == wiped
+    assert permission() == "rw"
+    error = shell.error("cluster", "wipe-write-perm", "nobody", code=4)
+    assert "nobody" in error
+
+
 # ---- settings ------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from skylark.core.clock import LoopClock
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.admin import CreateTopicRequestHeader
-from tests.unit.cli.test_up import TIMEOUT_S, Up, command, environment, run, up
+from tests.unit.cli.ups import TIMEOUT_S, Up, command, environment, run, up
 
 BROKER = "broker-a"
 

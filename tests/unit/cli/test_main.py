@@ -164,7 +164,7 @@ CODES: dict[type[Exception], int] = {
     errors.TopicNotExistError: 4,
     errors.QueryNotFoundError: 4,
     errors.SubscriptionGroupNotExistError: 4,
-    errors.InvalidParameterError: 1,
+    errors.InvalidParameterError: 2,
     errors.ConsumerNotOnlineError: 1,
     errors.GoAwayError: 1,
     errors.ClientError: 1,

@@ -106,7 +106,7 @@ def test_the_account_of_a_group(shell: Shell, sent: dict[str, Any]) -> None:
     shell.consume(T, "explained-slow", "--count", "1")
     (account,) = shell.json("message", "explain", "--group", "explained-slow")
     assert (account["message_id"], account["consumed"]) == (None, False)
-    assert "no member of explained-slow is connected; 1 messages wait" in account["verdict"]
+    assert "no member of explained-slow is connected; 1 message waits" in account["verdict"]
     assert shell.lines("message", "explain", "--group", "explained-slow", "--topic", T)[
         -1
     ].startswith("no       consumed      explained-slow: in its way: ")

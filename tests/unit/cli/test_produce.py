@@ -19,7 +19,7 @@ from skylark.cli.asking import duration_s
 from skylark.cli.exits import UnreachableError, explained
 from skylark.cli.produce import LINE_SIZE_MAX, _piece_size
 from skylark.core.errors import BrokerError, ConnectError, SendFailedError
-from tests.unit.cli.test_up import TIMEOUT_S, Up, command, environment, run, up
+from tests.unit.cli.ups import TIMEOUT_S, Up, command, environment, run, up
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
     done = run(tmp_path, "produce", "T", "x", "-n", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("Error: no name server answers: no connection to 127.0.0.1:1")
-    assert "start one with skylark up, or say where it is with -n HOST:PORT" in done.stderr
+    assert "Start one with skylark up, or say where it is with -n HOST:PORT" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -25,7 +25,7 @@ from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_admin import repair
 from skylark.spark.writing import TaskId, sink_client, write_exactly_once
 from skylark.sync import Admin, read_arrow
-from tests.unit.cli.test_up import TIMEOUT_S, command, environment, run, up
+from tests.unit.cli.ups import TIMEOUT_S, command, environment, run, up
 
 WAIT_S = 60.0
 

@@ -15,9 +15,10 @@ from skylark.wire.bodies.pop import (
     encode_bit_set,
 )
 from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.stats import ConsumeStats, TopicStatsTable
 from skylark.wire.bodies.sync import TimerCheckpoint
 from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
-from skylark.wire.fastjson import decode_body, encode_body
+from skylark.wire.fastjson import DIALECT_SIZE_MAX, decode_body, encode_body
 
 
 def test_newer_means_state_version_then_counter_then_timestamp() -> None:
@@ -116,6 +117,17 @@ def test_timer_checkpoint() -> None:
     assert TimerCheckpoint.decode(data + bytes(4096 - 56)) == checkpoint
     with pytest.raises(RemoteProtocolError):
         TimerCheckpoint.decode(data[:-1])
+
+
+@pytest.mark.parametrize("table", [TopicStatsTable, ConsumeStats])
+def test_tables_of_queues_may_be_long(table: type[TopicStatsTable] | type[ConsumeStats]) -> None:
+    """A broker says something of each queue, and a topic may have 65,536."""
+    row = b'{"brokerName":"b","queueId":%d,"topic":"T"}:{"maxOffset":7,"brokerOffset":7}'
+    body = b'{"offsetTable":{' + b",".join(row % number for number in range(20_000)) + b"}}"
+    assert len(body) > DIALECT_SIZE_MAX
+    found = set(decode_body(table, body).offset_table)
+    assert len(found) == 20_000
+    assert MessageQueue(topic="T", broker_name="b", queue_id=19_999) in found
 
 
 def test_every_body_in_the_table_reads_an_empty_one() -> None:

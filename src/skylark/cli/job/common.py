@@ -4,15 +4,13 @@
 
     @click.command("archive", epilog="Example: ...")
     @click.argument("topic")
-    @job_options
-    @checkpoint_option
-    @dry_run_option
+    @stream_options("archive", batch_rows=1_000_000)
     @click.pass_obj
-    def command(context, topic, namesrv, master, conf, checkpoint, dry_run) -> None:
+    def command(context, topic, stream) -> None:
         from skylark.spark.jobs import archive
 
         options = archive.ArchiveOptions(...)          # refuses what is wrong before Spark starts
-        with running(context, "archive", master, conf) as job:
+        with running(context, "archive", stream.master, stream.conf) as job:
             summary = archive.run(job.spark, options, job.report, job.stop)
         show_summary(context, summary)
 
@@ -21,9 +19,11 @@ The interrupt key and SIGTERM end the batch in hand; the second time they end th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from skylark.spark.jobs.frame import Job, JobProgress, QueueSpan, Report
+    from skylark.spark.jobs.frame import Job, JobProgress, QueueSpan
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+#: Moves the bar with a name to where its job is.
+MoveBar: TypeAlias = "Callable[[str, JobProgress], None]"
 
 DEFAULT_MASTER: Final = "local[*]"
 
@@ -92,7 +94,8 @@ format_option = click.option(
 )
 
 
-def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """``30s``, ``5m`` in milliseconds, as the callback of an option."""
     from skylark.spark.option_table import duration_ms
 
     if value is None:
@@ -107,10 +110,73 @@ interval_option = click.option(
     "--interval",
     "interval_ms",
     metavar="DURATION",
-    callback=_duration,
+    callback=duration,
     help="Go on until stopped, with a batch this often (30s, 5m).  [default: end with what is"
     " there]",
 )
+
+
+tags_option = click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
+
+
+@dataclass(frozen=True)
+class StreamGiven:
+    """What was given of :func:`stream_options`."""
+
+    interval_ms: int | None
+    start: str
+    tags: str | None
+    group: str | None
+    batch_rows: int | None
+    checkpoint: str | None
+    dry_run: bool
+    namesrv: str | None
+    master: str
+    conf: dict[str, str]
+
+    def require_checkpoint(self) -> str:
+        """For jobs that send: without knowing how far they were they would send all again."""
+        if self.checkpoint is None:
+            raise click.UsageError(
+                "Give --checkpoint: without it the job would send everything again each time."
+            )
+        return self.checkpoint
+
+
+def stream_options(
+    name: str, *, batch_rows: int | None, batch_rows_help: str = "Rows of one batch at most."
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What jobs take that go on where they ended, :func:`job_options` too, as ``stream``.
+
+    ``batch_rows`` is the default; None: the job has its own, which ``batch_rows_help`` tells.
+    """
+    start = click.option(
+        "--from",
+        "start",
+        default="earliest",
+        show_default=True,
+        metavar="POSITION",
+        help="Where the first run begins: earliest, latest, -2h, or offsets as JSON.",
+    )
+    group = click.option("--group", help=f"Consumer group that shows how far the {name} is.")
+    rows = click.option(
+        "--batch-rows",
+        type=click.IntRange(min=1),
+        default=batch_rows,
+        show_default=batch_rows is not None,
+        help=batch_rows_help,
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def collected(*args: Any, **given: Any) -> None:
+            stream = {field.name: given.pop(field.name) for field in fields(StreamGiven)}
+            command(*args, stream=StreamGiven(**stream), **given)
+
+        with_notes = checkpoint_option(dry_run_option(job_options(collected)))
+        return interval_option(start(tags_option(group(rows(with_notes)))))
+
+    return decorate
 
 
 @contextmanager
@@ -127,8 +193,8 @@ def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -
             session(master, app_name=f"skylark job {name}", conf=conf, quiet=not context.debug)
         )
         stop = stack.enter_context(stopping())  # after Spark, which takes the interrupt key
-        report = stack.enter_context(_bar(context, name))
-        yield Job(spark=spark, report=report, stop=stop)
+        move = stack.enter_context(bars(context, [name]))
+        yield Job(spark=spark, report=_Bar(name, move), stop=stop)
 
 
 def show_spans(context: CliContext, spans: Sequence[QueueSpan]) -> None:
@@ -174,18 +240,24 @@ def stopping() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class _Quiet:
+class _Bar:
+    """The bar of a job, as the job knows it."""
+
+    def __init__(self, name: str, move: MoveBar) -> None:
+        self._name = name
+        self._move = move
+
     def progress(self, progress: JobProgress) -> None:
-        """Nobody watches."""
+        self._move(self._name, progress)
 
 
 @contextmanager
-def _bar(context: CliContext, name: str) -> Iterator[Report]:
-    """A bar with rows, rate and lag, if a person watches."""
+def bars(context: CliContext, names: Sequence[str]) -> Iterator[MoveBar]:
+    """A bar for each name with rows, rate and lag, and what moves it; silent if nobody watches."""
     import sys
 
     if context.output.is_json or not sys.stderr.isatty():
-        yield _Quiet()
+        yield lambda name, now: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -198,14 +270,13 @@ def _bar(context: CliContext, name: str) -> Iterator[Report]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=None, figures="starting")
+        tasks = {name: progress.add_task(name, total=None, figures="starting") for name in names}
 
-        class Bar:
-            def progress(self, now: JobProgress) -> None:
-                total = None if now.lag is None else now.rows + now.lag
-                progress.update(task, completed=now.rows, total=total, figures=figures(now))
+        def move(name: str, now: JobProgress) -> None:
+            total = None if now.lag is None else now.rows + now.lag
+            progress.update(tasks[name], completed=now.rows, total=total, figures=figures(now))
 
-        yield Bar()
+        yield move
 
 
 def figures(progress: JobProgress) -> str:

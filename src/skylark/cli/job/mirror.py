@@ -6,12 +6,10 @@ import click
 
 from skylark.cli.context import CliContext
 from skylark.cli.job.common import (
-    checkpoint_option,
-    dry_run_option,
-    interval_option,
-    job_options,
+    StreamGiven,
     running,
     show_summary,
+    stream_options,
 )
 
 PLAN_COLUMNS = (
@@ -36,27 +34,7 @@ PLAN_COLUMNS = (
 )
 @click.option("--cluster-name", help="The name of this cluster in MIRROR_FROM.  [default: its own]")
 @click.option("--to-cluster-name", help="The name of the other one.  [default: its own]")
-@interval_option
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    metavar="POSITION",
-    help="Where the first run begins: earliest, latest, -2h, or offsets as JSON.",
-)
-@click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
-@click.option("--group", help="Consumer group that shows how far the mirror is.")
-@click.option(
-    "--batch-rows",
-    type=click.IntRange(min=1),
-    default=200_000,
-    show_default=True,
-    help="Rows of one batch at most.",
-)
-@checkpoint_option
-@dry_run_option
-@job_options
+@stream_options("mirror", batch_rows=200_000)
 @click.pass_obj
 def command(
     context: CliContext,
@@ -66,16 +44,7 @@ def command(
     pairs: str | None,
     cluster_name: str | None,
     to_cluster_name: str | None,
-    interval_ms: int | None,
-    start: str,
-    tags: str | None,
-    group: str | None,
-    batch_rows: int,
-    checkpoint: str | None,
-    dry_run: bool,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
+    stream: StreamGiven,
 ) -> None:
     """Copy a topic to another cluster.
 
@@ -83,10 +52,7 @@ def command(
     exist there. Copies carry the property MIRROR_FROM, and what came from the other cluster is not
     sent back to it: clusters that mirror each other need different names.
     """
-    if checkpoint is None:
-        raise click.UsageError(
-            "Give --checkpoint: without it the job would send everything again each time."
-        )
+    checkpoint = stream.require_checkpoint()
     import msgspec
 
     from skylark.spark.jobs import mirror
@@ -96,23 +62,23 @@ def command(
         to_namesrv=to_namesrv,
         checkpoint=checkpoint,
         to_topic=to_topic,
-        namesrv=namesrv,
+        namesrv=stream.namesrv,
         pairs=pairs,
         name=cluster_name,
         to_name=to_cluster_name,
-        interval_ms=interval_ms,
-        start=start,
-        tags=tags,
-        group=group,
-        rows_per_batch=batch_rows,
+        interval_ms=stream.interval_ms,
+        start=stream.start,
+        tags=stream.tags,
+        group=stream.group,
+        rows_per_batch=stream.batch_rows or mirror.ROWS_PER_BATCH,
     )
     mirror.look(options)  # a topic that is not there is told before Spark starts
-    with running(context, "mirror", master, conf) as job:
-        if dry_run:
+    with running(context, "mirror", stream.master, stream.conf) as job:
+        if stream.dry_run:
             queues = mirror.plan(job.spark, options)
         else:
             summary = mirror.run(job.spark, options, job.report, job.stop)
-    if dry_run:
+    if stream.dry_run:
         context.output.rows(PLAN_COLUMNS, map(msgspec.structs.asdict, queues))
         context.output.note(f"{sum(queue.rows for queue in queues):,} rows; nothing was sent")
     else:

@@ -11,23 +11,12 @@ import click
 
 from skylark.cli.context import CliContext
 from skylark.cli.exits import ExitCode
-from skylark.cli.job.common import dry_run_option, show_summary
+from skylark.cli.job.common import dry_run_option, duration, show_summary
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.redrive import RedriveProgress
     from skylark.spark.jobs.redrive import RedriveOptions, RedriveSummary
-
-
-def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from skylark.spark.option_table import duration_ms
-
-    if value is None:
-        return None
-    try:
-        return duration_ms(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.command(
@@ -40,10 +29,10 @@ def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--tag", "tags", multiple=True, help="Only letters with this tag; may be repeated.")
 @click.option("--key", "keys", multiple=True, help="Only letters with this key; may be repeated.")
 @click.option(
-    "--older-than", metavar="DURATION", callback=_duration, help="Only those that died before."
+    "--older-than", metavar="DURATION", callback=duration, help="Only those that died before."
 )
 @click.option(
-    "--younger-than", metavar="DURATION", callback=_duration, help="Only those that died since."
+    "--younger-than", metavar="DURATION", callback=duration, help="Only those that died since."
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Letters per second.")
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many.")

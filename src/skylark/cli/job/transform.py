@@ -9,13 +9,11 @@ import click
 
 from skylark.cli.context import CliContext
 from skylark.cli.job.common import (
-    checkpoint_option,
-    dry_run_option,
-    interval_option,
-    job_options,
+    StreamGiven,
     running,
     show_spans,
     show_summary,
+    stream_options,
 )
 
 if TYPE_CHECKING:
@@ -44,25 +42,11 @@ _EXAMPLE = (
     help="What a crash may do to the rows of a batch: repeat them, or not.",
 )
 @click.option("--to-namesrv", metavar="HOST:PORT[;...]", help="Where TO_TOPIC is, if elsewhere.")
-@interval_option
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    metavar="POSITION",
-    help="Where the first run begins: earliest, latest, -2h, or offsets as JSON.",
+@stream_options(
+    "job",
+    batch_rows=None,
+    batch_rows_help="Rows of one batch at most.  [default: 200000, exactly-once 20000]",
 )
-@click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
-@click.option("--group", help="Consumer group that shows how far the job is.")
-@click.option(
-    "--batch-rows",
-    type=click.IntRange(min=1),
-    help="Rows of one batch at most.  [default: 200000, exactly-once 20000]",
-)
-@checkpoint_option
-@dry_run_option
-@job_options
 @click.pass_obj
 def command(
     context: CliContext,
@@ -72,16 +56,7 @@ def command(
     sql_file: Path | None,
     delivery: Delivery,
     to_namesrv: str | None,
-    interval_ms: int | None,
-    start: str,
-    tags: str | None,
-    group: str | None,
-    batch_rows: int | None,
-    checkpoint: str | None,
-    dry_run: bool,
-    namesrv: str | None,
-    master: str,
-    conf: dict[str, str],
+    stream: StreamGiven,
 ) -> None:
     """Make a topic of another by SQL.
 
@@ -91,10 +66,7 @@ def command(
     """
     if (sql is None) == (sql_file is None):
         raise click.UsageError("Give --sql or --sql-file: one of them says what is done.")
-    if checkpoint is None:
-        raise click.UsageError(
-            "Give --checkpoint: without it the job would send everything again each time."
-        )
+    checkpoint = stream.require_checkpoint()
     from skylark.spark.jobs import transform
     from skylark.spark.jobs.frame import queue_spans
 
@@ -103,22 +75,22 @@ def command(
         to_topic=to_topic,
         sql=sql if sql_file is None else sql_file.read_text("utf-8"),  # type: ignore[arg-type]
         checkpoint=checkpoint,
-        namesrv=namesrv,
+        namesrv=stream.namesrv,
         to_namesrv=to_namesrv,
         delivery=delivery,
-        interval_ms=interval_ms,
-        start=start,
-        tags=tags,
-        group=group,
-        rows_per_batch=batch_rows,
+        interval_ms=stream.interval_ms,
+        start=stream.start,
+        tags=stream.tags,
+        group=stream.group,
+        rows_per_batch=stream.batch_rows,
     )
     queue_spans(options.source)  # a topic that is not there is told before Spark starts
-    with running(context, "transform", master, conf) as job:
-        if dry_run:
+    with running(context, "transform", stream.master, stream.conf) as job:
+        if stream.dry_run:
             plan = transform.plan(job.spark, options)
         else:
             summary = transform.run(job.spark, options, job.report, job.stop)
-    if dry_run:
+    if stream.dry_run:
         _show_plan(context, plan)
     else:
         show_summary(context, summary)

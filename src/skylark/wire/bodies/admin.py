@@ -175,6 +175,8 @@ class ConsumeMessageDirectlyResult(Body, kw_only=True):
 class ResetOffsetBody(Body, kw_only=True):
     """Offsets to jump to (220 to the client, 222 back to the tool)."""
 
+    dialect_size_max: ClassVar[int] = SIZE_MAX
+
     offset_table: dict[MessageQueue, Int64] = msgspec.field(default_factory=dict)
 
 

@@ -25,6 +25,8 @@ class TopicOffset(Body, kw_only=True):
 class TopicStatsTable(Body, kw_only=True):
     """All queues of a topic on one broker (202)."""
 
+    dialect_size_max: ClassVar[int] = SIZE_MAX
+
     topic_put_tps: float = 0.0
     offset_table: dict[MessageQueue, TopicOffset] = msgspec.field(default_factory=dict)
 

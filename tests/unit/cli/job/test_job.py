@@ -147,8 +147,8 @@ def test_a_bar_shows_rows_rate_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = JobProgress(rows=1_234_567, rows_per_second=9_876.5, lag=89)
     for output_format, seen in (("table", True), ("json", False)):
         output = Output(output_format, io.StringIO(), terminal)  # type: ignore[arg-type]
-        with common._bar(CliContext(output, None, "text", debug=False), "archive") as report:
-            report.progress(progress)
+        with common.bars(CliContext(output, None, "text", debug=False), ["archive"]) as move:
+            move("archive", progress)
         assert ("1,234,567 rows  9,876 rows/s  lag 89" in terminal.getvalue()) is seen
         terminal.truncate(0)
 

@@ -15,7 +15,7 @@ from skylark.aio import Admin, Producer
 from skylark.cli.main import cli
 from skylark.spark.cluster import close_clusters
 from tests.unit.admin.sites import bury, eventually
-from tests.unit.cli.test_up import run, up
+from tests.unit.cli.ups import run, up
 
 NOWHERE = ("-n", "127.0.0.1:1")
 SQL = ("--sql", "SELECT body FROM input")

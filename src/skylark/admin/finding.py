@@ -1,0 +1,126 @@
+"""Finding a message when all that is known is its id, and telling who could not be asked.
+
+A message may be in its topic, in the place where it waits for a delay or a transaction, among the
+retries of a group or its dead letters; each of them is spread over brokers. Where one of these does
+not answer, "not found" says nothing: :class:`Copies` therefore names the silent ones, and
+:func:`find_message` tells a message that nobody has from one that nobody knows about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError
+from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.lookup import by_offset_id, oldest_first, search_index
+from skylark.admin.session import Session, masters_of
+from skylark.admin.topics import Topics
+from skylark.client.message import MessageExt
+from skylark.core.errors import ClientError, SkylarkError
+from skylark.core.names import (
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    is_dlq_topic,
+    is_retry_topic,
+)
+from skylark.wire import properties as names
+
+#: Where a message waits that its topic does not show yet.
+WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC)
+#: Topics that are looked through for an id when the topic is not given.
+TOPICS_SEARCHED_MAX: Final = 256
+TOPICS_AT_ONCE: Final = 16
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in a topic, the oldest first, and the brokers that did not answer."""
+
+    messages: tuple[MessageExt, ...] = ()
+    silent: frozenset[str] = frozenset()
+
+
+async def copies_in(session: Session, topic: str, unique_id: str) -> Copies:
+    """Messages with a unique id in a topic as servers know it; none if there is no such topic."""
+    route = await session.find_route(topic)
+    if route is None:
+        return Copies()
+    masters = masters_of(route)
+    answers = await search_index(session, masters, topic, unique_id, unique=True)
+    away = {queues.broker_name for queues in route.queue_datas} - masters.keys()
+    return Copies(
+        messages=tuple(oldest_first(answers.results.values())),
+        silent=frozenset({*answers.errors, *away}),
+    )
+
+
+def silence(silent: Iterable[str]) -> str:
+    """Who did not answer, as a sentence."""
+    return f"{', '.join(sorted(silent))} did not answer"
+
+
+async def find_message(session: Session, message_id: str, topic: str | None = None) -> MessageExt:
+    """A message by an id of either kind; without its topic all topics are looked through.
+
+    Also one that waits for its delay or its transaction; the letter or the retry of a group gives
+    the message itself, while its topic has it. Raises NotFoundError, and ClientError if it was not
+    found where brokers answered, and others did not.
+    """
+    found = await _find(session, message_id, topic)
+    stored = found.record.topic
+    if not is_retry_topic(stored) and not is_dlq_topic(stored):
+        return found
+    origin = found.properties.get(names.PROPERTY_RETRY_TOPIC) or found.properties.get(
+        names.PROPERTY_DLQ_ORIGIN_TOPIC
+    )
+    first = (await copies_in(session, origin, found.msg_id)).messages if origin else ()
+    return first[0] if first else found
+
+
+async def _find(session: Session, message_id: str, topic: str | None) -> MessageExt:
+    placed, problem = await _at_its_place(session, message_id)
+    wanted = None if topic is None else session.wrap(topic)
+    if placed is not None and wanted in (None, placed.record.topic):
+        return placed
+    if wanted is None:
+        topics = (await Topics(session).names())[:TOPICS_SEARCHED_MAX]
+        where = f" in {len(topics)} topics" if len(topics) == TOPICS_SEARCHED_MAX else ""
+    else:
+        await session.route(wanted)  # a topic that does not exist is told as such
+        topics = [wanted]
+        where = f" in topic {topic}"
+
+    async def search(name: str) -> Copies:
+        return await copies_in(session, name, message_id)
+
+    silent: set[str] = set()
+    for copies in await few_at_a_time(topics, search, TOPICS_AT_ONCE):
+        if copies.messages:
+            return copies.messages[0]
+        silent |= copies.silent
+    for name in WAITING_TOPICS:
+        copies = await search(name)
+        if copies.messages:
+            return copies.messages[-1]
+        silent |= copies.silent
+    if silent:
+        raise ClientError(f"whether there is a message {message_id} is unknown: {silence(silent)}")
+    if problem is not None:
+        raise problem
+    raise NotFoundError(
+        f"no message {message_id}{where}",
+        hint="it has expired, was never stored, or the id is misspelt",
+    )
+
+
+async def _at_its_place(
+    session: Session, message_id: str
+) -> tuple[MessageExt | None, SkylarkError | None]:
+    """The message with an offset id, or why the broker that it names cannot say."""
+    try:
+        return await by_offset_id(session, message_id), None
+    except SkylarkError as error:
+        return None, error
