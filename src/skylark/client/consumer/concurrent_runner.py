@@ -26,7 +26,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from skylark.client.consumer.concurrent import (
     ALL_ACCEPTED,
@@ -49,6 +49,9 @@ from skylark.client.message import MessageExt
 from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)
+
+#: How long an offset may wait to be noted: so much is delivered again if the queue moves then.
+NOTE_OFFSET_MS: Final = 100
 
 
 class ConcurrentRunner:
@@ -110,7 +113,10 @@ class ConcurrentRunner:
         if offset >= 0:
             if assigned.reached is None:  # noted once for all that handlers do in a row
                 self._loop.call_soon(self._note_offset, assigned)
+                assigned.reached_since_ms = now_ms
             assigned.reached = offset
+            if now_ms - assigned.reached_since_ms >= NOTE_OFFSET_MS:
+                self._note_offset(assigned)  # handlers that block do not let the loop come to it
 
     def _note_offset(self, assigned: Assigned) -> None:
         offset, assigned.reached = assigned.reached, None

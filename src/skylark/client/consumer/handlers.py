@@ -132,40 +132,44 @@ class LoopWorkers:
             self._wake()
 
     async def _work(self) -> None:
-        ready = self._ready
-        burst = 0
         while not self._closed:
             self._waking = False
-            while ready:
-                job = ready.popleft()
-                if ready and not self._waking:
-                    self._wake()  # runs when this one waits, if it does
-                if job.begin():
-                    # In line, for each message: a coroutine of its own would cost as much again.
-                    result: Any = None
-                    error: BaseException | None = None
-                    self.running += 1
-                    try:
-                        result = await job.call()
-                    except asyncio.CancelledError as cancelled:
-                        if self._ends_task(job, cancelled):
-                            raise
-                        error = cancelled
-                    except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
-                        error = raised
-                    finally:
-                        self.running -= 1
-                    work = job.finish(result, error)
-                    if work is not None:
-                        await work
-                burst += 1
-                if burst >= BURST_MAX:
-                    burst = 0
-                    await yield_once()
+            await self._run_jobs()
             if not self._closed:
                 idle = self._loop.create_future()
                 self._idle.append(idle)
                 await idle
+
+    async def _run_jobs(self) -> None:
+        """Run jobs until there are none; by itself, so that nothing of them is kept while idle."""
+        ready = self._ready
+        burst = 0
+        while ready:
+            job = ready.popleft()
+            if ready and not self._waking:
+                self._wake()  # runs when this one waits, if it does
+            if job.begin():
+                # In line, for each message: a coroutine of its own would cost as much again.
+                result: Any = None
+                error: BaseException | None = None
+                self.running += 1
+                try:
+                    result = await job.call()
+                except asyncio.CancelledError as cancelled:
+                    if self._ends_task(job, cancelled):
+                        raise
+                    error = cancelled
+                except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
+                    error = raised
+                finally:
+                    self.running -= 1
+                work = job.finish(result, error)
+                if work is not None:
+                    await work
+            burst += 1
+            if burst >= BURST_MAX:
+                burst = 0
+                await yield_once()
 
     def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
         """Whether the task that called a handler ends with it; else the handler has failed."""

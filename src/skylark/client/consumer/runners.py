@@ -45,6 +45,7 @@ class Assigned(msgspec.Struct, eq=False, gc=False):
     counters: TopicCounters
     meter: ConsumeMeter = NO_CONSUME_METER
     reached: int | None = None  #: offset that the group has come to, if it is still to be noted
+    reached_since_ms: int = 0  #: since when one is
 
 
 class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -10,9 +10,10 @@ the event loop for its turn. A pool cannot know which kind it has, so it looks a
               very many, then one worker is surplus and goes to sleep
     idle      sleeps until somebody needs it
 
-So a pool of functions that return at once has one worker, one of functions that block has all
-``count`` of them within a few milliseconds, and a function that blocks never keeps the jobs behind
-it from running, as long as there are threads.
+So a pool of functions that return at once has one worker, one of functions that take 50 us and
+more has all ``count`` of them within a few milliseconds, whether they wait or compute. A function
+that blocks never keeps the jobs behind it from running as long as there are threads: while jobs
+wait and not all threads work, one stands by.
 
 What crosses between the threads: jobs and counters without a lock (each operation on a ``deque`` is
 atomic; a count that misses one does no harm), changes of role under ``_lock``. A thread that finds
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 from collections import deque
 from typing import Any, Final
@@ -35,12 +37,16 @@ from skylark.client.control import Handover
 from skylark.core.clock import Clock, SystemClock
 from skylark.core.lifecycle import Tasks
 
+log = logging.getLogger(__name__)
+
 #: How often the standby looks; the first look of a new one comes sooner, so that many handlers
 #: which block at once get their threads at once.
 LOOK_S: Final = 0.001
 FIRST_LOOK_S: Final = 0.0001
 #: Looks that find no job waiting before the standby sleeps, too.
 QUIET_LOOKS_MAX: Final = 50
+#: When not even one thread could be started, the next attempt follows after this.
+NO_THREADS_PAUSE_S: Final = 1.0
 #: Fewer jobs begun per second than this while others wait, and a worker is added ...
 FEW_PER_S: Final = 20_000
 #: ... and with more than this, one is taken away.
@@ -85,6 +91,7 @@ class ThreadWorkers:
         self._standby: Worker | None = None
         self._surplus = False  # one of them should sleep
         self._begun = 0  # jobs taken so far
+        self._tries_again = False  # to start the first thread
         self._closed = False
         self._drained: asyncio.Future[None] | None = None
         self.working = 0  #: threads with a job, or about to take one
@@ -103,23 +110,35 @@ class ThreadWorkers:
                 self.working += 1
             if self.running > 1:
                 self._appoint_standby()
+            has_threads = bool(self._all)
+        if not has_threads and not self._tries_again:
+            self._tries_again = True
+            self._clock.call_later(NO_THREADS_PAUSE_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._tries_again = False
+        self.submit([])
 
     # --- the roles of threads, under the lock ---------------------------------------------------
 
     def _rouse(self, *, stands_by: bool) -> Worker | None:
-        """Wake or start a thread for a role; None if all have one."""
+        """Wake or start a thread for a role; None if all have one, or none can be started."""
         if not self._idle:
             if len(self._all) >= self._count:
                 return None
             worker = Worker()
-            self._all.append(worker)
             worker.thread = threading.Thread(
                 target=self._serve,
                 args=(worker,),
-                name=f"{self._name}-handler-{len(self._all)}",
+                name=f"{self._name}-handler-{len(self._all) + 1}",
                 daemon=True,
             )
-            worker.thread.start()
+            try:
+                worker.thread.start()
+            except RuntimeError as error:  # the system has no more threads for us
+                log.warning("%s: %s, handlers run in %d", self._name, error, len(self._all))
+                return None
+            self._all.append(worker)
         else:
             worker = self._idle.pop()
         worker.stands_by = stands_by
@@ -135,17 +154,25 @@ class ThreadWorkers:
     def _serve(self, worker: Worker) -> None:
         while not self._closed:
             worker.wait()
+            if self._closed:
+                return
             if worker.stands_by and not self._stand_by(worker):
                 continue
             while self._work():
                 with self._lock:
                     surplus, self._surplus = self._surplus and self.working > 1, False
                     if surplus or not self._ready:  # a job may have come since the worker looked
-                        self.working -= 1
-                        self._idle.append(worker)
+                        self._rest(worker)
                         break
             else:
                 return
+
+    def _rest(self, worker: Worker) -> None:
+        """A worker goes to sleep; under the lock."""
+        self.working -= 1
+        self._idle.append(worker)
+        if self._ready and not self._closed:
+            self._appoint_standby()  # there may have been no thread for it before
 
     def _stand_by(self, worker: Worker) -> bool:
         """See that jobs do not wait for long; whether to work."""
@@ -163,6 +190,7 @@ class ThreadWorkers:
                 with self._lock:
                     self.working += 1
                     self._standby = None
+                    self._surplus = False  # was said of others
                     if len(self._ready) > 1:
                         self._appoint_standby()
                 return True
@@ -170,7 +198,6 @@ class ThreadWorkers:
                 self._surplus = True
         with self._lock:
             self._standby = None
-            worker.stands_by = False
             self._idle.append(worker)
             if self._ready and not self._closed:
                 self._appoint_standby()  # jobs came while it gave up

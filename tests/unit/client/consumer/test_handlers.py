@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import weakref
 
 import pytest
 
@@ -173,4 +175,25 @@ async def test_jobs_that_are_not_wanted_any_more_are_passed_over() -> None:
     for _ in range(3):
         await yield_once()
     assert (first.ends, second.ends) == ([], [("done", None)])
+    assert await workers.close(1.0)
+
+
+async def test_nothing_of_a_failed_handler_is_kept_by_an_idle_task() -> None:
+    class Load: ...
+
+    seen: list[weakref.ref[Load]] = []
+
+    async def fail() -> None:
+        load = Load()
+        seen.append(weakref.ref(load))
+        raise ValueError
+
+    workers = LoopWorkers("g", 1, VirtualClock(), Tasks("t"))
+    job = Work(fail)
+    workers.submit([job])
+    for _ in range(3):
+        await yield_once()
+    assert isinstance(job.ends.pop()[1], ValueError)
+    gc.collect()
+    assert seen[0]() is None
     assert await workers.close(1.0)
