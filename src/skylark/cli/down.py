@@ -12,6 +12,8 @@ It gets SIGTERM and time to bring everything to disk; it is never killed.
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +91,9 @@ def _find_all() -> list[Supervisor]:
     own = user_data_folder().absolute()
     found = [supervisor] if (supervisor := Supervisor.find(own)) else []
     for path in sorted(Path(tempfile.gettempdir()).glob(f"skylark-*/{LOCK_NAME}")):
-        with suppress(OSError, SkylarkError):  # another user's, or nobody's business
+        with suppress(OSError, SkylarkError):  # nobody's business
+            if not _is_own(path.parent):
+                continue
             other = Supervisor.find(path.parent)
             if other is not None and other.detached:
                 found.append(other)
@@ -103,13 +107,20 @@ def _find_all() -> list[Supervisor]:
     return found
 
 
+def _is_own(folder: Path) -> bool:
+    """Whether this user made it: others may leave folders with such names there as well."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
 async def _end_all(found: list[Supervisor], timeout_s: float) -> list[dict[str, object]]:
     from skylark.core.clock import LoopClock
 
     clock = LoopClock()
     begun = clock.monotonic()
     for each in found:
-        each.terminate()
+        with suppress(PermissionError):  # its row will say that it still runs
+            each.terminate()
     rows: list[dict[str, object]] = []
     for each in found:
         while each.running and clock.monotonic() < begun + timeout_s:

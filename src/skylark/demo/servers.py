@@ -45,4 +45,8 @@ def running_servers(folder: Path, topics: Mapping[str, int]) -> Iterator[dict[st
         yield dict(pair.split("=", 1) for pair in pairs)
     finally:
         process.terminate()
-        process.communicate(timeout=STOP_WITHIN_S)
+        try:
+            process.communicate(timeout=STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:  # its folder goes away: it must not stay
+            process.kill()
+            process.communicate()

@@ -40,6 +40,8 @@ from skylark.core.errors import ConfigError, SkylarkError
 LOCK_NAME: Final = "up.lock"
 LOG_NAME: Final = "up.log"
 _NOTE_SIZE_MAX: Final = 1_000
+_UNNAMED: Final = -1  # holder of a lock, where the system does not say which process
+_NOT_OURS: Final = 0  # holder that is none of our supervisors
 #: Linux: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK: Final = struct.Struct("@hhqqi")
 _OURS: Final = re.compile(r"namesrv|broker-[a-z](-\d+)?|up\.lock|up\.log(\.1)?")
@@ -107,7 +109,8 @@ def claimed(data: Path, *, detached: bool = False) -> Iterator[None]:
     fd = -1
     try:
         try:
-            fd = os.open(data / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(data / LOCK_NAME, flags, 0o644)
             _lock(fd, data)
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(Note(os.getpid(), detached)), 0)
@@ -162,7 +165,7 @@ class Supervisor:
         return found
 
     def terminate(self) -> None:
-        """Ask it to end in order."""
+        """Ask it to end in order; raises PermissionError for another user's."""
         with suppress(ProcessLookupError):
             if sys.platform == "linux":
                 if self._process is not None:
@@ -187,7 +190,7 @@ def _holder(data: Path) -> Note | None:
     """What the holder of the lock says of itself; None if nobody holds it."""
     path = data / LOCK_NAME
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -197,7 +200,7 @@ def _holder(data: Path) -> Note | None:
         note = _read_note(fd)
     finally:
         os.close(fd)
-    if note is None or pid not in (note.pid, -1):
+    if note is None or pid not in (note.pid, _UNNAMED):
         raise StrangeHolderError(
             f"{path} is locked, but by no skylark up that can be ended from here",
             hint="end it where it was started",
@@ -206,12 +209,15 @@ def _holder(data: Path) -> Note | None:
 
 
 def _locked_by(fd: int) -> int | None:
-    """The process that holds the lock, -1 where the system does not say; None: nobody."""
+    """The process that holds the lock, _UNNAMED where the system does not say; None: nobody."""
     if sys.platform != "linux":
         return _locked_by_someone(fd)
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, question))
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    if kind == fcntl.F_UNLCK:
+        return None
+    # Linux says -1 for a lock that belongs to an open file: ours belong to processes.
+    return int(pid) if pid > 0 else _NOT_OURS
 
 
 def _locked_by_someone(fd: int) -> int | None:
@@ -220,7 +226,7 @@ def _locked_by_someone(fd: int) -> int | None:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
-        return -1
+        return _UNNAMED
     return None
 
 

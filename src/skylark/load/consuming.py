@@ -43,14 +43,15 @@ async def bench_group(
 ) -> AsyncIterator[str]:
     """The group to consume with, at its start; one of our own is deleted at the end."""
     group = given or f"skylark-bench-{uuid.uuid4().hex[:12]}"
-    if given is None or start is not None:
-        await admin.groups.create(group)
-        ends = (await admin.offsets.bounds(topic)).queues
-        offsets = {
-            each.queue: each.max_offset if start == "latest" else each.min_offset for each in ends
-        }
-        await admin.offsets.commit(group, offsets)
     try:
+        if given is None or start is not None:
+            await admin.groups.create(group)
+            ends = (await admin.offsets.bounds(topic)).queues
+            offsets = {
+                each.queue: each.max_offset if start == "latest" else each.min_offset
+                for each in ends
+            }
+            await admin.offsets.commit(group, offsets)
         yield group
     finally:
         if given is None:
@@ -103,7 +104,8 @@ class ConsumeLoad:
             for message in messages:
                 if self._count is None or self._tally.messages < self._count:
                     take(message)
-            if self._count is not None and self._tally.messages >= self._count:
+            reached = self._count is not None and self._tally.messages >= self._count
+            if reached and not self._ending.is_set:  # messages that were pulled ahead still come
                 self._tally.finish()
                 self._ending.set()
 

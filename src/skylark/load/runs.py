@@ -95,8 +95,7 @@ class Bench:
     async def send(self, options: SendOptions) -> None:
         """Send alone."""
         load = SendLoad(options, self._tally("send"), self.ending, self._clock)
-        self._end_in_time()
-        await load.run(self._client)
+        await load.run(self._client, self._end_in_time)
 
     async def consume(
         self,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -65,12 +66,14 @@ class SendLoad:
         self._filling = os.urandom(options.size - STAMP.size)
         self.run_id = os.urandom(8)
 
-    async def run(self, client: ClientOptions) -> None:
+    async def run(self, client: ClientOptions, on_begin: Callable[[], None] | None = None) -> None:
         """Send it all; what was under way at the end gets its outcome. Raises SkylarkError."""
         options = self._options
         async with Producer(GROUP, client, batching=options.batching) as producer:
             await producer.queues(options.topic)  # a topic that does not exist is told at once
             self._tally.begin()
+            if on_begin is not None:
+                on_begin()
             async with asyncio.TaskGroup() as group:
                 for _ in range(options.in_flight):
                     group.create_task(self._send_on(producer))

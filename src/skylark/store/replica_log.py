@@ -40,6 +40,7 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
+from skylark.core.clock import TimerHandle
 from skylark.core.errors import StoreError
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import FlushDiskType, StoreConfig
@@ -140,6 +141,7 @@ class ReplicaLog:
         self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
         self._posted = False
         self._views_at = -inf  # the last were made
+        self._timer: TimerHandle | None = None  # to make the next
         self._fresh_size = 0  # bytes appended since the last look
         self._dense_size = DENSE_BYTES  # and how many are too many at the next
         self._last_record_offset = last_record_offset
@@ -252,6 +254,8 @@ class ReplicaLog:
 
     def finish(self) -> None:
         """Make the views of everything that may have any, before the store closes."""
+        if self._timer is not None:
+            self._timer.cancel()
         while self._step():
             pass
 
@@ -265,7 +269,7 @@ class ReplicaLog:
         else:
             self._dense_size = DENSE_BYTES * round(VIEWS_PAUSE_S * 1000)
             when = self._views_at + VIEWS_PAUSE_S
-            self._scheduler.call_at(when, self._post, self._dispatch_some)
+            self._timer = self._scheduler.call_at(when, self._post, self._dispatch_some)
 
     def _dispatch_some(self) -> None:
         self._posted = False

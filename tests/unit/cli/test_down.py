@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.launch.background import LOG_SIZE_MAX
 from tests.interop.process import poll_until
 from tests.unit.cli.ups import FREE_PORTS, TIMEOUT_S, command, environment, run, up
 
@@ -217,6 +220,53 @@ def test_a_process_that_is_not_ours_is_never_signalled(home: Path) -> None:
             holder.communicate(timeout=TIMEOUT_S)
         assert bystander.poll() is None
         bystander.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks of open files are Linux's")
+def test_a_lock_that_belongs_to_no_process_proves_nothing(home: Path) -> None:
+    """Another user may hold such a lock, and write whatever number into the file."""
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        fd = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT)
+        try:
+            question = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, question)
+            os.write(fd, json.dumps({"pid": bystander.pid, "detached": True}).encode())
+            strange = run(home, "down", "--data", str(home))
+        finally:
+            os.close(fd)
+        assert strange.returncode == 1
+        assert "by no skylark up that can be ended from here" in strange.stderr
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_temporary_folders_that_lead_elsewhere_are_passed_over(home: Path) -> None:
+    """Neither a link to the folder of a cluster, nor one to its lock, ends that cluster."""
+    data = home / "data"
+    assert run(home, "up", "--detach", *FREE_PORTS, *SMALL, "--data", str(data)).returncode == 0
+    (home / "skylark-folder").symlink_to(data)
+    trap = home / "skylark-lock"
+    trap.mkdir()
+    (trap / "up.lock").symlink_to(data / "up.lock")
+    done = run(home, "down")
+    assert done.returncode == 4, done.stderr
+    assert run(home, "down", "--data", str(data)).returncode == 0
+
+
+def test_a_second_one_leaves_the_log_of_the_first_alone(home: Path) -> None:
+    data = home / "data"
+    start = ("up", "--detach", *FREE_PORTS, *SMALL, "--data", str(data))
+    assert run(home, *start).returncode == 0
+    try:
+        log = data / "up.log"
+        os.truncate(log, LOG_SIZE_MAX + 1)
+        second = run(home, *start)
+        assert second.returncode != 0
+        assert "runs on" in second.stderr
+        assert log.stat().st_size > LOG_SIZE_MAX
+        assert not (data / "up.log.1").exists()
+    finally:
+        assert run(home, "down", "--data", str(data)).returncode == 0
 
 
 def test_it_is_not_killed_when_time_is_up(home: Path) -> None:
