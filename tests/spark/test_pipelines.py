@@ -256,7 +256,7 @@ def test_asked_to_stop_the_batch_in_hand_is_finished(
     }
     file = site.file(tmp_path, one, two)
     impatient = Impatient({"p", "q"}, signal.SIGTERM)
-    monkeypatch.setattr(pipeline_command, "_bars", lambda *_: nullcontext(impatient))
+    monkeypatch.setattr(pipeline_command, "bars", lambda *_: nullcontext(impatient.progress))
     runs = done("run", file)
     assert impatient.sent
     assert [(run["pipeline"], run["state"]) for run in runs] == [("p", "stopped"), ("q", "stopped")]
