@@ -152,7 +152,7 @@ class ThreadWorkers:
     # --- in the threads -------------------------------------------------------------------------
 
     def _serve(self, worker: Worker) -> None:
-        while not self._closed:
+        while True:
             worker.wait()
             if self._closed:
                 return
@@ -199,7 +199,9 @@ class ThreadWorkers:
         with self._lock:
             self._standby = None
             self._idle.append(worker)
-            if self._ready and not self._closed:
+            if self._closed:
+                worker.wake()  # the signal to end woke it from a look
+            elif self._ready:
                 self._appoint_standby()  # jobs came while it gave up
         return False
 
