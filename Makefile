@@ -28,7 +28,7 @@ check_part = $(if $(filter $($(1)_parts),$(PART)),,$(error \
 help: ## print this list
 	@echo "make <target>"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS='|' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '%-11s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) ## make .venv with all locked dependencies, and Java for Spark if there is none
 
@@ -41,10 +41,15 @@ $(READY): requirements.lock pyproject.toml tools/setup_java.py tools/java.lock
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip || { \
 		echo "make setup: $(PYTHON) cannot make virtual environments here" \
 			"(on Debian: install the package python3-venv)" >&2; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "make setup: 1 of 3, the locked dependencies into .venv (about a minute, 1.3 GB)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes \
+		-r requirements.lock
+	@echo "make setup: 2 of 3, Skylark itself"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "make setup: 3 of 3, a Java for Spark, if there is none"
 	$(BIN)/python tools/setup_java.py
 	@touch $@
+	@echo "make setup: done; . .venv/bin/activate puts skylark on your PATH"
 
 up: $(READY) ## run a name server and a broker until interrupted (ARGS= for skylark up)
 	$(BIN)/skylark up $(ARGS)

@@ -1,4 +1,4 @@
-"""What all tests share: the time per folder at the end, and the seeds of long runs."""
+"""What all tests share: the time per folder at the end, how workers share them, and seeds."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ class FolderTimes:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FolderTimes(), "folder-times")
+
+
+def group_of(node_id: str) -> str:
+    """Tests of one group run in one worker of pytest-xdist, one after the other.
+
+    A file is a group, for its tests may share servers. All that starts Spark is one, so that there
+    is one session, and not more memory than a small machine has. Documents share nothing.
+    """
+    path = node_id.partition("::")[0]
+    if path.startswith("tests/spark/") or "spark.md" in node_id:
+        return "spark"
+    return node_id if path == "tests/test_docs.py" else path
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid)))
 
 
 def parse_seeds(text: str) -> range | None:

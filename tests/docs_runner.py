@@ -164,6 +164,7 @@ class Runner:
             key: value for key, value in os.environ.items() if not _DROPPED.match(key)
         } | {
             "HOME": str(folder),
+            "TMPDIR": str(folder),  # where ``skylark down`` looks: only what is of this document
             "PATH": os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", "")]),
         }
 

@@ -1,4 +1,4 @@
-"""The helpers of ``conftest.py``: time per folder and seeds."""
+"""The helpers of ``conftest.py``: time per folder, groups and seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import folder_of, parse_seeds
+from tests.conftest import folder_of, group_of, parse_seeds
 
 pytest_plugins = ["pytester"]
 
@@ -20,6 +20,19 @@ pytest_plugins = ["pytester"]
 )
 def test_folder_of(node_id: str, folder: str) -> None:
     assert folder_of(node_id) == folder
+
+
+@pytest.mark.parametrize(
+    ("node_id", "group"),
+    [
+        ("tests/unit/wire/test_frame.py::test_b[x::y]", "tests/unit/wire/test_frame.py"),
+        ("tests/spark/test_sink.py::test_a", "spark"),
+        ("tests/test_docs.py::test_document[docs/spark.md]", "spark"),
+        ("tests/test_docs.py::test_document[README.md]",) * 2,
+    ],
+)
+def test_group_of(node_id: str, group: str) -> None:
+    assert group_of(node_id) == group
 
 
 @pytest.mark.parametrize(

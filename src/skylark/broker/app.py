@@ -10,11 +10,12 @@
 Its parts are made and wired in :mod:`skylark.broker.graph`. Port 0 draws a port such that the fast
 port, two below, and the HA port, one above, are free as well.
 
-**Start**: tables, store (recovered while nothing is served yet), replication, servers, delivery of
-delayed messages or, at a slave, the copying of its master's tables, registration. **Stop**: deliver
-no more, unregister, answer what is held, in work or waits for the disk or for slaves while new
-requests are sent away, close the connections, let slaves have the rest, save the tables, sync the
-log and then the timer, which counts on it, close the store. Answers to ``BrokerController``.
+**Start**: look whether the ports are free, before there are any files; tables, store (recovered
+while nothing is served yet), replication, servers, delivery of delayed messages or, at a slave, the
+copying of its master's tables, registration. **Stop**: deliver no more, unregister, answer what is
+held, in work or waits for the disk or for slaves while new requests are sent away, close the
+connections, let slaves have the rest, save the tables, sync the log and then the timer, which
+counts on it, close the store. Answers to ``BrokerController``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from skylark.broker.config import PORT_MAX, BrokerConfig
 from skylark.broker.graph import BrokerGraph
@@ -110,6 +111,8 @@ class Broker:
         config = self._config
         if config.listen_port == 0:
             config = config.listening_on(await _draw_port(self._network, config.bind_address))
+        else:
+            await _check_ports(self._network, config)
         graph = self._graph = BrokerGraph(
             config,
             network=self._network,
@@ -245,6 +248,24 @@ class Broker:
         if clients_alive:
             for connection in graph.connections():
                 connection.touch()
+
+
+class _Refusing(asyncio.Protocol):
+    """Ends a connection at once: whoever comes too early is to come again."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()  # uvloop's are of no common class
+
+
+async def _check_ports(network: Network, config: BrokerConfig) -> None:
+    """Raise TransportError, of the first port that is wanted and cannot be had."""
+    ports = [config.listen_port, config.fast_port]
+    if not config.is_slave:
+        ports.append(config.ha_port)
+    for port in ports:
+        listener = await network.listen(_Refusing, config.bind_address, port)
+        listener.close()
+        await listener.wait_closed()
 
 
 async def _draw_port(network: Network, host: str) -> int:

@@ -20,6 +20,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from skylark.broker.clients import CHANNEL_EXPIRED_MS, ClientChannel
+from skylark.core.names import INTERNAL_PRODUCER_GROUPS
 from skylark.wire.bodies.admin import ProducerConnection, ProducerInfo, ProducerTableInfo
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ log = logging.getLogger(__name__)
 
 GROUPS_PER_CONNECTION_MAX: Final = 10_000
 GROUP_NAME_LENGTH_MAX: Final = 255
+
+
+def _level(group_name: str) -> int:
+    """How important it is who comes and goes."""
+    return logging.DEBUG if group_name in INTERNAL_PRODUCER_GROUPS else logging.INFO
 
 
 class _Client:
@@ -92,7 +98,7 @@ class ProducerTable:
                     )
                 return False
             client.groups.add(group_name)
-            log.info("producer group %s: %s joined", group_name, channel)
+            log.log(_level(group_name), "producer group %s: %s joined", group_name, channel)
         group = self._groups.get(group_name)
         if group is None:
             group = self._groups[group_name] = _Group()
@@ -103,7 +109,7 @@ class ProducerTable:
         """A client leaves one group (35)."""
         client = self._clients.get(connection)
         if client is not None and group_name in client.groups:
-            log.info("producer group %s: %s left", group_name, client.channel)
+            log.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
             self._take_out(group_name, client)
 
     def channel_closed(self, connection: Connection) -> None:

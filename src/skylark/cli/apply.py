@@ -19,6 +19,7 @@ first, and the undo file, which is such a file too, is written before the first 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,9 +130,10 @@ def _rows(change: Change) -> Sequence[dict[str, object]]:
 
 def _beside(file: Path) -> Path:
     """A name beside the file that is not taken: an undo file is never written over another."""
+    name = re.sub(r"\.undo(-\d+)?$", "", file.stem)  # what undoes an undo is one more of NAME
     for number in range(1, UNDO_FILES_MAX):
         suffix = "" if number == 1 else f"-{number}"
-        found = file.with_name(f"{file.stem}.undo{suffix}.yaml")
+        found = file.with_name(f"{name}.undo{suffix}.yaml")
         if not found.exists():
             return found
     raise click.ClickException(f"there are {UNDO_FILES_MAX} undo files of {file}: remove some")

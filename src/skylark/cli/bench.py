@@ -334,10 +334,11 @@ def live_table(tallies: list[Tally]) -> Table:
     for tally in list(tallies):
         latency = tally.latencies.percentile_ms
         p50, p99 = latency(50), latency(99)
+        rate = tally.rate_now()
         table.add_row(
             tally.what,
             f"{tally.messages:,}",
-            f"{tally.rate_now():,.0f}",
+            "-" if rate is None else f"{rate:,.0f}",
             "-" if p50 is None else f"{p50:,.2f}",
             "-" if p99 is None else f"{p99:,.2f}",
             f"{tally.errors:,}",

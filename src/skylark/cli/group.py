@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIST_COLUMNS = ("group", "brokers", "members", "model", "lag")
 QUEUE_COLUMNS = (
     "topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight",
-    "last_consumed", "client_id",
+    "consumed_up_to", "client_id",
 )  # fmt: skip
 PLAN_COLUMNS = ("topic", "broker", "queue", "committed", "new_offset", "min", "max", "step")
 DONE_COLUMNS = ("topic", "broker", "queue", "old_offset", "offset")
@@ -145,7 +145,7 @@ def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
             "lag": entry.lag,
             # Members that are gone have left what they had pulled to the others.
             "in_flight": entry.in_flight if found.is_online else 0,
-            "last_consumed": shown_time(entry.last_time_ms),
+            "consumed_up_to": shown_time(entry.last_time_ms),  # when the last one was stored
             "client_id": entry.client_id,
         }
         for entry in found.progress.queues

@@ -15,6 +15,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, NoReturn
 
 import click
@@ -108,6 +109,16 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, which does not know what is in the table when it guesses a name."""
+        known = self.list_commands(ctx)
+        close = get_close_matches(args[0], known, 1)
+        if close and args[0] not in known and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""

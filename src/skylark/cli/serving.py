@@ -10,6 +10,7 @@ stops when that one is gone, which ends its stdin; see :mod:`skylark.launch.brok
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ import click
 
 if TYPE_CHECKING:
     import asyncio
+
+log = logging.getLogger(__name__)
 
 
 def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
@@ -38,6 +41,8 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_until_signal(serve))
+        if not os.environ.get(SUPERVISED):
+            log.info("stopped")
     except Exception as error:
         if os.environ.get(SUPERVISED):
             click.echo(f"{FAILED}{sentence(error)}")

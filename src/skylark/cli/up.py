@@ -1,8 +1,8 @@
 """``skylark up``: name server and brokers from one command, in the foreground or behind it.
 
 On stdout there is one line, ``ready namesrv=HOST:PORT broker-a=HOST:PORT ...``, once clients can
-work. Log lines go to stderr. SIGTERM and the interrupt key stop everything in order, with exit code
-0; a broker in a process of its own that dies is started again.
+work. Remarks and log lines go to stderr. SIGTERM and the interrupt key stop everything in order,
+with exit code 0; a broker in a process of its own that dies is started again.
 
 With ``--detach`` the command ends when the cluster is ready, or with the sentence and the exit code
 of what kept it from that; log lines go to ``up.log`` in the data folder. ``skylark down`` ends it.
@@ -170,7 +170,15 @@ def command(
     if detach:
         _detach(context, options, work)
     else:
-        work(click.echo)
+        work(partial(_tell, context))
+
+
+def _tell(context: CliContext, text: str) -> None:
+    """What :func:`_serve` announces: the last line is for programs, others are remarks."""
+    *remarks, ready = text.splitlines()
+    for remark in remarks:
+        context.output.note(remark)
+    click.echo(ready)
 
 
 def _run(
@@ -201,17 +209,24 @@ def _detach(
     context: CliContext, options: LaunchOptions, work: Callable[[Callable[[str], None]], None]
 ) -> None:
     """Let it work in the background, wait until it is ready, and say how to end it."""
-    from skylark.launch.background import BackgroundError, in_background
-    from skylark.launch.claim import LOG_NAME, made
+    import shutil
 
-    made(options.data)
+    from skylark.launch.background import BackgroundError, in_background
+    from skylark.launch.claim import LOG_NAME, claimed
+
     log_file = options.data / LOG_NAME
     try:
+        with claimed(options.data):
+            pass  # raises if another one runs, before its log is touched
         ready = in_background(work, log_file, _failure)
-    except BackgroundError as error:
+    except BaseException as error:
+        if options.ephemeral:  # it may have failed before anybody cared for the folder
+            shutil.rmtree(options.data, ignore_errors=True)
+        if not isinstance(error, BackgroundError):
+            raise
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
-    click.echo(ready)
+    _tell(context, ready)
     ends = "skylark down"
     if options.ephemeral or options.data != user_data_folder().absolute():
         ends = f"{ends} --data {options.data}"
@@ -265,9 +280,10 @@ async def _serve(
     cluster = Cluster(options, child_arguments=child_arguments)
     metrics = {f"{name}-metrics": place for name, place in options.metrics_addresses().items()}
 
-    def is_ready() -> None:
+    def is_ready(remarks: list[str]) -> None:
         servers = {"namesrv": cluster.namesrv, **cluster.brokers, **metrics}
-        announce(f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}")
+        ready = f"ready {' '.join(f'{name}={address}' for name, address in servers.items())}"
+        announce("\n".join([*remarks, ready]))
 
     work = asyncio.create_task(_work(cluster, topics, is_ready))
     stopping = asyncio.create_task(stop.wait())
@@ -289,21 +305,29 @@ def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:
     return resolve_forever
 
 
+async def _make_topics(namesrv: str, topics: list[tuple[str, int]]) -> list[str]:
+    """Make those that are missing; remarks on those that are there with other queues."""
+    from skylark.admin.admin import Admin
+    from skylark.client.options import ClientOptions
+
+    async with Admin(ClientOptions(namesrv=namesrv)) as admin:
+        return [
+            f"topic {name} exists on {part.broker} with {part.queue_count} queues,"
+            " and is left as it is"
+            for name, queue_count in topics
+            for part in await admin.topics.create(name, queue_count=queue_count)
+            if part.queue_count != queue_count
+        ]
+
+
 async def _work(
-    cluster: Cluster, topics: list[tuple[str, int]], is_ready: Callable[[], None]
+    cluster: Cluster, topics: list[tuple[str, int]], is_ready: Callable[[list[str]], None]
 ) -> None:
     import asyncio
     import logging
 
     await cluster.start()
-    if topics:
-        from skylark.admin.admin import Admin
-        from skylark.client.options import ClientOptions
-
-        async with Admin(ClientOptions(namesrv=str(cluster.namesrv))) as admin:
-            for name, queue_count in topics:
-                await admin.topics.create(name, queue_count=queue_count)
-    is_ready()
+    is_ready(await _make_topics(str(cluster.namesrv), topics) if topics else [])
     resolve_forever = await asyncio.to_thread(_resolver)  # clients are served while it is loaded
     # The supervisor says by itself who died: that a client of ours misses it is no news.
     logging.getLogger("skylark.client").setLevel(logging.ERROR)

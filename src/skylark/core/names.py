@@ -90,6 +90,9 @@ TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
+SPARK_PRODUCER_GROUP: Final = "SPARK_TXN"  # sinks of Spark, and who answers for them
+#: Producer groups that nobody has chosen: what joins them comes with something else.
+INTERNAL_PRODUCER_GROUPS: Final = frozenset({INNER_PRODUCER_GROUP, SPARK_PRODUCER_GROUP})
 BUILT_IN_GROUPS: Final = (
     TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
@@ -438,7 +441,9 @@ def resolve_namesrv(
             except ConfigError as error:
                 raise ConfigError(f"name server from {source}: {error}") from error
     raise ConfigError(
-        "no name server is known", hint=f"pass one or set {', '.join(NAMESRV_VARIABLES)}"
+        "no name server is known",
+        hint=f"pass one or set {' or '.join(NAMESRV_VARIABLES)};"
+        f" beside skylark up: export NAMESRV_ADDR={LOCAL_NAMESRV}",
     )
 
 

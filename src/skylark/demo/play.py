@@ -146,7 +146,7 @@ class _Day:
             say(f"{service.sent[STEPS]} steps of {TRACKED_COUNT} orders")
         with self._steps.step("delayed messages") as say:
             await service.remind(REMINDER_COUNT, DELAY)
-            say(f"{service.sent[REMINDERS]} reminders, for in {DELAY.seconds} s")
+            say(f"{service.sent[REMINDERS]} reminders, due in {DELAY.seconds} s")
         with self._steps.step("transactional messages") as say:
             for number in range(PAYMENT_COUNT):
                 await service.take_payment(

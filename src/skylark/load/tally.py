@@ -10,8 +10,9 @@ from skylark.core.clock import TimeSource
 from skylark.load.histogram import LatencyHistogram
 
 MIB: Final = 1024 * 1024
-#: A rate of now is one over at least so long.
+#: A rate of now is one over at least so long; the first one has less to go by.
 RATE_INTERVAL_S: Final = 1.0
+FIRST_INTERVAL_S: Final = 0.2
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ class Tally:
         self._began: float | None = None
         self._ended: float | None = None
         self._mark = (0.0, 0)  # when a rate of now was worked out, and at how many messages
-        self._rate = 0.0
+        self._rate: float | None = None
 
     def begin(self) -> None:
         """The time counts from here, unless it does already."""
@@ -74,13 +75,15 @@ class Tally:
             return 0.0
         return (self._ended or self._clock.monotonic()) - self._began
 
-    def rate_now(self) -> float:
-        """Messages a second of late, for whoever watches."""
+    def rate_now(self) -> float | None:
+        """Messages a second of late, for whoever watches; None: it is too early to say."""
         at, messages = self._mark
-        now = self._clock.monotonic()
-        if self._began is not None and now - at >= RATE_INTERVAL_S:
-            self._rate = (self.messages - messages) / (now - at)
-            self._mark = (now, self.messages)
+        passed_s = self._clock.monotonic() - at
+        enough_s = FIRST_INTERVAL_S if at == self._began else RATE_INTERVAL_S
+        if self._began is not None and passed_s >= enough_s:
+            self._rate = (self.messages - messages) / passed_s
+            if passed_s >= RATE_INTERVAL_S:
+                self._mark = (at + passed_s, self.messages)
         return self._rate
 
     def figures(self) -> Figures:

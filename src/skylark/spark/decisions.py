@@ -41,10 +41,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from skylark.core.errors import RemoteProtocolError
+from skylark.core.names import SPARK_PRODUCER_GROUP
 
 LOG_TOPIC: Final = "SPARK_TXN_LOG"
 #: The group that is asked about halves: the resolver's.
-RESOLVER_GROUP: Final = "SPARK_TXN"
+RESOLVER_GROUP: Final = SPARK_PRODUCER_GROUP
 #: The property of a half that says whose it is.
 IDENTITY_PROPERTY: Final = "_SPARK_TX"
 #: Halves that one manifest names: well below a megabyte of JSON.

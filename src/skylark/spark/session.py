@@ -41,6 +41,7 @@ from skylark.spark.java import java_home
 from skylark.spark.source import DefaultSource
 
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
+_LOOPBACK: Final = "127.0.0.1"
 _WORKER_MEMORY: Final = "512m"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2-quiet.properties")
@@ -73,16 +74,17 @@ def session_settings(master: str) -> dict[str, str]:
         return settings
     cores = local[1] or "1"
     settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1) if cores == "*" else cores
-    settings["spark.driver.host"] = "127.0.0.1"
-    settings["spark.driver.bindAddress"] = "127.0.0.1"
+    settings["spark.driver.host"] = _LOOPBACK
+    settings["spark.driver.bindAddress"] = _LOOPBACK
     return settings
 
 
 def prepare_environment() -> None:
-    """Set ``JAVA_HOME`` and the Python of the workers, where they are not; raises ConfigError."""
+    """Set what a local Spark looks for in the environment, where it is not; raises ConfigError."""
     if find_spec("pyarrow") is None:  # a worker would miss it, on a page of its own
         raise ConfigError("there is no module pyarrow", hint="pip install 'skylark-mq[spark]'")
     os.environ["JAVA_HOME"] = str(java_home(os.environ, Path(sys.prefix, "java")))
+    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)  # else it warns that it had to guess one
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(name, sys.executable)
     check_worker_python(os.environ["PYSPARK_PYTHON"])

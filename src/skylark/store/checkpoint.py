@@ -49,13 +49,17 @@ class Checkpoint:
         self.confirm_offset = 0
         self.logics_physical_offset = 0  # log offset of the last dispatched message
 
-    def load(self) -> None:
-        """Read the file; whatever is wrong with it is logged, and the values are zeros."""
+    def load(self, *, is_new: bool = False) -> None:
+        """Read the file; whatever is wrong with it is logged, and the values are zeros.
+
+        ``is_new``: there is no log yet, and so nobody misses it.
+        """
         try:
             content = self._file_system.read_file(self.path)
             values = CHECKPOINT.unpack_from(content)
         except StoreFileMissingError:
-            logger.info("%s does not exist: a recovery would scan the whole log", self.path)
+            if not is_new:
+                logger.info("%s does not exist: a recovery would scan the whole log", self.path)
             return
         except StoreFileError as error:
             logger.warning("no checkpoint, a recovery would scan the whole log: %s", error)

@@ -246,7 +246,7 @@ class _Recovery:
         parts = self._parts
         self._log.load()
         self._clean = not parts.abort.exists()
-        self._checkpoint.load()
+        self._checkpoint.load(is_new=not self._log.files)
         self._queues.load(clean=self._clean)
         if not self._log.files:
             self._refuse_missing_log()

@@ -22,6 +22,18 @@ def test_members_take_turns() -> None:
     assert table.next_channel("unknown") is None
 
 
+def test_whom_nobody_has_started_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    table = ProducerTable()
+    member = channel("c", 1)
+    with caplog.at_level("DEBUG"):
+        for group in ("CLIENT_INNER_PRODUCER", "SPARK_TXN", "shop"):
+            table.heartbeat(group, member, 0)
+        table.channel_closed(member.connection)
+    news = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert [text.split()[2] for text in news] == ["shop:", "shop:"]
+    assert len(caplog.records) == 6
+
+
 def test_closing_members_are_passed_over() -> None:
     table = ProducerTable()
     members = [channel(f"c{number}", number) for number in range(3)]

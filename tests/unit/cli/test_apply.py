@@ -59,7 +59,8 @@ def test_a_file_is_planned_applied_and_undone(shell: Shell, file: Path) -> None:
         ("change", "retry_max_times", 5, 7),
     ]
     second = file.with_name("site.undo-2.yaml")
-    shell.run("apply", str(second))
+    undone = shell.run("apply", str(second))
+    assert f"the way back is in {file.with_name('site.undo-3.yaml')}" in undone.stderr
     (part,) = shell.json("topic", "describe", "apply-orders")["parts"]
     assert (part["write_queue_count"], part["perm"]) == (4, "rw")
 

@@ -148,8 +148,8 @@ def test_the_live_view() -> None:
     tally.failed(2, SystemBusyError("busy"))
     console.print(live_table([tally]))
     lines = [line.split() for line in shown.getvalue().splitlines()]
-    assert lines[1] == ["send", "0", "0", "-", "-", "0", "0"]
-    assert lines[3] == ["send", "1,500", "0", "2.00", "2.00", "2", "0"]
+    assert lines[1] == ["send", "0", "-", "-", "-", "0", "0"]
+    assert lines[3] == ["send", "1,500", "-", "2.00", "2.00", "2", "0"]
 
 
 def test_every_command_says_how_it_is_used() -> None:

@@ -50,12 +50,13 @@ def children(pid: int) -> list[int]:
 
 def test_it_goes_on_in_the_background_until_it_is_ended(home: Path) -> None:
     data = home / "data"
-    given = ("--data", str(data), *SMALL, "--topic", "T:3")
+    given = ("--data", str(data), *SMALL, "--topic", "T:3", "--topic", "T:2")
     started = run(home, "up", "--detach", *FREE_PORTS, *given)
     assert started.returncode == 0
     ready = re.fullmatch(r"ready namesrv=(\S+) broker-a=127\.0\.0\.1:\d+\n", started.stdout)
     assert ready is not None
     assert started.stderr == (
+        "topic T exists on broker-a with 3 queues, and is left as it is\n"
         f"it goes on in the background, with its log in {data / 'up.log'};"
         f" skylark down --data {data} ends it\n"
     )

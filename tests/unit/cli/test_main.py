@@ -96,6 +96,20 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prodcue"], "No such command 'prodcue'. Did you mean 'produce'?"),
+        (["job", "archiv"], "No such command 'archiv'. Did you mean 'archive'?"),
+        (["nosuch"], "No such command 'nosuch'."),
+    ],
+)
+def test_a_slip_of_the_finger_is_guessed(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, arguments, prog_name="skylark")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"Error: {message}\n")
+
+
+@pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         ("errors.SkylarkError('it failed', hint='try again')", 1, "it failed: try again"),

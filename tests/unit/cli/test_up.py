@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.interop.process import draw_port, poll_until
-from tests.unit.cli.ups import FREE_PORTS, TIMEOUT_S, run, up
+from tests.unit.cli.ups import FREE_PORTS, TIMEOUT_S, run, started, up
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_command_and_clients_can_work(tmp_path: Path, number: signal.Signals) -> None:
+def test_one_command_and_clients_can_work(tmp_path: Path) -> None:
     with up(tmp_path, "--ephemeral", "--topic", "orders:4", "--topic", "plain") as running:
         assert re.fullmatch(
             r"ready namesrv=127\.0\.0\.1:\d+ broker-a=127\.0\.0\.1:\d+\n", running.ready
@@ -28,7 +27,7 @@ def test_one_command_and_clients_can_work(tmp_path: Path, number: signal.Signals
             "orders  broker-a            4  rw",
             "plain   broker-a            8  rw",
         ]
-        running.process.send_signal(number)
+        running.process.terminate()
         assert running.end() == (0, "", "")
     assert list(tmp_path.glob("skylark-*")) == []  # the temporary folder is gone
 
@@ -38,7 +37,11 @@ def test_data_stay_in_the_folder(tmp_path: Path) -> None:
     small = ("--set", "mappedFileSizeCommitLog=16777216", "--set", "maxIndexNum=2000")
     with up(tmp_path, "--data", str(data), *small, "--topic", "T:3"):
         pass
-    with up(tmp_path, "--store", str(data), *small, "--topic", "T:5") as running:
+    with up(tmp_path, "--store", str(data), *small, "--topic", "T:5", "--topic", "U:1") as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline() == (
+            "topic T exists on broker-a with 3 queues, and is left as it is\n"
+        )
         listed = run(tmp_path, "--output", "json", "topic", "list", "-n", running.namesrv)
         assert '"queue_count": 3' in listed.stdout
         locked = run(tmp_path, "up", *FREE_PORTS, "--data", str(data), *small)
@@ -220,14 +223,20 @@ def test_settings_come_from_a_file_and_from_options(tmp_path: Path) -> None:
     assert not (tmp_path / ".local").exists()
 
 
-def test_what_differs_from_java_is_told(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        given = ("--namesrv-port", port, "--set", "traceTopicEnable=false")
-        done = run(tmp_path, "up", "--ephemeral", *given)
-    assert "settings other than Java's: enablePropertyFilter=true, recallMessageEnable=true\n" in (
-        done.stderr
+def test_the_interrupt_key_ends_it_and_the_log_tells_what_a_person_wants_to_know(
+    tmp_path: Path,
+) -> None:
+    given = ("up", "--ephemeral", *FREE_PORTS, "--set", "traceTopicEnable=false")
+    with started(tmp_path, *given) as running:
+        running.process.send_signal(signal.SIGINT)
+        code, output, log = running.end()
+    assert (code, output) == (0, "")
+    assert (
+        "settings other than Java's: enablePropertyFilter=true, recallMessageEnable=true\n" in log
     )
+    assert "does not exist" not in log  # that a new store is empty is no news
+    assert log.endswith(" INFO    skylark.cli.serving  stopped\n")
+    assert list(tmp_path.glob("skylark-*")) == []
 
 
 def test_the_end_of_the_terminal_is_an_orderly_end(tmp_path: Path) -> None:

@@ -55,8 +55,14 @@ class Up:
 
 @contextmanager
 def up(home: Path, *arguments: str) -> Iterator[Up]:
+    with started(home, "--log-level", "warning", "up", *FREE_PORTS, *arguments) as running:
+        yield running
+
+
+@contextmanager
+def started(home: Path, *arguments: str) -> Iterator[Up]:
     process = subprocess.Popen(
-        command("--log-level", "warning", "up", *FREE_PORTS, *arguments),
+        command(*arguments),
         env=environment(home),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

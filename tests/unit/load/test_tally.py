@@ -28,13 +28,18 @@ async def test_figures() -> None:
 async def test_the_rate_of_now_is_that_of_late() -> None:
     clock = VirtualClock()
     tally = Tally("send", clock)
-    assert tally.rate_now() == 0.0
+    assert tally.rate_now() is None
     tally.begin()
+    await clock.advance(seconds=0.1)
+    assert tally.rate_now() is None  # too early to say
+    tally.done(100, 100, 0.001)
+    await clock.advance(seconds=0.4)
+    assert tally.rate_now() == 200.0  # of the time so far
     tally.done(100, 100, 0.001)
     await clock.advance(seconds=0.5)
-    assert tally.rate_now() == 0.0  # too early to say
-    await clock.advance(seconds=0.5)
-    assert tally.rate_now() == 100.0
+    assert tally.rate_now() == 200.0
     tally.done(50, 50, 0.001)
-    await clock.advance(seconds=2)
+    await clock.advance(seconds=0.5)
+    assert tally.rate_now() == 200.0  # the last one that is good
+    await clock.advance(seconds=1.5)
     assert tally.rate_now() == 25.0

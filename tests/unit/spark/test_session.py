@@ -80,6 +80,21 @@ def test_other_sessions_speak_as_they_always_do(
     assert made.settings["spark.ui.enabled"] == "false"
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
+def test_a_local_session_need_not_guess_its_address(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, used: str
+) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, given or "")
+        monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv("SPARK_LOCAL_IP", given)
+    monkeypatch.setattr(session, "java_home", lambda *_: Path("/java"))
+    session.prepare_environment()
+    assert os.environ["SPARK_LOCAL_IP"] == used
+    assert (os.environ["JAVA_HOME"], os.environ["PYSPARK_PYTHON"]) == ("/java", sys.executable)
+
+
 def test_a_connect_server_is_no_master() -> None:
     with pytest.raises(ConfigError, match=r"sc://h:1 is a Spark Connect server.*pipeline file"):
         session.make_session("sc://h:1")

@@ -40,9 +40,11 @@ from tests.unit.store.crash_store import (
 # ---- an orderly end ------------------------------------------------------------------------------
 
 
-def test_a_new_store() -> None:
+def test_a_new_store(caplog: pytest.LogCaptureFixture) -> None:
     store = CrashStore(FaultyFileSystem())
-    report = store.open()
+    with caplog.at_level("INFO"):
+        report = store.open()
+    assert "does not exist" not in caplog.text
     assert (report.clean, report.log_end, report.scanned_records) == (True, 0, 0)
     assert report.fault is None
     assert store.abort.exists()
