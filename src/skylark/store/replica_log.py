@@ -62,7 +62,7 @@ RECORD_SIZE_MAX: Final = 64 << 20
 TAIL_SIZE: Final = 4096
 _DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
 #: Views of single records are made no more often than this.
-VIEWS_PAUSE_S: Final = 0.005
+VIEWS_PAUSE_S: Final = 0.010
 DENSE_BYTES: Final = 128 << 10  # appended in a turn, or a millisecond: the slave is catching up
 BACKLOG_MAX: Final = 64 << 20  # bytes of the log without views, while it does
 _CRC_SLICE: Final = 1 << 20
