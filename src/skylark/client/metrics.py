@@ -148,6 +148,9 @@ class ConsumeMeter:
     def consumed(self, accepted: int, failed: int, took_ms: float) -> None:
         """A handler has ended."""
 
+    def consumed_at_once(self, calls: int, accepted: int) -> None:
+        """Handlers have accepted so many messages in so many calls, which took no time."""
+
 
 class _ConsumeMeter(ConsumeMeter):
     __slots__ = (
@@ -182,6 +185,10 @@ class _ConsumeMeter(ConsumeMeter):
             latency = self._latency_failed
         latency.counts[bisect_left(LATENCY_BOUNDS_MS, took_ms)] += 1
         latency.sum += took_ms
+
+    def consumed_at_once(self, calls: int, accepted: int) -> None:
+        self._accepted.value += accepted
+        self._latency.counts[0] += calls
 
 
 NO_SEND_METER: Final = SendMeter()

@@ -50,8 +50,8 @@ from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)
 
-#: How long an offset may wait to be noted: so much is delivered again if the queue moves then.
-NOTE_OFFSET_MS: Final = 100
+#: How long what was accepted may wait to be settled: it is delivered again if the queue moves then.
+SETTLE_MS: Final = 100
 
 
 class ConcurrentRunner:
@@ -104,23 +104,37 @@ class ConcurrentRunner:
         else:
             self.shop.tasks.spawn(work, name="settle")
 
-    def done(self, assigned: Assigned, batch: Sequence[MessageExt], now_ms: int) -> None:
-        """All messages of a batch were accepted."""
+    def accepted(
+        self, assigned: Assigned, batch: Sequence[MessageExt], took_ms: int, now_ms: int
+    ) -> None:
+        """All messages of a batch were accepted. Hot: the rest is done once for many."""
+        messages = assigned.accepted
+        if not messages:
+            self._loop.call_soon(self._settle_accepted, assigned, now_ms)
+            assigned.accepted_since_ms = now_ms
+        messages += batch
+        if took_ms:
+            assigned.meter.consumed(len(batch), 0, took_ms)
+        else:
+            assigned.quick_count += 1
+            assigned.quick_messages += len(batch)
+        if now_ms - assigned.accepted_since_ms >= SETTLE_MS:
+            self._settle_accepted(assigned, now_ms)  # handlers that block keep the loop from it
+
+    def _settle_accepted(self, assigned: Assigned, now_ms: int) -> None:
+        """Forget messages that were accepted, and note how far the group has come."""
+        messages, assigned.accepted = assigned.accepted, []
+        if not messages:
+            return
+        assigned.counters.consumed += len(messages)
+        if assigned.quick_count:
+            assigned.meter.consumed_at_once(assigned.quick_count, assigned.quick_messages)
+            assigned.quick_count = assigned.quick_messages = 0
         process_queue = assigned.process_queue
         if process_queue.dropped:
             return
-        offset = process_queue.remove(batch, now_ms)
-        if offset >= 0:
-            if assigned.reached is None:  # noted once for all that handlers do in a row
-                self._loop.call_soon(self._note_offset, assigned)
-                assigned.reached_since_ms = now_ms
-            assigned.reached = offset
-            if now_ms - assigned.reached_since_ms >= NOTE_OFFSET_MS:
-                self._note_offset(assigned)  # handlers that block do not let the loop come to it
-
-    def _note_offset(self, assigned: Assigned) -> None:
-        offset, assigned.reached = assigned.reached, None
-        if offset is not None and not assigned.process_queue.dropped:
+        offset = process_queue.remove(messages, now_ms)
+        if offset >= 0 and not process_queue.dropped:
             self.shop.offsets.update(assigned.queue, offset)
 
     async def fail(self, assigned: Assigned, batch: Sequence[MessageExt], outcome: Outcome) -> None:
@@ -152,6 +166,7 @@ class ConcurrentRunner:
     async def expire(self, assigned: Assigned) -> None:
         """Send back messages that handlers have had for longer than ``consume_timeout``."""
         shop, process_queue = self.shop, assigned.process_queue
+        self._settle_accepted(assigned, shop.time.now_ms())
         timeout_ms = shop.settings.consume_timeout_ms
         for _ in range(EXPIRED_COUNT_MAX):
             message = process_queue.expired(shop.time.now_ms(), timeout_ms)
@@ -223,9 +238,7 @@ class ConcurrentJob:
         is_index = type(result) is int and self._binding.batch > 1
         if error is None and not is_index and self._context is None:
             # What nearly always happens, for each message: it is to cost little.
-            assigned.counters.consumed += len(batch)
-            assigned.meter.consumed(len(batch), 0, took_ms)
-            self._runner.done(assigned, batch, now_ms)
+            self._runner.accepted(assigned, batch, took_ms, now_ms)
             return None
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
         return self._settle(outcome, error, now_ms)
@@ -238,15 +251,16 @@ class ConcurrentJob:
             report(runner.shop.group, self._binding, batch[0], error)
             outcome = outcome_of_error(error)
         accepted = min(max(0, outcome.ack_index + 1), len(batch))
-        assigned.counters.consumed += accepted
-        assigned.counters.failed += len(batch) - accepted
-        assigned.meter.consumed(accepted, len(batch) - accepted, now_ms - self._started_ms)
+        took_ms = now_ms - self._started_ms
         if self._context is not None:
             status = "RECONSUME_LATER" if outcome.ack_index < 0 else "CONSUME_SUCCESS"
-            runner.hooks.after(self._context, status, error, took_ms=now_ms - self._started_ms)
+            runner.hooks.after(self._context, status, error, took_ms=took_ms)
         if accepted == len(batch):
-            runner.done(assigned, batch, now_ms)
+            runner.accepted(assigned, batch, took_ms, now_ms)
             return None
+        assigned.counters.consumed += accepted
+        assigned.counters.failed += len(batch) - accepted
+        assigned.meter.consumed(accepted, len(batch) - accepted, took_ms)
         return runner.fail(assigned, batch, outcome)
 
     def discard(self) -> None:

@@ -44,8 +44,11 @@ class Assigned(msgspec.Struct, eq=False, gc=False):
     process_queue: ProcessQueue
     counters: TopicCounters
     meter: ConsumeMeter = NO_CONSUME_METER
-    reached: int | None = None  #: offset that the group has come to, if it is still to be noted
-    reached_since_ms: int = 0  #: since when one is
+    # What handlers have accepted in this turn of the loop; settled together, see concurrent_runner.
+    accepted: list[MessageExt] = msgspec.field(default_factory=list)
+    quick_count: int = 0  # calls that took less than a millisecond
+    quick_messages: int = 0
+    accepted_since_ms: int = 0
 
 
 class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):

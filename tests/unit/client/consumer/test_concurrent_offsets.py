@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from skylark.client.consumer.concurrent_runner import NOTE_OFFSET_MS, ConcurrentRunner
+from skylark.client.consumer.concurrent_runner import SETTLE_MS, ConcurrentRunner
 from skylark.client.consumer.handlers import bind
 from skylark.client.consumer.offset_store import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
@@ -123,7 +123,7 @@ async def test_a_queue_that_was_taken_away_is_not_noted_any_more() -> None:
 
 async def test_handlers_that_block_their_loop_are_noted_as_they_go_on() -> None:
     async def block(_: MessageExt) -> None:
-        desk.time.now_s += 0.6 * NOTE_OFFSET_MS / 1_000
+        desk.time.now_s += 0.6 * SETTLE_MS / 1_000
 
     desk = Desk(block)
     desk.runner.submit(desk.assigned, messages(*range(6)))
