@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skylark.store.batch_queue import BatchQueue
@@ -301,6 +301,15 @@ def run_through_stops(machine: Machine, steps: list[tuple[str, int]]) -> None:
     steps=st.lists(STEPS, min_size=5, max_size=25),
     stops=st.lists(st.integers(1, 150), min_size=1, max_size=3),
 )
+# The first queue of its kind is deleted before it was ever written, and made again.
+@example(
+    seed=829705,
+    steps=[
+        ("put", 4), ("crash", 0), ("put", 9), ("sync", 0), ("put", 2), ("put", 5),
+        ("delete_topic", 2), ("put", 1), ("sync", 0), ("crash", 0),
+    ],
+    stops=[1],
+)  # fmt: skip
 def test_views_equal_the_log_after_stops_at_any_file_operation(
     seed: int, steps: list[tuple[str, int]], stops: list[int]
 ) -> None:

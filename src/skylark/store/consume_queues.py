@@ -273,7 +273,7 @@ class ConsumeQueues:
             if isinstance(queue, kind):
                 self._remove_directory(directory / queue.topic / str(queue.queue_id))
                 with contextlib.suppress(StoreFileError):  # a queue of the last moments had none
-                    self._files.make_directories(directory / queue.topic)
+                    self._views.make_directory(directory / queue.topic)
                     self._views.renamed(directory)
 
     def _remove_directory(self, path: Path) -> None:

@@ -48,7 +48,6 @@ from skylark.core.hashing import (
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.index_file import IndexFile
-from skylark.store.queue_files import missing_directories
 from skylark.store.view_sync import ViewSync
 from skylark.wire.layout import INDEX_HEADER_SIZE
 
@@ -248,9 +247,7 @@ class IndexService:
         self._newest = None
 
     def _make_directory(self) -> None:
-        for directory in missing_directories(self._files, self._directory):
-            self._files.create_directory(directory)
-            self._views.renamed(directory.parent)
+        self._views.make_directory(self._directory)
 
     # ---- putting ---------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -218,19 +217,7 @@ class QueueFiles:
             self.remove(self.starts[-1])
 
     def _create(self, start: int) -> None:
-        files, views = self._handles.files, self._handles.views
         if not self.starts:
-            for directory in missing_directories(files, self.directory):
-                files.create_directory(directory)
-                views.renamed(directory.parent)
+            self._handles.views.make_directory(self.directory)
         self._handles.create(self, start)
         self.starts.append(start)
-
-
-def missing_directories(files: FileSystem, directory: Path) -> Iterable[Path]:
-    """``directory`` and those above it that do not exist, outermost first."""
-    missing = []
-    while not files.exists(directory):
-        missing.append(directory)
-        directory = directory.parent
-    return reversed(missing)

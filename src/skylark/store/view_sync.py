@@ -113,6 +113,16 @@ class ViewSync:
         """A name appeared in the directory, or went."""
         self._directories[directory] = None
 
+    def make_directory(self, directory: Path) -> None:
+        """Make it, and those above it that do not exist: each is a name that appears."""
+        missing = []
+        while not self._files.exists(directory):
+            missing.append(directory)
+            directory = directory.parent
+        for each in reversed(missing):
+            self._files.create_directory(each)
+            self.renamed(each.parent)
+
     def removed(self, path: Path) -> None:
         """A file went: its bytes do not matter any more, the absence of its name does."""
         self._ranges.pop(path, None)
