@@ -54,7 +54,7 @@ def group_of(node_id: str) -> str:
     is one session, and not more memory than a small machine has. Documents share nothing.
     """
     path = node_id.partition("::")[0]
-    if path.startswith("tests/spark/") or "spark.md" in node_id:
+    if path.startswith(("tests/spark/", "tests/fault/test_spark")) or "spark.md" in node_id:
         return "spark"
     return node_id if path == "tests/test_docs.py" else path
 
