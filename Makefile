@@ -69,7 +69,7 @@ types: $(READY) ## check types (mypy --strict over all Python files)
 	$(BIN)/mypy
 
 test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
-	$(BIN)/pytest -n 2 --dist loadgroup --ignore=tests/interop --ignore=tests/crash $(ARGS)
+	$(BIN)/pytest -n 2 --ignore=tests/interop --ignore=tests/crash $(ARGS)
 
 interop: $(READY) ## run against Apache RocketMQ: PART=<part>; needs a JDK and Maven
 	$(call check_part,interop)

@@ -8,6 +8,8 @@ from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # A run that decides whether a change may land must not depend on luck: there, property tests try
 # the same examples each time. Everywhere else they try new ones.
@@ -59,10 +61,15 @@ def group_of(node_id: str) -> str:
     return node_id if path == "tests/test_docs.py" else path
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid)))
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives whole groups to workers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
+    return ByGroup(config, log)
 
 
 def parse_seeds(text: str) -> range | None:

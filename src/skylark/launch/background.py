@@ -111,6 +111,9 @@ def _run_child(
             sys.stderr.flush()
             tell(_Message(text, code))
     finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk: nobody is left who could be told
+                stream.flush()
         os._exit(code)
 
 

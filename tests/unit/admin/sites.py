@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skylark.admin.admin import Admin
-from skylark.admin.errors import NotFoundError
+from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.client.message import Message, MessageExt, SendResult
@@ -81,11 +81,19 @@ async def running_site(
             await brokers[name].start()
         site = Site(name_server, brokers)
         async with site.admin() as admin:
+            await eventually(lambda: _all_are_registered(admin, broker_count))
             yield site, admin
     finally:
         for broker in brokers.values():
             await broker.stop()
         await name_server.stop()
+
+
+async def _all_are_registered(admin: Admin, broker_count: int) -> bool:
+    try:
+        return len(await admin.session.masters()) == broker_count
+    except NoBrokerError:
+        return False
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = 10.0) -> None:
