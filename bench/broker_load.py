@@ -48,7 +48,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from bench.load.clients import ID_END, Client, Consumer, Producer, Tally
 from skylark.net.loops import new_event_loop
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
@@ -429,13 +429,5 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     return all_met
 
 
-def main() -> None:
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except BenchError as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run)

@@ -49,7 +49,7 @@ from typing import Any, TextIO
 
 from bench.broker_load import broker_process, percentile, slope
 from bench.client_load.job import Job
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from tests.interop.cpp import wheel_folder
 
 BENCH = "client"
@@ -381,13 +381,5 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     return all(met for row in chosen for _, met in results[row.name].goals)
 
 
-def main() -> None:
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except BenchError as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run)

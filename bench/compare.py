@@ -36,8 +36,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
@@ -58,7 +56,7 @@ from bench.compare_load.summary import (
     summarize,
 )
 from bench.compare_load.systems import SYSTEMS
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from skylark import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.sync import Admin
@@ -217,17 +215,5 @@ def missed(results: Sequence[Result]) -> list[str]:
     return [result.title for result in results if result.goal_met is False or result.void]
 
 
-def main() -> None:
-    # Asked to end, the program leaves by way of all its blocks, which end what they started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except (BenchError, ProcessError, ToolchainError) as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run, ProcessError, ToolchainError)

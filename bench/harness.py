@@ -34,6 +34,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 ROUNDS = 10
 SAMPLE_S = 0.1
@@ -51,6 +52,28 @@ PACKAGES = ("lz4", "msgspec", "numpy", "pyarrow", "pyspark", "skylark-mq", "uvlo
 
 class BenchError(Exception):
     """The benchmark is declared or called wrongly; the text says how."""
+
+
+class Measured(Protocol):
+    """What a benchmark does with its arguments; whether all goals are met."""
+
+    def __call__(self, arguments: Sequence[str], *, stdout: TextIO) -> bool: ...
+
+
+def run_program(name: str, run: Measured, *errors: type[Exception]) -> NoReturn:
+    """``python -m bench.NAME``: measure and end; ``errors`` are told in one sentence.
+
+    Asked to end, the program leaves by way of all its blocks, which end what they started.
+    """
+    told: tuple[type[Exception], ...] = (BenchError, *errors)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        all_met = run(sys.argv[1:], stdout=sys.stdout)
+    except told as error:
+        sys.exit(f"bench.{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0 if all_met else 1)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from bench.owner import Owner
 from bench.store import draft, open_store
 from skylark.client.calls import Caller, checked, open_caller
@@ -409,13 +409,5 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     return all(met for case in chosen for _, met in results[case].goals)
 
 
-def main() -> None:
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except BenchError as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run)

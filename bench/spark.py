@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -38,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from bench.spark_load.site import Site, opened_site
 from bench.spark_load.taking import (
     Sample,
@@ -285,13 +284,5 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     return all(met for row in chosen for _, met in results[row.name].goals)
 
 
-def main() -> None:
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except BenchError as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run)

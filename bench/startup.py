@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from bench.compare_load.systems import parse_memory
-from bench.harness import BenchError, Ledger, current_commit, machine_facts
+from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from tests.interop.java import HOST, ApacheBroker, ApacheNamesrv
 from tests.interop.process import ProcessError, draw_port
 from tests.interop.toolchain import CURRENT, ToolchainError, check_tools, classpath, java_version
@@ -374,17 +374,5 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     return all(goal[1] for row in rows if (goal := results[row.name].goal))
 
 
-def main() -> None:
-    # Asked to end, the program leaves by way of all its blocks, which end what they started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        all_met = run(sys.argv[1:], stdout=sys.stdout)
-    except (BenchError, ProcessError, ToolchainError) as error:
-        sys.exit(f"bench.{BENCH}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(0 if all_met else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(BENCH, run, ProcessError, ToolchainError)

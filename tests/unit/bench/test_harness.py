@@ -7,8 +7,9 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -365,3 +366,23 @@ def test_a_wrong_row_ends_with_a_sentence(bench: Bench, monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.argv", ["demo", "--rows", "nosuch"])
     with pytest.raises(SystemExit, match=r"bench\.demo: no row matches nosuch; there are: a"):
         harness.main("demo", [bench.case("a")])
+
+
+@pytest.mark.parametrize(("met", "code"), [(True, 0), (False, 1)])
+def test_a_program_ends_with_what_it_found(
+    met: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        harness.run_program("demo", lambda arguments, *, stdout: met)
+    assert ended.value.code == code
+
+
+def test_errors_of_a_program_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: Sequence[str], *, stdout: TextIO) -> bool:
+        raise LookupError("no tool")
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        harness.run_program("demo", fail, LookupError)
+    assert ended.value.code == "bench.demo: no tool"
