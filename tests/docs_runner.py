@@ -54,8 +54,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: What PySpark's own daemon may print when a session ends while one of its workers still answers.
 _DAEMON_NOISE = re.compile(
     r"^Traceback \(most recent call last\):\n"
-    r"(?:  File \".*/pyspark/daemon\.py\", line \d+, in \w+\n(?:    .*\n)*)+"
-    r"BrokenPipeError: .*\n",
+    r"(?:  File \".*/pyspark/daemon\.py\", line \d+, in \w+\n(?:    .*\n)*)*"
+    r"(?:BrokenPipeError: .*\n|(?!  File |\w+Error))",  # it may be ended before it is through
     re.MULTILINE,
 )
 _DROPPED = re.compile(r"MAKE|MFLAGS|SKYLARK_|NAMESRV_ADDR|ROCKETMQ_|PYTEST_|PYTHONPATH")

@@ -107,6 +107,8 @@ def test_what_a_daemon_of_spark_says_last_is_not_a_command_s_output(runner: Runn
         "BrokenPipeError: [Errno 32] Broken pipe\\n"
     )
     assert runner.run(console(f"$ printf '{said}'; echo done", "done")) == 1
+    header = said.partition("  File")[0]
+    assert runner.run(console(f"$ printf '{header}'; echo done", "done")) == 1
     other = said.replace("BrokenPipeError", "ValueError")
     with pytest.raises(DocError, match="but got:\nTraceback"):
         runner.run(console(f"$ printf '{other}'; echo done", "done"))
