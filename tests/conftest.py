@@ -68,6 +68,7 @@ class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         return group_of(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # tests may be run without workers: -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
     return ByGroup(config, log)
 

@@ -51,13 +51,6 @@ _CLUSTER = re.compile(r"^<!--\s*cluster:(.*?)-->$", re.MULTILINE)
 _ONE_PROCESS = re.compile(r"^<!--\s*python: one process\s*-->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Variables that would make the outcome depend on who runs the tests, or on being run by make.
-#: What PySpark's own daemon may print when a session ends while one of its workers still answers.
-_DAEMON_NOISE = re.compile(
-    r"^Traceback \(most recent call last\):\n"
-    r"(?:  File \".*/pyspark/daemon\.py\", line \d+, in \w+\n(?:    .*\n)*)*"
-    r"(?:BrokenPipeError: .*\n|(?!  File |\w+Error))",  # it may be ended before it is through
-    re.MULTILINE,
-)
 _DROPPED = re.compile(r"MAKE|MFLAGS|SKYLARK_|NAMESRV_ADDR|ROCKETMQ_|PYTEST_|PYTHONPATH")
 
 
@@ -219,7 +212,6 @@ class Runner:
             expected: tuple[str, ...] = ()
         else:
             code, output = self._execute(command.text, self._folder)
-            output = _DAEMON_NOISE.sub("", output)
             expected = command.expected
         where = f"line {command.line}: {command.text}"
         if code != 0:

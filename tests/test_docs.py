@@ -99,21 +99,6 @@ def test_a_block_may_say_why_it_is_not_run() -> None:
     assert block.not_run == "needs a JDK"
 
 
-def test_what_a_daemon_of_spark_says_last_is_not_a_command_s_output(runner: Runner) -> None:
-    said = (
-        "Traceback (most recent call last):\\n"
-        '  File "/x/pyspark.zip/pyspark/daemon.py", line 264, in manager\\n'
-        '  File "/x/pyspark.zip/pyspark/daemon.py", line 95, in worker\\n'
-        "BrokenPipeError: [Errno 32] Broken pipe\\n"
-    )
-    assert runner.run(console(f"$ printf '{said}'; echo done", "done")) == 1
-    header = said.partition("  File")[0]
-    assert runner.run(console(f"$ printf '{header}'; echo done", "done")) == 1
-    other = said.replace("BrokenPipeError", "ValueError")
-    with pytest.raises(DocError, match="but got:\nTraceback"):
-        runner.run(console(f"$ printf '{other}'; echo done", "done"))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

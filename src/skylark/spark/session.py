@@ -27,17 +27,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from skylark.core.errors import ConfigError
 from skylark.spark.java import java_home
+from skylark.spark.java_stderr import without_noise
 from skylark.spark.source import DefaultSource
 
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
@@ -45,11 +44,6 @@ _LOOPBACK: Final = "127.0.0.1"
 _WORKER_MEMORY: Final = "512m"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2-quiet.properties")
-#: What nothing turns off: Java on a module that Spark always asks for, a library on Java.
-_NOISE: Final = (
-    b"WARNING: Using incubator modules: jdk.incubator.vector",
-    b"Warning: Java versions > Java 11 can only operate in restricted mode",
-)
 _PROBE_TIMEOUT_S: Final = 60
 _PROBE: Final = (
     "import sys, importlib.util as u;"
@@ -145,34 +139,8 @@ def make_session(
         builder = builder.config(name, value)
     if not quiet:
         return builder.getOrCreate()
-    with _without_lines(_NOISE):
+    with without_noise():
         return builder.getOrCreate()
-
-
-@contextmanager
-def _without_lines(dropped: tuple[bytes, ...]) -> Iterator[None]:
-    """Give processes that are started meanwhile a stderr that leaves out some lines.
-
-    A thread passes everything else on as long as they live: what workers say goes that way.
-    """
-    reading, writing = os.pipe()
-    stderr = os.dup(2)
-
-    def pass_on() -> None:
-        with os.fdopen(reading, "rb") as lines, os.fdopen(stderr, "wb", 0) as target:
-            for line in lines:
-                if not line.startswith(dropped):
-                    target.write(line)
-
-    # Lines of our own must not wait in the buffer until they would go that way as well.
-    sys.stderr.flush()
-    os.dup2(writing, 2)
-    os.close(writing)
-    Thread(target=pass_on, name="stderr-of-java", daemon=True).start()
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
 
 
 def register(spark: SparkSession) -> None:
