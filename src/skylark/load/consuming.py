@@ -93,7 +93,6 @@ class ConsumeLoad:
             group,
             client,
             concurrency=self._concurrency,
-            pull_batch_size=BATCH,
             queue_listener=lambda *shared: loop.call_soon_threadsafe(joined.set),
         )
         take = self._take_aged if self._run_id is None else self._take_stamped

@@ -3,6 +3,8 @@
 One task per queue, on the loop that consumes. There is always one pull under way unless something
 holds it (:class:`~skylark.client.consumer.process_queue.FlowControl`); a broker without messages
 keeps the question for 15 s and answers as soon as one arrives, so nothing here is busy or late.
+Of a queue that is far behind many messages are asked for at once (``bulk``), which halves what a
+message costs here and at the broker; Apache's brokers give 32 all the same.
 
 **Answers.** Messages are put into the process queue and handed to the runner. Without messages the
 offset still moves, for others may have been filtered away. An offset that the broker does not have
@@ -36,6 +38,7 @@ from skylark.client.consumer.process_queue import (
     HoldReason,
 )
 from skylark.client.consumer.runners import Assigned, Runner, Workshop
+from skylark.client.consumer.settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.hooks import call_hooks, hook_methods
 from skylark.client.link import Link
@@ -210,12 +213,13 @@ class PullLoop:
                 sys_flag |= PullSysFlag.COMMIT_OFFSET
         if settings.post_subscription_when_pull:
             sys_flag |= PullSysFlag.SUBSCRIPTION
+        count = self._count_to_ask()
         header = PullMessageRequestHeader(
             consumer_group=context.group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=self._offset,
-            max_msg_nums=1 if self._alone else settings.pull_batch_size,
+            max_msg_nums=count,
             max_msg_bytes=settings.pull_batch_size_in_bytes,
             sys_flag=sys_flag,
             commit_offset=commit_offset,
@@ -223,10 +227,24 @@ class PullLoop:
             subscription=data.sub_string if settings.post_subscription_when_pull else None,
             sub_version=subscription.pull_version,
             expression_type=data.expression_type,
+            bulk=True if settings.pull_batch_size is None and count > PULL_BATCH_SIZE else None,
         )
         return await context.link.calls.pull(
             target.address, header, queue.broker_name, PULL_TIMEOUT_S
         )
+
+    def _count_to_ask(self) -> int:
+        """How many messages the next pull may bring."""
+        if self._alone:
+            return 1
+        context = self._context
+        count = context.shop.settings.pull_batch_size
+        if count is not None:
+            return count
+        if self.behind <= PULL_BATCH_SIZE:
+            return PULL_BATCH_SIZE
+        room = context.flow.count_max - self._assigned.process_queue.count
+        return max(PULL_BATCH_SIZE, min(BULK_PULL_SIZE, room))
 
     def _advance(self) -> None:
         """Nothing is here and nothing was found: what lies behind us was for others."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from skylark.client.consumer.offset_store import OffsetTable
 from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
-from skylark.client.consumer.settings import PushSettings
+from skylark.client.consumer.settings import PULL_BATCH_SIZE, PushSettings
 from skylark.client.consumer.stats import ConsumerStats
 from skylark.client.consumer.subscription import Subscription
 from skylark.core.names import Address
@@ -47,7 +47,7 @@ def running_properties(
         "pullThresholdForTopic": settings.pull_threshold_for_topic,
         "pullThresholdSizeForTopic": settings.pull_threshold_size_for_topic,
         "pullInterval": settings.pull_interval_ms,
-        "pullBatchSize": settings.pull_batch_size,
+        "pullBatchSize": settings.pull_batch_size or PULL_BATCH_SIZE,
         "pullBatchSizeInBytes": settings.pull_batch_size_in_bytes,
         "postSubscriptionWhenPull": settings.post_subscription_when_pull,
         "maxReconsumeTimes": settings.max_reconsume_times,

@@ -30,6 +30,9 @@ QueueListener: TypeAlias = Callable[[str, frozenset[MessageQueue], frozenset[Mes
 
 NO_LIMIT: Final = -1
 BATCH_MAX: Final = 1024
+#: Messages of one pull unless the application says, and of one of a queue that is further behind.
+PULL_BATCH_SIZE: Final = 32
+BULK_PULL_SIZE: Final = 256
 
 # attribute -> Java's name, smallest, largest
 _RANGES: Final[Mapping[str, tuple[str, int, int]]] = {
@@ -77,8 +80,9 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     pull_threshold_size_for_topic: int = NO_LIMIT
     #: pause between pulls
     pull_interval: Duration = 0.0
-    #: messages of one pull
-    pull_batch_size: int = 32
+    #: messages of one pull; None: 32, and up to 256 of a queue that is further behind, from brokers
+    #: that give so many (Skylark's)
+    pull_batch_size: int | None = None
     #: bytes of them
     pull_batch_size_in_bytes: int = 256 * 1024
     #: send the subscription with every pull
@@ -100,7 +104,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_fields(self)
         for name, (java_name, low, high) in _RANGES.items():
             value = getattr(self, name)
-            if name in _OPTIONAL and value == NO_LIMIT:
+            if value is None or (name in _OPTIONAL and value == NO_LIMIT):
                 continue
             if not low <= value <= high:
                 raise ConfigError(f"{java_name} Out of range [{low}, {high}], not {value}")
@@ -153,7 +157,7 @@ class PushKeywords(TypedDict, total=False):
     pull_threshold_for_topic: int
     pull_threshold_size_for_topic: int
     pull_interval: Duration
-    pull_batch_size: int
+    pull_batch_size: int | None
     pull_batch_size_in_bytes: int
     post_subscription_when_pull: bool
     max_reconsume_times: int

@@ -79,6 +79,45 @@ async def test_what_a_pull_says(tmp_path: Path) -> None:
         assert (second["queueOffset"], second["commitOffset"]) == ("8", "8")  # it had no tag
 
 
+async def test_much_is_asked_for_while_the_queue_is_far_behind(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        gate = asyncio.Event()
+        script.set_offset(0)
+        script.pulls.found(0, records(*range(32)), 32, max_offset=64)  # 32 behind: that is near
+        script.pulls.found(32, records(*range(32, 64)), 64, max_offset=1500)
+        script.pulls.found(64, records(*range(64, 900)), 900, max_offset=1500)
+        script.pulls.found(900, records(*range(900, 990)), 990, max_offset=1500)
+        script.pulls.found(990, records(*range(990, 1000)), 1000, max_offset=1010)
+        consumer = script.consumer()
+
+        @consumer.subscribe("T")
+        async def wait(message: MessageExt) -> None:
+            await gate.wait()
+
+        await script.start(consumer)
+        asked = [(each["maxMsgNums"], each.get("bulk")) for each in script.pulls.requests]
+        assert asked == [
+            ("32", None),
+            ("32", None),
+            ("256", "true"),
+            ("100", "true"),  # so many may wait besides those that do
+            ("32", None),  # Java asks for so many, whatever is left
+            ("32", None),
+        ]
+        gate.set()
+
+
+async def test_what_the_application_sets_is_asked_for_however_far_behind(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        script.set_offset(0)
+        script.pulls.found(0, records(*range(64)), 64, max_offset=5000)
+        consumer = script.consumer(pull_batch_size=64)
+        consumer.subscribe("T", Seen().handler)
+        await script.start(consumer)
+        asked = [(each["maxMsgNums"], each.get("bulk")) for each in script.pulls.requests]
+        assert asked == [("64", None), ("64", None)]
+
+
 async def test_held_pulls_are_not_repeated_early(tmp_path: Path) -> None:
     async with push_world(tmp_path) as w:
         consumer = w.consumer()
@@ -332,7 +371,7 @@ async def test_a_message_that_cannot_be_decoded_is_passed_over_alone(
             alone if (request.ext or {})["maxMsgNums"] == "1" else together
         )(request)
         seen = Seen()
-        consumer = script.consumer()
+        consumer = script.consumer(pull_batch_size=32)
         consumer.subscribe("T", seen.handler)
         await script.start(consumer)
         assert seen == [b"0", b"2"]
