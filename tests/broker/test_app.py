@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,6 +144,26 @@ async def test_it_is_registered_while_it_runs(tmp_path: Path) -> None:
         await gone.close()
     finally:
         await namesrv.stop()
+
+
+async def test_whoever_waits_until_it_is_announced_finds_it(tmp_path: Path) -> None:
+    name_server = NameServer(NamesrvConfig(listen_port=0))
+    await name_server.start()
+    try:
+        broker = broker_of(tmp_path, namesrvAddr=str(name_server.address))
+        async with running(broker):
+            await broker.announced(timeout_s=30)
+            assert set(broker.graph.registration.states.values()) == {True}
+    finally:
+        await name_server.stop()
+
+
+async def test_a_name_server_that_says_nothing_is_waited_for_so_long_only(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        broker = broker_of(tmp_path, namesrvAddr=f"127.0.0.1:{silent.getsockname()[1]}")
+        async with running(broker):
+            await broker.announced(timeout_s=0.05)
+            assert set(broker.graph.registration.states.values()) == {None}
 
 
 async def test_two_brokers_cannot_have_one_store(tmp_path: Path) -> None:

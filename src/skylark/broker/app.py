@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final, cast
 
 from skylark.broker.config import PORT_MAX, BrokerConfig
@@ -128,6 +129,11 @@ class Broker:
         except BaseException:
             await self.stop()
             raise
+
+    async def announced(self, timeout_s: float) -> None:
+        """Wait until the name servers have heard of this broker, or until the time is up."""
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self.graph.registration.announced(), timeout_s)
 
     async def _start(self, graph: BrokerGraph, config: BrokerConfig) -> None:
         graph.load()

@@ -1,15 +1,16 @@
 """``skylark broker``: a broker in the foreground, with the flags of Java's ``mqbroker``.
 
-On stdout there is one line, ``ready NAME=HOST:PORT``, once requests are answered; whoever started
-the process may wait for it. Log lines go to stderr. SIGTERM and the interrupt key stop it in order,
-with exit code 0: it unregisters, answers what it has in hand, and brings everything to disk.
+On stdout there is one line, ``ready NAME=HOST:PORT``, once requests are answered and name servers
+that can be reached know it; whoever started the process may wait for it. Log lines go to stderr.
+SIGTERM and the interrupt key stop it in order, with exit code 0: it unregisters, answers what it
+has in hand, and brings everything to disk.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from skylark.broker.config import BrokerConfig
+
+#: How long a name server that does not answer may hold up the line that says "ready".
+ANNOUNCED_TIMEOUT_S: Final = 3.0
 
 
 @click.command("broker")
@@ -75,6 +79,7 @@ async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Even
 
     broker = Broker(config, given=given)
     await broker.start()
+    await broker.announced(ANNOUNCED_TIMEOUT_S)
     click.echo(f"ready {config.broker_name}={broker.address}")
     await stop.wait()
     await broker.stop()
