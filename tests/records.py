@@ -16,7 +16,8 @@ from skylark.wire.message import (
     Verify,
     iter_records,
 )
-from skylark.wire.scan import PropertyItems, RecordColumns, scan_properties, scan_records
+from skylark.wire.property_scan import PropertyItems, scan_properties
+from skylark.wire.scan import RecordColumns, scan_records
 
 FIXED = (
     "total_size",

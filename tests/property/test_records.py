@@ -69,6 +69,22 @@ properties = st.dictionaries(
 NAMES = ("TAGS", "KEYS", "a", "b", "é")
 
 
+@given(
+    text=raw_properties,
+    changes=st.lists(
+        st.tuples(st.integers(0, 19), st.integers(0, 200), st.sampled_from(b"\x00\x01\x02aK\xff")),
+        max_size=6,
+    ),
+)
+def test_records_that_look_almost_alike(text: bytes, changes: list[tuple[int, int, int]]) -> None:
+    texts = [bytearray(text) for _ in range(20)]
+    for index, place, other in changes:
+        if text:
+            texts[index][place % len(text)] = other
+    log = b"".join(encode_record("T", b"x", properties=bytes(each)) for each in texts)
+    assert_same(log, names=NAMES)
+
+
 @st.composite
 def fields(draw: st.DrawFn) -> dict[str, object]:
     return {

@@ -2,9 +2,9 @@
 
 pyarrow is handed in (it is an extra, and :mod:`skylark.client.arrow` loads it). A column is made
 from :class:`~skylark.client.record_rows.Rows`, all rows at once: numbers are columns already;
-bodies and texts stand in the buffer, and are gathered from there by Arrow itself. For that, an
-array over the whole buffer has the wanted values as every second element and what stands between
-them as the others, and one ``take`` leaves these out.
+bodies and texts stand in the buffer, and are gathered from there: by numpy where all are of one
+size, else by Arrow. For that, an array over the whole buffer has the wanted values as every second
+element and what stands between them as the others, and one ``take`` leaves these out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from skylark.client.record_rows import Rows, Span
+from skylark.client.record_rows import Rows, Span, gather
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.properties import (
@@ -51,6 +51,8 @@ EXTRA_COLUMNS: Final = (
     "shardingKey",
     "deliverTimestamp",
 )
+
+_INT32_MAX: Final = 2**31 - 1  # offsets of binary arrays
 
 
 def make_schema(pa: Any, columns: Sequence[str] | None = None) -> Any:
@@ -143,19 +145,35 @@ class ColumnMaker:
             gathered.append(everything.take(pa.array(wanted, mask=missing)))
         return gathered
 
+    def _gather_one(self, span: Span, *, null_if_empty: bool = False) -> Any:
+        """The same for a single span, whose values are often all of one size."""
+        start, sizes = span
+        size = int(sizes[0]) if len(sizes) else 0
+        if not size or len(sizes) * size > _INT32_MAX or (sizes != size).any():
+            return self._gather([span], null_if_empty=null_if_empty)[0]
+        import numpy as np
+
+        pa, count = self._pa, len(sizes)
+        offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+        values = gather(self._rows.buffer, start, size)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        return pa.Array.from_buffers(pa.binary(), count, buffers)
+
     def _body(self) -> Any:
         if self._bodies is not None:
             return self._bodies
         columns = self._rows.columns
-        return self._gather([(columns.body_start, columns.body_size)])[0]
+        return self._gather_one((columns.body_start, columns.body_size))
 
     def _topic(self) -> Any:
         columns = self._rows.columns
-        return self._text(self._gather([(columns.topic_start, columns.topic_size)])[0])
+        return self._text(self._gather_one((columns.topic_start, columns.topic_size)))
 
     def _property(self, name: str) -> Any:
-        span = self._rows.property_span(name)
-        return self._text(self._gather([span], null_if_empty=True)[0])
+        start, size = self._rows.property_span(name)
+        if not size.any():
+            return self._pa.nulls(len(size), self._pa.string())
+        return self._text(self._gather_one((start, size), null_if_empty=True))
 
     def _text(self, raw: Any) -> Any:
         pa = self._pa

@@ -36,12 +36,11 @@ from skylark.wire.message import (
     unwrap_record,
 )
 from skylark.wire.properties import PROPERTY_TAGS
+from skylark.wire.property_scan import PropertyItems, scan_properties
 from skylark.wire.scan import (
     Bools,
     Int64s,
-    PropertyItems,
     RecordColumns,
-    scan_properties,
     scan_records,
 )
 

@@ -57,7 +57,8 @@ from skylark.wire.layout import (
     cq_dtype,
 )
 from skylark.wire.message import RecordFault, Verify
-from skylark.wire.scan import PropertyItems, RecordColumns, scan_properties, scan_records
+from skylark.wire.property_scan import PropertyItems, scan_properties
+from skylark.wire.scan import RecordColumns, scan_records
 
 if TYPE_CHECKING:
     import numpy as np

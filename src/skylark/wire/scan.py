@@ -13,8 +13,7 @@ scan begins again with the records before it; at the end the plain decoder is as
 with the first bad one. So both decoders name the same faults by construction, and the rules here
 only have to be complete.
 
-Properties are a second pass (:func:`scan_properties`). The property strings of all records are
-joined by 0x02, so that one search finds every separator and no item crosses into the next record.
+Properties are a second pass (:mod:`skylark.wire.property_scan`).
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ def _require(valid: Bools, starts: Int64s) -> None:
         raise _BadRecordError(int(starts[valid.argmin()]))
 
 
-def _windows(buffer: ReadBuffer, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def windows(buffer: ReadBuffer, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Element ``i`` is the item that starts at byte ``i``: indexing gathers from any positions."""
     dtype = np.dtype(dtype)
     count = len(buffer) - dtype.itemsize + 1
@@ -215,7 +214,7 @@ def _lanes(buffer: ReadBuffer, position: int, bound: int, sample: list[int]) -> 
     # If all records have one size, every place is a start and nothing is searched.
     stride = expected // count * size_mean
     places = np.arange(position, bound - 2 * size_mean, stride)
-    hits = _windows(buffer, ">i4")[places + 4] == MAGIC_V1
+    hits = windows(buffer, ">i4")[places + 4] == MAGIC_V1
     missed = np.flatnonzero(~hits[1:]) + 1
     if len(missed):
         find = _find_in_view(buffer) if isinstance(buffer, memoryview) else buffer.find
@@ -249,7 +248,7 @@ def _walk_lanes(buffer: ReadBuffer, lanes: Int64s, bound: int, end: int) -> tupl
     starts = rows.T[counts.T]  # lane after lane, each in order
 
     current = starts[np.cumsum(np.count_nonzero(counts, axis=0)) - 1]
-    size = _windows(buffer, ">i4")[current]
+    size = windows(buffer, ">i4")[current]
     following = current + size
     arrivals = np.where((size >= BLANK_SIZE_MIN) & (following <= end), following, current)
     extra: list[int] = []
@@ -272,7 +271,7 @@ def _step_lanes(buffer: ReadBuffer, lanes: Int64s, bounds: Int64s, bound: int) -
     where others began, or through bytes that are no record; it only never leaves the buffer.
     """
     # A negative size read as unsigned leads behind ``bound`` like any other that is too large.
-    sizes = _windows(buffer, ">u4")
+    sizes = windows(buffer, ">u4")
     rows = [lanes]
     current = before = lanes
     going = len(lanes)
@@ -301,8 +300,8 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     if len(v6):
         born_end, tail_start = _host_ends(starts[v6], sys_flag[v6])
         _require(tail_start + (RECORD_TAIL_SIZE + 3) <= ends[v6], starts[v6])
-        tail = _windows(buffer, f"V{RECORD_TAIL_SIZE}")[tail_start].view(record_tail_dtype())
-        head["store_timestamp"][v6] = _windows(buffer, ">i8")[born_end]
+        tail = windows(buffer, f"V{RECORD_TAIL_SIZE}")[tail_start].view(record_tail_dtype())
+        head["store_timestamp"][v6] = windows(buffer, ">i8")[born_end]
         head["reconsume_times"][v6] = tail["reconsume_times"]
         head["prepared_transaction_offset"][v6] = tail["prepared_transaction_offset"]
         body_start[v6] = tail_start + RECORD_TAIL_SIZE
@@ -310,7 +309,7 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     body_end = body_start + body_size
     _require((body_size >= 0) & (body_end + 3 <= ends), starts)
 
-    word = _windows(buffer, ">u2")[body_end].astype(np.int64)
+    word = windows(buffer, ">u2")[body_end].astype(np.int64)
     topic_start = body_end + 1
     topic_size = word >> 8
     topic_size_max: Int64s | int = TOPIC_SIZE_V1_MAX
@@ -322,7 +321,7 @@ def _columns(buffer: ReadBuffer, starts: Int64s, stop: int) -> RecordColumns:
     properties_start = topic_end + 2
     properties_size = ends - properties_start
     _require((topic_size <= topic_size_max) & (properties_size >= 0), starts)
-    _require(_windows(buffer, ">i2")[topic_end] == properties_size, starts)
+    _require(windows(buffer, ">i2")[topic_end] == properties_size, starts)
     return RecordColumns(
         buffer=buffer,
         blank_count=blank_count,
@@ -357,11 +356,11 @@ def _heads(
     large = sizes >= RECORD_SIZE_MIN
     if not large.all():  # the smaller ones can only be blanks
         small = starts[~large]
-        _require(_windows(buffer, ">i4")[small + 4] == MAGIC_BLANK, small)
+        _require(windows(buffer, ">i4")[small + 4] == MAGIC_BLANK, small)
         blank_count = len(small)
         starts, sizes = starts[large], sizes[large]
     # Items without fields are gathered by one memory copy each, the fields seen in afterwards.
-    head = _windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
+    head = windows(buffer, f"V{RECORD_HEAD_SIZE}")[starts].view(record_head_dtype())
     magic = head["magic"]
     known = magic == MAGIC_V1
     v2: Bools | None = None
@@ -404,147 +403,3 @@ def _check(columns: RecordColumns, verify: Verify | None, log_start: int | None)
             decode_record(columns.buffer, position, verify=verify)
         except RecordError:
             raise _BadRecordError(position) from None
-
-
-# ---- properties ----------------------------------------------------------------------------------
-
-# Records are taken in blocks whose separators and masks stay in the processor's cache.
-_BLOCK: Final = 2048
-_PADDING: Final = bytes(8)  # so that a word may be read anywhere in a joined string
-# Equal names are looked for by comparing each item with so many neighbours.
-_NEIGHBOURS_MAX: Final = 16
-
-
-class PropertyItems(msgspec.Struct):
-    """All properties of all records, in order; of equal names in a record only the last one.
-
-    Names are compared as bytes: two different malformed names stay two, even if both decode to the
-    same U+FFFD.
-    """
-
-    buffer: ReadBuffer
-    record_count: int
-    record: Int64s  # index of the record in its columns; never decreases
-    name_start: Int64s
-    name_size: Int64s
-    value_start: Int64s
-    value_size: Int64s
-
-    def __len__(self) -> int:
-        return len(self.record)
-
-    def column(self, name: str) -> tuple[Int64s, Int64s]:
-        """Start and size of the value of ``name`` for each record; size 0 where it has none."""
-        raw = name.encode()
-        start = np.zeros(self.record_count, np.int64)
-        size = np.zeros(self.record_count, np.int64)
-        found = np.flatnonzero(self.name_size == len(raw))
-        names = _windows(self.buffer, f"S{len(raw)}")[self.name_start[found]]
-        found = found[names == raw]
-        start[self.record[found]] = self.value_start[found]
-        size[self.record[found]] = self.value_size[found]
-        return start, size
-
-
-def scan_properties(columns: RecordColumns) -> PropertyItems:
-    """Find every property of every record, by the rules of :func:`parse_properties`."""
-    count = len(columns)
-    blocks = [_property_block(columns, first) for first in range(0, count, _BLOCK)]
-    merged = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
-    if not merged:
-        merged = [np.empty(0, np.int64)] * 5
-    return PropertyItems(columns.buffer, count, *merged)
-
-
-def _property_block(columns: RecordColumns, first: int) -> tuple[Int64s, ...]:
-    """The columns of :class:`PropertyItems` for the records from ``first`` on."""
-    buffer = columns.buffer
-    starts = columns.properties_start[first : first + _BLOCK]
-    sizes = columns.properties_size[first : first + _BLOCK]
-    ends = starts + sizes
-    spans = zip(starts.tolist(), ends.tolist(), strict=True)
-    joined = b"\x02".join([*[buffer[start:end] for start, end in spans], _PADDING])
-    text = np.frombuffer(joined, np.uint8, len(joined) - len(_PADDING))
-
-    separators = np.flatnonzero((text - 1) < 2)
-    closes = text[separators] == 2  # 0x02 ends an item, 0x01 a name
-    # A name ends at the first 0x01 after an 0x02; further ones belong to the value.
-    opens = np.empty(len(separators), np.bool_)
-    opens[0] = True
-    opens[1:] = closes[:-1]
-    index = np.flatnonzero(opens & ~closes)
-    name_end = separators[index]
-    name_start = separators[index - 1] + 1
-    name_start[:1] *= index[:1] > 0  # nothing stands before the very first item
-    value_end = separators[index + 1]
-    if not closes[index + 1].all():  # a value with 0x01 in it: count the ends before it instead
-        value_end = separators[closes][np.cumsum(closes)[index]]
-    whole = (name_end > name_start) & (value_end > name_end + 1)
-    if not whole.all():
-        name_start, name_end, value_end = name_start[whole], name_end[whole], value_end[whole]
-
-    joined_ends = np.cumsum(sizes + 1)
-    counts = np.diff(np.searchsorted(name_end, joined_ends), prepend=0)
-    record = np.repeat(np.arange(first, first + len(starts)), counts)
-    kept = _last_of_equals(joined, record, counts, name_start, name_end)
-    shift = np.repeat(ends + 1 - joined_ends, counts)  # from the joined string to the buffer
-    items = (
-        record,
-        name_start + shift,
-        name_end - name_start,
-        name_end + 1 + shift,
-        value_end - name_end - 1,
-    )
-    return items if kept is None else tuple(item[kept] for item in items)
-
-
-def _last_of_equals(
-    joined: bytes, record: Int64s, counts: Int64s, name_start: Int64s, name_end: Int64s
-) -> Bools | None:
-    """Mask of the items that no later item of the same record and name replaces; None: all."""
-    kept = np.ones(len(record), np.bool_)
-    neighbours = int(counts.max(initial=0))
-    if neighbours > _NEIGHBOURS_MAX:
-        neighbours = _NEIGHBOURS_MAX
-        _drop_in_long_records(joined, counts, name_start, name_end, kept)
-    size = name_end - name_start
-    # Size and four bytes of the name tell most names of a record apart.
-    word = _windows(joined, ">u4")[name_start].astype(np.int64)
-    if neighbours and size.min() < 4:
-        word >>= 8 * np.maximum(4 - size, 0)
-    key = (record << 48) ^ (size << 32) ^ word
-    for distance in range(1, neighbours):
-        earlier = np.flatnonzero(key[:-distance] == key[distance:])
-        if len(earlier):
-            later = earlier + distance
-            equal = _equal_names(joined, name_start[earlier], name_start[later], size[earlier])
-            kept[earlier[equal & (size[earlier] == size[later])]] = False
-    return None if kept.all() else kept
-
-
-def _equal_names(joined: bytes, one: Int64s, other: Int64s, size: Int64s) -> Bools:
-    """Whether ``size`` bytes from ``one`` and from ``other`` are the same, pair by pair."""
-    words = _windows(joined, ">u8")
-    equal = np.ones(len(size), np.bool_)
-    open_pairs = np.arange(len(size))
-    offset = 0
-    while len(open_pairs):
-        beyond = np.maximum(8 - (size[open_pairs] - offset), 0).astype(np.uint64) * np.uint64(8)
-        same = (words[one[open_pairs] + offset] ^ words[other[open_pairs] + offset]) >> beyond == 0
-        equal[open_pairs[~same]] = False
-        offset += 8
-        open_pairs = open_pairs[same & (size[open_pairs] > offset)]
-    return equal
-
-
-def _drop_in_long_records(
-    joined: bytes, counts: Int64s, name_start: Int64s, name_end: Int64s, kept: Bools
-) -> None:
-    ends = np.cumsum(counts)
-    for index in np.flatnonzero(counts > _NEIGHBOURS_MAX).tolist():
-        last: dict[bytes, int] = {}
-        for item in range(int(ends[index] - counts[index]), int(ends[index])):
-            name = joined[name_start[item] : name_end[item]]
-            if name in last:
-                kept[last[name]] = False
-            last[name] = item

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from skylark.wire import scan
+from skylark.wire import property_scan, scan
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1
 from skylark.wire.message import (
     ReadBuffer,
@@ -17,7 +17,8 @@ from skylark.wire.message import (
     encode_record,
     pack_host,
 )
-from skylark.wire.scan import scan_properties, scan_records
+from skylark.wire.property_scan import scan_properties
+from skylark.wire.scan import scan_records
 from tests.records import assert_same, lanes_everywhere, properties_of
 
 V4 = pack_host("127.0.0.1", 10911)
@@ -214,10 +215,45 @@ def test_properties_of_one_record(properties: bytes) -> None:
 def test_properties_do_not_leak_into_the_next_record(
     monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(scan, "_BLOCK", block)
+    monkeypatch.setattr(property_scan, "_BLOCK", block)
     shuffled = random.Random(block).sample(ODD_PROPERTIES * 3, k=3 * len(ODD_PROPERTIES))
     log = log_of(*[record(n, properties=raw) for n, raw in enumerate(shuffled)])
     assert len(assert_same(log, names=NAMES)) == len(shuffled)
+
+
+ALIKE_COUNT = 20
+
+
+@pytest.mark.parametrize("properties", ODD_PROPERTIES)
+def test_records_that_look_alike(properties: bytes) -> None:
+    log = log_of(*[record(n, properties=properties) for n in range(ALIKE_COUNT)])
+    assert len(assert_same(log, names=NAMES)) == ALIKE_COUNT
+
+
+@pytest.mark.parametrize(
+    "properties", [TYPICAL, b"a\x01x\x01y\x02\x02a\x012\x02c", b"a\x01\x02b\x012"]
+)
+@pytest.mark.parametrize("other", [b"\x00", b"\x01", b"\x02", b"X"])
+def test_one_record_that_looks_otherwise_in_one_byte(properties: bytes, other: bytes) -> None:
+    for odd in (0, 7, ALIKE_COUNT - 1):
+        for place in range(len(properties)):
+            texts = [properties] * ALIKE_COUNT
+            texts[odd] = properties[:place] + other + properties[place + 1 :]
+            log = log_of(*[record(n, properties=text) for n, text in enumerate(texts)])
+            assert_same(log, names=NAMES)
+
+
+def test_messages_of_one_producer_look_alike() -> None:
+    """So that what follows from it is tested at all: only the first of them is parsed."""
+    texts = [
+        b"UNIQ_KEY\x01%032d\x02KEYS\x01k%05d\x02WAIT\x01true" % (n, n) for n in range(ALIKE_COUNT)
+    ]
+    columns = scan_records(log_of(*[record(n, properties=text) for n, text in enumerate(texts)]))
+    found = property_scan._by_pattern(
+        columns.buffer, columns.properties_start, columns.properties_size
+    )
+    assert found is not None
+    assert len(found[0]) == 3 * ALIKE_COUNT
 
 
 def test_items_come_in_the_order_of_the_records() -> None:

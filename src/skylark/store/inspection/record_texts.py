@@ -15,7 +15,8 @@ from skylark.core.hashing import index_key_hash, java_hash, java_hash_continue
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
-from skylark.wire.scan import RecordColumns, scan_properties
+from skylark.wire.property_scan import scan_properties
+from skylark.wire.scan import RecordColumns
 
 if TYPE_CHECKING:
     import numpy as np
