@@ -4,9 +4,9 @@
 ``build/interop``), about six gigabytes of disk, and the machine for itself for about an hour.
 ``ROWS='16*,catch-up'`` picks rows, ``ARGS="--rounds 1 --seconds 3 --warm-up 1 --messages 20000"``
 makes it small, ``ARGS="--json FILE"`` appends each sample to a file from which a second run at the
-same commit goes on. ``ARGS=--growth`` measures rates against the numbers of queues and connections
-and the size of messages instead. ``python -m bench.compare --chart FILE`` draws a result of
-``bench/history`` into ``docs/performance.svg``.
+same commit goes on. ``ARGS=--growth`` measures rates against the numbers of queues and connections,
+the size of messages and the length of the log instead. ``python -m bench.compare --chart FILE``
+draws a result of ``bench/history`` into ``docs/performance.svg``.
 
 What is measured (:mod:`bench.compare_load.rows`):
 
@@ -70,6 +70,7 @@ SESSION_SETTINGS: dict[str, dict[str, object]] = {
     "sync": {"flushDiskType": "SYNC_FLUSH"},
     "idle": {"flushDiskType": "ASYNC_FLUSH"},
     "growth": {"flushDiskType": "ASYNC_FLUSH"},
+    "log": {"flushDiskType": "ASYNC_FLUSH"},
 }
 
 

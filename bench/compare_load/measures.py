@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,8 +23,9 @@ from bench.compare_load.lines import (
     steady_rate,
 )
 from bench.compare_load.rows import PROCESSOR, RATE, Row
-from bench.compare_load.session import QUEUES, JavaClient, Mark, Session
+from bench.compare_load.session import QUEUES, JavaClient, Mark, Session, settle_disk
 from bench.compare_load.summary import Sample, judged
+from bench.harness import BenchError
 
 CATCH_UP_TIMEOUT_S: Final = 300.0
 #: The part of a catch-up in which it runs at full speed.
@@ -31,6 +33,8 @@ FROM_SHARE, TO_SHARE = 0.1, 0.9
 #: After transactions, before the processor is watched: clients are noticed to be gone.
 CALM_S: Final = 5.0
 IDLE_LOAD_S: Final = 10.0
+#: Bytes of the disk that a long log leaves free.
+DISK_LEFT: Final = 5 * 10**9
 
 Found = dict[str, Any]
 
@@ -84,6 +88,20 @@ def producer(session: Session, row: Row) -> Found:
     threads, size = _option(row, "threads"), _option(row, "size")
     client = session.java("Producer", topic, w=threads, s=size)
     return _java_sample(session, client, topic)
+
+
+def long_log(session: Session, row: Row) -> Found:
+    """The same, behind so many gigabytes of older messages."""
+    wanted = _option(row, "gigabytes") * 10**9
+    if shutil.disk_usage(session.system.folder).free < wanted + DISK_LEFT:
+        raise BenchError(f"the disk has no room for a log of {wanted / 1e9:.0f} GB")
+    topic = session.topic()
+    job = {"namesrv": session.system.namesrv, "topic": topic, "bytes": wanted}
+    filled = session.python("bench.compare_load.filling", json.dumps(job))["stored"]
+    if (stored := session.stored_finally(topic, filled)) != filled:
+        raise BenchError(f"of {filled} older messages {stored} are there")
+    settle_disk(session.timing.pause_s)
+    return producer(session, row)
 
 
 def batch_producer(session: Session, row: Row) -> Found:
@@ -293,7 +311,7 @@ def connections(session: Session, row: Row) -> Found:
 MEASURES: Final[Mapping[str, Callable[[Session, Row], Found]]] = {
     each.__name__: each
     for each in (
-        *(producer, batch_producer, catch_up, at_once, transactions),
+        *(producer, long_log, batch_producer, catch_up, at_once, transactions),
         *(client_send, client_read, latency),
         *(start_up, memory, idle, connections),
     )

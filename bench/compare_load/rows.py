@@ -7,6 +7,7 @@ of declaration:
 ``sync``    the same with ``flushDiskType=SYNC_FLUSH``
 ``idle``    a thousand topics, and then nothing to do
 ``growth``  rates against the number of queues and connections and the size of messages
+``log``     rates against the length of the log
 
 The first two rows of ``load`` look at it before it is warmed, the last one after all the others.
 """
@@ -20,6 +21,7 @@ from fnmatch import fnmatchcase
 from bench.harness import BenchError
 
 KIB = 1024
+LOG_GB = 10
 RATE = "rate"
 PROCESSOR = "CPU"
 
@@ -180,6 +182,11 @@ def growth_rows() -> list[Row]:
                 {"threads": 16, "size": size},
             )
             for label, size in sizes.items()
+        ),
+        Row("log empty", "log", "producer", rated(), {"threads": 16, "size": 100}),
+        Row(
+            *(f"log of {LOG_GB} GB", "log", "long_log", rated()),
+            {"threads": 16, "size": 100, "gigabytes": LOG_GB},
         ),
     ]
 

@@ -1,0 +1,41 @@
+"""A process that makes a log long: large messages, a few at a time, so many bytes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from skylark import Message
+from skylark.aio import Producer
+from skylark.net.loops import new_event_loop
+
+BODY_SIZE = 1 << 20
+AT_ONCE = 8
+
+
+async def run(job: dict[str, Any]) -> dict[str, int]:
+    bodies = iter(range(job["bytes"] // BODY_SIZE))
+    body = bytes(BODY_SIZE)
+    sent = 0
+
+    async def work(producer: Producer) -> None:
+        nonlocal sent
+        for _ in bodies:
+            await producer.send(Message(job["topic"], body))
+            sent += 1
+
+    # As it is: a body of zeros would be compressed to nothing.
+    async with Producer("filling", namesrv=job["namesrv"], compress_over=2 * BODY_SIZE) as producer:
+        await asyncio.gather(*(work(producer) for _ in range(AT_ONCE)))
+    return {"stored": sent}
+
+
+def main() -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        print(json.dumps(runner.run(run(json.loads(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()
