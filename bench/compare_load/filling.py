@@ -7,12 +7,13 @@ import json
 import sys
 from typing import Any
 
-from skylark import Message
+from skylark import ClientOptions, Message
 from skylark.aio import Producer
 from skylark.net.loops import new_event_loop
 
 BODY_SIZE = 1 << 20
 AT_ONCE = 8
+SEND_TIMEOUT_S = 60.0  # disks stall
 
 
 async def run(job: dict[str, Any]) -> dict[str, int]:
@@ -27,7 +28,10 @@ async def run(job: dict[str, Any]) -> dict[str, int]:
             sent += 1
 
     # As it is: a body of zeros would be compressed to nothing.
-    async with Producer("filling", namesrv=job["namesrv"], compress_over=2 * BODY_SIZE) as producer:
+    options = ClientOptions(namesrv=job["namesrv"])
+    async with Producer(
+        "filling", options, compress_over=2 * BODY_SIZE, send_timeout=SEND_TIMEOUT_S
+    ) as producer:
         await asyncio.gather(*(work(producer) for _ in range(AT_ONCE)))
     return {"stored": sent}
 
