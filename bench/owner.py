@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import itertools
 import queue
+import select
 from collections.abc import Callable
 from typing import TypeVarTuple
 
@@ -35,6 +36,8 @@ class Owner(SystemClock):
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, _Timer]] = []
         self._order = itertools.count()
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._poll = select.poll()
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> _Timer:
         timer = _Timer(lambda: callback(*args))
@@ -43,6 +46,16 @@ class Owner(SystemClock):
 
     def post(self, callback: Callable[[], None]) -> None:
         self._posted.put(callback)
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> Callable[[], object]:
+        self._watched[fd] = callback
+        self._poll.register(fd, select.POLLIN)
+
+        def unwatch() -> None:
+            del self._watched[fd]
+            self._poll.unregister(fd)
+
+        return unwatch
 
     def turn(self) -> None:
         """Run what was posted, and the timers that are due."""
@@ -60,6 +73,10 @@ class Owner(SystemClock):
         while not done():
             if self.monotonic() > deadline:
                 raise TimeoutError("the store did not get there in time")
-            with contextlib.suppress(queue.Empty):
-                self._posted.get(timeout=0.001)()
+            if self._watched:
+                for fd, _ in self._poll.poll(1 if self._posted.empty() else 0):
+                    self._watched[fd]()
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self._posted.get(timeout=0.001)()
             self.turn()

@@ -70,7 +70,11 @@ def config(root: Path, **settings: object) -> StoreConfig:
 
 def open_store(root: Path, owner: Owner, **settings: object) -> MessageStore:
     store = MessageStore(
-        config(root, **settings), store_host=HOST, scheduler=owner, post=owner.post
+        config(root, **settings),
+        store_host=HOST,
+        scheduler=owner,
+        post=owner.post,
+        watch=owner.watch,
     )
     store.open()
     store.start()

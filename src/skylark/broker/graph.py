@@ -133,6 +133,7 @@ class BrokerGraph:
             on_arrival=self._arrived,
             on_delete=lambda *gone: self.retention_watch.deleting(*gone),
             ram_size=ram_size,
+            watch=partial(_watch, asyncio.get_running_loop(), clock),
         )
         self.retention_watch = RetentionWatch(
             self.live, self.store, self.offsets, self.consumers, clock
@@ -457,6 +458,14 @@ def _post_to(
 ) -> None:
     """Have the loop do what a thread of the store has found to be done."""
     loop.call_soon_threadsafe(clock.run, callback)
+
+
+def _watch(
+    loop: asyncio.AbstractEventLoop, clock: WatchedClock, fd: int, callback: Callable[[], None]
+) -> Callable[[], object]:
+    """Have the loop do what the store wants to do when a descriptor can be read."""
+    loop.add_reader(fd, clock.run, callback)
+    return partial(loop.remove_reader, fd)
 
 
 def _store_host(config: BrokerConfig) -> bytes:

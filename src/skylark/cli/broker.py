@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,7 @@ from skylark.cli.serving import run_server
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
 
     from skylark.broker.config import BrokerConfig
 
@@ -79,7 +80,19 @@ async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Even
 
     broker = Broker(config, given=given)
     await broker.start()
-    await broker.announced(ANNOUNCED_TIMEOUT_S)
-    click.echo(f"ready {config.broker_name}={broker.address}")
-    await stop.wait()
+    await _first_of(broker.announced(ANNOUNCED_TIMEOUT_S), stop.wait())
+    if not stop.is_set():
+        click.echo(f"ready {config.broker_name}={broker.address}")
+        await stop.wait()
     await broker.stop()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of several things, and give up the others."""
+    import asyncio
+
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

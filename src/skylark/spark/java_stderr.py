@@ -36,12 +36,16 @@ def without_daemon_tracebacks(lines: Iterable[bytes]) -> Iterator[bytes]:
     any of them may be ended in the middle of it: what is undecided at the end is dropped.
     """
     held: list[bytes] = []
+    expected = 0  # lines that end tracebacks which were dropped together with another one
     for line in lines:
         undecided = bool(held) and (not line.strip() or line.startswith(b"   "))
         if undecided or line.startswith(_OPENINGS) or _DAEMON_FRAME.match(line):
             held.append(line)
         elif line.startswith(_HANGUPS) and any(map(_DAEMON_FRAME.match, held)):
+            expected += held.count(_OPENINGS[-1] + b"\n") - 1
             held.clear()
+        elif line.startswith(_HANGUPS) and expected > 0 and not held:
+            expected -= 1
         else:
             yield from held
             held.clear()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -103,6 +104,12 @@ class FileHandle(Protocol):
 
         After a :class:`StoreSyncError` the kernel counts the pages as clean: syncing again
         succeeds without writing them. Call :meth:`mark_dirty` over the unsynced range first.
+        """
+
+    def descriptor(self) -> AbstractContextManager[int] | None:
+        """A descriptor, open for the block, by which the kernel can do the same as ``sync``.
+
+        None if nothing but :meth:`sync` does. Raises StoreFileClosedError when it is entered.
         """
 
     def mark_dirty(self, offset: int, length: int) -> None:

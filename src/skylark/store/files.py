@@ -229,6 +229,9 @@ class OsFile:
         with self._descriptor() as fd, _translated("sync", self._path, StoreSyncError):
             self._platform.sync(fd)
 
+    def descriptor(self) -> contextlib.AbstractContextManager[int] | None:
+        return self._descriptor() if self._platform.sync is getattr(os, "fdatasync", 0) else None
+
     def mark_dirty(self, offset: int, length: int) -> None:
         self._check_range(offset, length)
         view = self.buffer

@@ -4,7 +4,8 @@
 the turn of the owner in which it came, and covers everything appended by then. While a sync runs,
 newcomers wait for the next one. So one ``fdatasync`` answers all that wait, in order of offset,
 and the slower the disk, the more it answers. A put that does not wait (``WAIT=false``) only wakes
-the flush.
+the flush. Where the kernel can sync by itself (:mod:`skylark.store.kernel_sync`), it does, else a
+worker: for one file, that is; when the log has just gone on in a second one, both are a worker's.
 
 **ASYNC_FLUSH** looks every ``flushIntervalCommitLog`` and syncs if at least
 ``flushCommitLogLeastPages`` pages are dirty or a file is full; every
@@ -30,16 +31,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import TypeAlias
 
 from skylark.core.clock import TimerHandle
 from skylark.store.config import FlushDiskType, StoreConfig
-from skylark.store.errors import StoreFileClosedError, StoreFileError
+from skylark.store.errors import (
+    StoreFileClosedError,
+    StoreFileError,
+    StoreSyncError,
+    store_file_error,
+)
+from skylark.store.file_system import FileHandle
+from skylark.store.kernel_sync import KernelSyncs
 from skylark.store.mapped_files import MappedFiles, SyncRange
 from skylark.store.results import PutStatus, PutWaiter
-from skylark.store.rounds import Rounds
+from skylark.store.rounds import Outcome, Rounds
 from skylark.store.scheduling import Post, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -63,8 +71,12 @@ class FlushService(Rounds[SyncRange]):
         on_flushed: Callable[[int], None],
         on_error: Callable[[StoreFileError], None],
         meanwhile: Callable[[int], None] | None = None,
+        kernel_syncs: KernelSyncs | None = None,
     ) -> None:
-        """``meanwhile``: called while a sync is on its way, with the log offset it will reach."""
+        """``meanwhile``: called while a sync is on its way, with the log offset it will reach.
+
+        ``kernel_syncs`` are reaped by the owner, until :meth:`halt`.
+        """
         synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         super().__init__(
             files,
@@ -81,6 +93,7 @@ class FlushService(Rounds[SyncRange]):
         self._on_flushed = on_flushed
         self._on_error = on_error
         self._do_meanwhile = meanwhile
+        self._kernel_syncs = kernel_syncs
         self._told = files.flushed_where
         self._waiting: deque[_Waiting] = deque()  # in order of offset and so of deadline
         self._deadline: TimerHandle | None = None
@@ -148,6 +161,46 @@ class FlushService(Rounds[SyncRange]):
             return ranges
         file, _, end = ranges[0]  # if there are more, this one is full and worth it
         return ranges if file.is_worth(file.flushed, end, least_pages) else []
+
+    def _submit(self, items: Sequence[SyncRange]) -> Future[Outcome]:
+        if self._kernel_syncs is not None and len(items) == 1:
+            future = self._submit_to_kernel(items[0].handle, self._kernel_syncs)
+            if future is not None:
+                return future
+        return super()._submit(items)
+
+    def _submit_to_kernel(self, handle: FileHandle, syncs: KernelSyncs) -> Future[Outcome] | None:
+        """None if the kernel will not: what is wrong with the file, the worker finds as well."""
+        future: Future[Outcome] = Future()
+
+        def done(error: OSError | None) -> None:
+            if error is None:
+                future.set_result(Outcome(1, None))
+            else:
+                path = handle.path
+                failure = store_file_error("sync", path, error, kind=StoreSyncError)
+                future.set_result(Outcome(0, failure))
+
+        try:
+            descriptor = handle.descriptor()
+            if descriptor is None:
+                return None
+            with descriptor as fd:
+                syncs.submit(fd, done)
+        except StoreFileError:
+            return None
+        except OSError as error:
+            logger.info("the kernel does not sync %s by itself: %s", handle.path, error)
+            self._kernel_syncs = None
+            return None
+        future.add_done_callback(self._finish)
+        return future
+
+    def _await(self, future: Future[Outcome]) -> None:
+        syncs = self._kernel_syncs
+        while syncs is not None and syncs.is_busy and not future.done():
+            syncs.reap(wait=True)
+        super()._await(future)
 
     def _job(self, item: SyncRange) -> Callable[[], None]:
         return item.handle.sync

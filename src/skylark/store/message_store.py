@@ -46,6 +46,7 @@ from skylark.store.files import OsFileSystem
 from skylark.store.flags import RunningFlags
 from skylark.store.flush import FlushService
 from skylark.store.index import IndexService
+from skylark.store.kernel_sync import KernelSyncs, open_kernel_syncs
 from skylark.store.mapped_files import MappedFiles
 from skylark.store.put import Putter
 from skylark.store.reader import Reader
@@ -55,7 +56,7 @@ from skylark.store.replica_log import ReplicaLog, ReplicaWait
 from skylark.store.reput import Dispatch, OnArrival, TagsCodes
 from skylark.store.results import PutResult, PutStatus, PutWaiter
 from skylark.store.retention import OnDelete, Retention
-from skylark.store.scheduling import Post, Scheduler
+from skylark.store.scheduling import Post, Scheduler, Watch
 from skylark.store.transient import CommitService, TransientPool
 from skylark.store.view_flush import ViewFlush
 from skylark.store.view_sync import ViewSync
@@ -101,8 +102,11 @@ class MessageStore:
         on_delete: OnDelete | None = None,
         ram_size: int | None = None,
         make_worker: MakeWorker = worker_thread,
+        watch: Watch | None = None,
     ) -> None:
         """``store_host`` is packed (see ``pack_host``): it goes into every record.
+
+        ``watch`` tells the owner of a descriptor to look at; without it, workers do all syncs.
 
         ``on_delete`` is told which log offsets are about to go, while they still can be read.
         """
@@ -151,6 +155,9 @@ class MessageStore:
             dispatched_until=lambda: self.dispatch.dispatched_until,
         )
         self._flush: FlushService | None = None
+        self._watch = watch
+        self._kernel_syncs: KernelSyncs | None = None
+        self._unwatch: Callable[[], object] | None = None
         self._commit: CommitService | None = None
         self._view_flush: ViewFlush | None = None
         self._catch_up: IndexCatchUp | None = None
@@ -249,6 +256,8 @@ class MessageStore:
     def _make_services(self) -> None:
         """What flushes: made after recovery, because it begins where the log ends."""
         config, files = self.config, self.log.files
+        if self._synchronous and self._watch is not None:
+            self._kernel_syncs = open_kernel_syncs()
         self._flush = FlushService(
             files,
             config,
@@ -258,6 +267,7 @@ class MessageStore:
             on_flushed=self._on_flushed,
             on_error=self._on_flush_error,
             meanwhile=self.dispatch.prepare if self._waits_for_disk else None,
+            kernel_syncs=self._kernel_syncs,
         )
         if self._pool is not None:
             self._commit = CommitService(
@@ -365,6 +375,8 @@ class MessageStore:
         """Flush, catch up and clean from now on."""
         assert self._flush is not None, "open() comes first"
         assert self._view_flush is not None
+        if self._watch is not None and self._kernel_syncs is not None:
+            self._unwatch = self._watch(self._kernel_syncs.fileno(), self._kernel_syncs.reap)
         self._flush.start()
         if self._commit is not None:
             self._commit.start()
@@ -396,6 +408,9 @@ class MessageStore:
                 self._commit.halt()
             self._flush.halt()
             self._view_flush.halt()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def bring_to_disk(self) -> None:
         """Sync everything and remove the mark of an unclean exit; :meth:`close` raises errors."""
@@ -437,6 +452,8 @@ class MessageStore:
             self._log_worker, self._commit_worker, self._space_worker, self._view_worker,
         ):  # fmt: skip
             worker.shutdown(wait=True)
+        if self._kernel_syncs is not None:
+            self._kernel_syncs.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None

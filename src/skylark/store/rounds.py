@@ -127,8 +127,9 @@ class Rounds(ABC, Generic[Item]):
         """
         self.halt()
         if self._round is not None:
-            wait([self._round.future])
-            self._finish(self._round.future)
+            future = self._round.future
+            self._await(future)
+            self._finish(future)
         error: StoreFileError | None = None
         for _ in range(STOP_ATTEMPTS):
             items = self._find(0)
@@ -165,6 +166,16 @@ class Rounds(ABC, Generic[Item]):
     def _meanwhile(self) -> None:
         """Do what can be done while the worker is busy, if it is."""
 
+    def _submit(self, items: Sequence[Item]) -> Future[Outcome]:
+        """Have the worker do it, and :meth:`_finish` run in the owner's thread after that."""
+        future = self._executor.submit(do_in_order, [self._job(item) for item in items])
+        post_when_done(future, self._post, self._finish)
+        return future
+
+    def _await(self, future: Future[Outcome]) -> None:
+        """Wait until the worker is done, in this thread."""
+        wait([future])
+
     # When it is done
 
     def _tick(self) -> None:
@@ -189,9 +200,7 @@ class Rounds(ABC, Generic[Item]):
             self._thorough_at = now + self._thorough_s
         items = self._find(0 if thorough else self._least_pages)
         if items:
-            future = self._executor.submit(do_in_order, [self._job(item) for item in items])
-            self._round = _Round(items, self._files.generation, future)
-            post_when_done(future, self._post, self._finish)
+            self._round = _Round(items, self._files.generation, self._submit(items))
 
     def _finish(self, future: Future[Outcome]) -> None:
         current = self._round

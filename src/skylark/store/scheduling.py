@@ -30,6 +30,10 @@ SWITCH_INTERVAL_S: Final = 0.0001
 #: Have a callback run in the owner's thread, soon, and never within the call. Safe in any thread.
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 
+#: Have a callback run in the owner's thread whenever a descriptor can be read, until what is
+#: returned is called. To be called by the owner.
+Watch: TypeAlias = Callable[[int, Callable[[], None]], Callable[[], object]]
+
 
 class Scheduler(TimeSource, Protocol):
     """Timers in the owner's thread; every :class:`skylark.core.clock.Clock` is one."""

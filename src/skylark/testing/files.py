@@ -143,6 +143,9 @@ class FaultyFile:
                 self._disk.check_alive(self._path)
                 self._node.sync(snapshot)
 
+    def descriptor(self) -> None:
+        return None
+
     def mark_dirty(self, offset: int, length: int) -> None:
         self._check_range(offset, length)
         with self._disk.state_lock:

@@ -74,6 +74,23 @@ def test_it_says_when_it_is_ready_answers_and_stops_in_order(tmp_path: Path) -> 
     assert not (tmp_path / "store" / "abort").exists()
 
 
+def test_a_signal_is_heard_while_a_name_server_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            command("-c", str(settings_file(tmp_path, namesrvAddr=address))),
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        silent.settimeout(TIMEOUT_S)
+        asking, _ = silent.accept()
+        process.send_signal(signal.SIGTERM)
+        stdout, _ = process.communicate(timeout=TIMEOUT_S)
+        asking.close()
+    assert (process.returncode, stdout) == (0, b"")  # never ready
+
+
 def test_it_prints_its_settings(tmp_path: Path) -> None:
     path = settings_file(tmp_path, listenPort="12345", namesrvAddr="127.0.0.1:1")
     done = run(tmp_path, "-c", str(path), "-n", "127.0.0.1:9876;127.0.0.1:9877", "-p")

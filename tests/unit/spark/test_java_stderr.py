@@ -27,6 +27,8 @@ NOISE = [OPENING, MANAGER, CODE, MARKS, WORKER, HANGUP]
         [b"PySpark daemon failed to flush the output to the worker process:\n", *NOISE],
         [*NOISE[:-1], b"ConnectionResetError: [Errno 104] Connection reset by peer\n"],
         [OPENING, OPENING, MANAGER, CODE, MANAGER, CODE, WORKER, HANGUP],  # two workers at once
+        [OPENING, MANAGER, OPENING, MANAGER, WORKER, HANGUP, WORKER, HANGUP],
+        [OPENING, OPENING, MANAGER, MANAGER, WORKER, WORKER, HANGUP, HANGUP],
     ],
 )
 def test_a_daemon_that_was_hung_up_on_is_not_heard(lines: list[bytes]) -> None:

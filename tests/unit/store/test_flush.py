@@ -20,6 +20,7 @@ from skylark.store.errors import StoreFileError, StoreSyncError
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem, Platform
 from skylark.store.flush import FlushService
+from skylark.store.kernel_sync import KernelSyncs
 from skylark.store.mapped_files import MappedFiles, file_name
 from skylark.store.results import PutStatus
 from skylark.store.scheduling import Scheduler
@@ -48,6 +49,7 @@ class FlushedLog:
         scheduler: Scheduler | None = None,
         executor: Executor | None = None,
         post: Callable[[Callable[[], None]], object] | None = None,
+        kernel_syncs: KernelSyncs | None = None,
         **settings: Any,
     ) -> None:
         self.hands = Hands()
@@ -66,6 +68,7 @@ class FlushedLog:
             post=post or self.hands.post,
             on_flushed=self.said.append,
             on_error=self.errors.append,
+            kernel_syncs=kernel_syncs,
         )
         self.flush.start()
 

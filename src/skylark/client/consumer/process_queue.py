@@ -405,6 +405,11 @@ class FlowControl:
             return Hold(HoldReason.NO_SUBSCRIPTION, self._error_delay_ms)
         return None
 
+    def room(self, queue: ProcessQueue) -> int:
+        """How many messages more may be pulled at once before a limit is reached; may be none."""
+        room = self.count_max - queue.count
+        return room if self._orderly else min(room, self.span_max - queue.span)
+
     def _held(self, reason: HoldReason) -> Hold:
         should_log = self._held_times % LOGGED_EVERY == 0
         self._held_times += 1

@@ -243,7 +243,7 @@ class PullLoop:
             return count
         if self.behind <= PULL_BATCH_SIZE:
             return PULL_BATCH_SIZE
-        room = context.flow.count_max - self._assigned.process_queue.count
+        room = context.flow.room(self._assigned.process_queue)
         return max(PULL_BATCH_SIZE, min(BULK_PULL_SIZE, room))
 
     def _advance(self) -> None:

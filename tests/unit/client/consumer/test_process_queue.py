@@ -361,6 +361,8 @@ def test_orderly_consumers_have_no_span() -> None:
     queue.offset_checked = True
     assert FlowControl(orderly=True).may_pull(queue, NOW_MS) is None
     assert FlowControl().may_pull(queue, NOW_MS) is not None
+    assert FlowControl(orderly=True, count_max=10).room(queue) == 8
+    assert FlowControl(count_max=10, span_max=5_003).room(queue) == 3
 
 
 def test_the_first_reason_counts() -> None:

@@ -107,6 +107,22 @@ async def test_much_is_asked_for_while_the_queue_is_far_behind(tmp_path: Path) -
         gate.set()
 
 
+async def test_the_span_leaves_room_as_well(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        gate = asyncio.Event()
+        script.set_offset(0)
+        script.pulls.found(0, records(*range(9)), 9, max_offset=1500)
+        consumer = script.consumer(consume_concurrently_max_span=100)
+
+        @consumer.subscribe("T")
+        async def wait(message: MessageExt) -> None:
+            await gate.wait()
+
+        await script.start(consumer)
+        assert [each["maxMsgNums"] for each in script.pulls.requests] == ["32", "92"]
+        gate.set()
+
+
 async def test_what_the_application_sets_is_asked_for_however_far_behind(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
         script.set_offset(0)

@@ -1,0 +1,155 @@
+"""Syncs that the kernel does by itself, without a thread of ours (Linux).
+
+A thread that syncs a file needs the interpreter before and after the call. Each time the busy owner
+of a store is put to sleep and woken again, which takes as long as the sync of a quick disk. Linux
+can sync in the background instead (``IOCB_CMD_FDSYNC`` of its asynchronous I/O): one system call
+begins it, and a descriptor that an event loop can watch becomes readable when it is done::
+
+    owner                                     kernel
+      submit(fd, done) ---- io_submit ----->    fdatasync
+      ...                                       ...
+      loop: fileno() is readable <---eventfd--- done
+      reap() ------------- io_getevents ---->
+        done(None or OSError)
+
+:func:`open_kernel_syncs` says whether this machine can: others than Linux, processors whose call
+numbers are not listed here, and kernels or sandboxes without these calls cannot, and keep a thread.
+A file system that cannot refuses the submission with EINVAL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import platform
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+logger = logging.getLogger(__name__)
+
+Done: TypeAlias = Callable[[OSError | None], None]
+
+IN_FLIGHT_MAX: Final = 16
+_FDSYNC: Final = 3  # IOCB_CMD_FDSYNC
+_NOTIFY: Final = 1  # IOCB_FLAG_RESFD
+# struct iocb: data, key, rw_flags, opcode, priority, descriptor, buf, nbytes, offset, reserved,
+# flags, eventfd. struct io_event: data, iocb, result, result2.
+_IOCB: Final = struct.Struct("<QIIHhIQQqQII")
+_EVENT: Final = struct.Struct("<QQqq")
+
+
+class _Numbers(NamedTuple):
+    setup: int
+    destroy: int
+    get_events: int
+    submit: int
+
+
+_CALL_NUMBERS: Final[Mapping[str, _Numbers]] = {
+    "x86_64": _Numbers(206, 207, 208, 209),
+    "aarch64": _Numbers(0, 1, 4, 2),
+}
+
+
+class KernelSyncs:
+    """Syncs under way in the kernel. ``submit`` and ``reap`` must not run at the same time."""
+
+    def __init__(self, syscall: Callable[..., int], numbers: _Numbers) -> None:
+        """Raises OSError if the kernel does not want to."""
+        self._syscall = syscall
+        self._numbers = numbers
+        self._context = ctypes.c_ulong()
+        self._call(numbers.setup, ctypes.c_uint(IN_FLIGHT_MAX), ctypes.byref(self._context))
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._iocb = ctypes.create_string_buffer(_IOCB.size)
+        self._iocbs = (ctypes.c_void_p * 1)(ctypes.addressof(self._iocb))
+        self._events = ctypes.create_string_buffer(IN_FLIGHT_MAX * _EVENT.size)
+        self._waiting: dict[int, Done] = {}
+        self._next = 0
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Readable when a sync is done."""
+        return self._eventfd
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sync is under way."""
+        return bool(self._waiting)
+
+    def submit(self, fd: int, done: Done) -> None:
+        """Begin a sync of what was written to the file; ``done`` is called by :meth:`reap`.
+
+        The file may be closed meanwhile. Raises OSError if the sync was not begun.
+        """
+        token = self._next
+        self._next += 1
+        _IOCB.pack_into(
+            self._iocb, 0, token, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _NOTIFY, self._eventfd
+        )
+        self._call(self._numbers.submit, self._context, ctypes.c_long(1), self._iocbs)
+        self._waiting[token] = done
+
+    def reap(self, *, wait: bool = False) -> None:
+        """Tell whose syncs are done; with ``wait``, at least one of those under way."""
+        if not self._waiting:
+            return
+        try:
+            os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            if not wait:
+                return
+        count = self._call(
+            self._numbers.get_events,
+            self._context,
+            ctypes.c_long(1 if wait else 0),
+            ctypes.c_long(IN_FLIGHT_MAX),
+            self._events,
+            ctypes.c_void_p() if wait else ctypes.byref(_AT_ONCE),
+        )
+        for index in range(count):
+            token, _, result, _ = _EVENT.unpack_from(self._events, index * _EVENT.size)
+            done = self._waiting.pop(token)
+            done(None if result == 0 else OSError(-result, os.strerror(-result)))
+
+    def close(self) -> None:
+        """Wait for what is under way, and tell nobody. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.clear()
+            self._call(self._numbers.destroy, self._context)
+            os.close(self._eventfd)
+
+    def _call(self, number: int, *arguments: Any) -> int:
+        while True:
+            result = self._syscall(ctypes.c_long(number), *arguments)
+            if result >= 0:
+                return result
+            error = ctypes.get_errno()
+            if error != errno.EINTR:
+                raise OSError(error, os.strerror(error))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
+
+
+_AT_ONCE: Final = _Timespec(0, 0)
+
+
+def open_kernel_syncs() -> KernelSyncs | None:
+    """None where the kernel cannot sync by itself."""
+    numbers = _CALL_NUMBERS.get(platform.machine())
+    if sys.platform != "linux" or numbers is None or sys.byteorder != "little":
+        return None
+    try:
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        syscall.restype = ctypes.c_long
+        return KernelSyncs(syscall, numbers)
+    except (OSError, AttributeError) as error:
+        logger.debug("the kernel does not sync by itself: %s", error)
+        return None
