@@ -40,6 +40,9 @@ _NOTIFY: Final = 1  # IOCB_FLAG_RESFD
 # flags, eventfd. struct io_event: data, iocb, result, result2.
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")
 _EVENT: Final = struct.Struct("<QQqq")
+# Arguments made once: that takes longer than the calls.
+_NONE, _ONE, _MANY = map(ctypes.c_long, (0, 1, IN_FLIGHT_MAX))
+_AT_ONCE: Final = ctypes.create_string_buffer(16)  # struct timespec: no time to wait
 
 
 class _Numbers(NamedTuple):
@@ -91,7 +94,7 @@ class KernelSyncs:
         _IOCB.pack_into(
             self._iocb, 0, token, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _NOTIFY, self._eventfd
         )
-        self._call(self._numbers.submit, self._context, ctypes.c_long(1), self._iocbs)
+        self._call(self._numbers.submit, self._context, _ONE, self._iocbs)
         self._waiting[token] = done
 
     def reap(self, *, wait: bool = False) -> None:
@@ -106,10 +109,10 @@ class KernelSyncs:
         count = self._call(
             self._numbers.get_events,
             self._context,
-            ctypes.c_long(1 if wait else 0),
-            ctypes.c_long(IN_FLIGHT_MAX),
+            _ONE if wait else _NONE,
+            _MANY,
             self._events,
-            ctypes.c_void_p() if wait else ctypes.byref(_AT_ONCE),
+            None if wait else _AT_ONCE,
         )
         for index in range(count):
             token, _, result, _ = _EVENT.unpack_from(self._events, index * _EVENT.size)
@@ -132,13 +135,6 @@ class KernelSyncs:
             error = ctypes.get_errno()
             if error != errno.EINTR:
                 raise OSError(error, os.strerror(error))
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
-
-
-_AT_ONCE: Final = _Timespec(0, 0)
 
 
 def open_kernel_syncs() -> KernelSyncs | None:
