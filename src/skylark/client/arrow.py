@@ -96,7 +96,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 QUEUES_AT_ONCE: Final = 4
 #: Answers smaller than this are decoded together: Apache brokers send 32 messages at a time.
-DECODE_SIZE_MIN: Final = 1024 * 1024
+DECODE_SIZE_MIN: Final = 512 * 1024
 #: A batch with inflated bodies ends when they are larger than this.
 INFLATED_BATCH_SIZE: Final = 32 * 1024 * 1024
 

@@ -68,7 +68,7 @@ class RangeTerms(msgspec.Struct, frozen=True, kw_only=True):
     expression_type: str = "TAG"
     group: str = TOOLS_GROUP  #: named in requests; must exist where groups are not made by use
     count_max: int = 65_536  #: messages of one pull
-    size_max: int = 4 * 1024 * 1024  #: bytes of one pull
+    size_max: int = 1024 * 1024  #: bytes of one pull
     timeout_s: float = 30.0  #: of one pull
     patience_s: float = 30.0  #: how long one pull is tried again
 
