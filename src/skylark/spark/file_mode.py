@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 GAP_MAX: Final = 64 * 1024
 READ_SIZE_MAX: Final = 8 * 1024 * 1024
 #: Records are handed on when they are so many bytes.
-PIECE_SIZE: Final = 2 * 1024 * 1024
+PIECE_SIZE: Final = 1024 * 1024
 #: Entries looked at together.
 ENTRY_COUNT: Final = 65_536
 #: Codes below stand for places in a file of extensions, not for tags.
@@ -183,37 +183,6 @@ class StoreReader:
         offsets: npt.NDArray[np.int64],
     ) -> Iterator[Piece]:
         """The records at these positions, in pieces that are worth decoding."""
-        parts: list[bytes | memoryview] = []
-        size, next_offset, problem = 0, 0, None
-        for part in self._reads(positions, sizes):
-            try:
-                found, count = self._read(positions[part], sizes[part], offsets[part])
-            except UnusableFilesError as error:
-                problem = error
-                break
-            parts += found
-            size += sum(map(len, found))
-            next_offset = int(offsets[part][count - 1]) + 1 if count else next_offset
-            if count < len(offsets[part]):
-                at = part.start + count
-                problem = UnusableFilesError(
-                    f"position {int(positions[at])} of the log does not hold the message at offset"
-                    f" {int(offsets[at])} of {self._queue}"
-                )
-                break
-            if size >= PIECE_SIZE:
-                yield Piece(b"".join(parts), next_offset)
-                size = 0
-                parts = []
-        if parts:
-            yield Piece(b"".join(parts), next_offset)
-        if problem is not None:
-            raise problem
-
-    def _reads(
-        self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-    ) -> Iterator[slice]:
-        """Records that stand near each other are read together."""
         import numpy as np
 
         ends = positions + sizes
@@ -221,43 +190,65 @@ class StoreReader:
             raise UnusableFilesError(
                 f"the entries of {self._queue} are not in the order of the log"
             )
-        apart = np.flatnonzero(positions[1:] - ends[:-1] > GAP_MAX) + 1
-        for first, after in pairwise([0, *apart.tolist(), len(positions)]):
-            while first < after:
-                limit = positions[first] + READ_SIZE_MAX
-                last = first + int(np.searchsorted(ends[first:after], limit, "right"))
-                yield slice(first, last := max(first + 1, last))
-                first = last
+        totals = sizes.cumsum()
+        after = 0
+        while after < len(positions):
+            first = after
+            after = int(np.searchsorted(totals, totals[first] + PIECE_SIZE, "right"))
+            raw, problem = self._read(positions[first:after], ends[first:after])
+            count = _right_count(
+                raw, positions[first:after], sizes[first:after], offsets[first:after], self._queue
+            )
+            if count:
+                last = first + count - 1
+                size = int(totals[last] - totals[first] + sizes[first])
+                yield Piece(raw[:size], int(offsets[last]) + 1)
+            if first + count < after:
+                at = first + count
+                raise problem or UnusableFilesError(
+                    f"position {int(positions[at])} of the log does not hold the message at offset"
+                    f" {int(offsets[at])} of {self._queue}"
+                )
 
     def _read(
-        self,
-        positions: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-    ) -> tuple[list[bytes | memoryview], int]:
-        """The bytes of records in the log, up to the first that is not there; how many they are."""
+        self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> tuple[bytes, UnusableFilesError | None]:
+        """The records one after the other, up to where the log cannot be read, and why not."""
         import numpy as np
 
-        start = int(positions[0])
-        raw = self._log.read(start, int(positions[-1] + sizes[-1]) - start)
-        places = positions - start
-        count = _right_count(raw, places, positions, sizes, offsets, self._queue)
-        if not count:
-            return [], 0
-        ends = places[:count] + sizes[:count]
-        gaps = np.flatnonzero(places[1:count] != ends[:-1])
-        if not len(gaps) and int(ends[-1]) == len(raw):
-            return [raw], count
-        view = memoryview(raw)
-        firsts = places[np.concatenate(([0], gaps + 1))].tolist()
-        lasts = ends[np.concatenate((gaps, [count - 1]))].tolist()
-        return [view[first:last] for first, last in zip(firsts, lasts, strict=True)], count
+        # Neighbouring records are runs; runs that stand near each other are read together.
+        breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+        runs = deque(
+            zip(
+                starts[np.concatenate(([0], breaks))].tolist(),
+                ends[np.concatenate((breaks, [len(ends)])) - 1].tolist(),
+                strict=True,
+            )
+        )
+        parts: list[bytes | memoryview] = []
+        while runs:
+            start, end = run = runs.popleft()
+            near = [run]
+            while runs and runs[0][0] - end <= GAP_MAX and runs[0][1] - start <= READ_SIZE_MAX:
+                near.append(run := runs.popleft())
+                end = run[1]
+            try:
+                raw = self._log.read(start, end - start)
+            except UnusableFilesError as error:
+                return b"".join(parts), error
+            if len(near) == 1:
+                parts.append(raw)
+            else:
+                view = memoryview(raw)
+                parts += [view[first - start : last - start] for first, last in near]
+            if len(raw) < end - start:
+                return b"".join(parts), None
+        return b"".join(parts), None
 
 
-def _right_count(
-    raw: bytes, places: Any, positions: Any, sizes: Any, offsets: Any, queue: MessageQueue
-) -> int:
-    """How many records are those that their entries mean."""
+def _right_count(raw: bytes, positions: Any, sizes: Any, offsets: Any, queue: MessageQueue) -> int:
+    """How many of the records, which stand one after the other, are those that entries mean."""
+    places = sizes.cumsum() - sizes
     there = int((places + sizes <= len(raw)).sum())
     heads = gather(raw, places[:there], RECORD_HEAD_SIZE).view(record_head_dtype()).ravel()
     right = (

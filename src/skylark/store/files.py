@@ -7,7 +7,7 @@
 * ``sync`` is fdatasync on the descriptor. On Linux it covers the mapped writes of the file, and it
   releases the GIL for the whole call; ``mmap.flush`` does neither well. It may run in a thread
   beside a writer; what is written meanwhile may or may not be covered.
-* Calls that some systems lack are chosen once, in :meth:`Platform.detect`.
+* Calls that some systems lack are chosen once (:mod:`skylark.store.platform`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 from skylark.store.errors import (
@@ -48,112 +46,11 @@ from skylark.store.file_system import (
     FileLock,
     FileSystem,
 )
+from skylark.store.platform import ZERO_CHUNK, Platform, write_fully
 
 logger = logging.getLogger(__name__)
 
-ZERO_CHUNK = bytes(1 << 20)
 LOCK_TEXT = b"lock"
-MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """The calls that differ between systems, chosen once; addresses and lengths in bytes."""
-
-    allocate: Callable[[int, int, int], None]  # descriptor, offset, length
-    sync: Callable[[int], None]  # descriptor
-    lock_memory: Callable[[int, int], None]  # address, length
-    unlock_memory: Callable[[int, int], None]
-    populate: Callable[[int, int], None] | None = None
-
-    @classmethod
-    def detect(
-        cls,
-        os_module: ModuleType | SimpleNamespace = os,
-        fcntl_module: ModuleType | SimpleNamespace = fcntl,
-    ) -> Platform:
-        """Pick the calls that exist; tests pass modules that lack some.
-
-        macOS has neither posix_fallocate nor fdatasync, and its fsync leaves data in the drive's
-        cache: F_FULLFSYNC does not. Allocation by writing zeros is the nearest thing there; APFS
-        copies on write, so a full disk can still fail a later write of an allocated block.
-        """
-        fallocate = getattr(os_module, "posix_fallocate", None)
-        full_sync = getattr(fcntl_module, "F_FULLFSYNC", None)
-        if full_sync is not None:
-            sync = _full_sync(fcntl_module.fcntl, full_sync, os_module.fsync)
-        else:
-            sync = getattr(os_module, "fdatasync", os_module.fsync)
-        return cls(
-            allocate=_allocate_by_zeros if fallocate is None else _allocate_by(fallocate),
-            sync=sync,
-            lock_memory=lambda address, length: _call_libc("mlock", address, length),
-            unlock_memory=lambda address, length: _call_libc("munlock", address, length),
-            populate=_populate if sys.platform == "linux" else None,
-        )
-
-
-def _allocate_by(fallocate: Callable[[int, int, int], None]) -> Callable[[int, int, int], None]:
-    def allocate(fd: int, offset: int, length: int) -> None:
-        try:
-            fallocate(fd, offset, length)
-        except OSError as error:
-            # musl does not emulate it where the file system cannot do it
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-            _allocate_by_zeros(fd, offset, length)
-
-    return allocate
-
-
-def _allocate_by_zeros(fd: int, offset: int, length: int) -> None:
-    """Write zeros over zeros: a page that holds a byte has its block, and its byte stays."""
-    end = offset + length
-    while offset < end:
-        count = min(len(ZERO_CHUNK), end - offset)
-        found = os.pread(fd, count, offset).ljust(count, b"\0")
-        if found == ZERO_CHUNK[:count]:
-            _write_fully(fd, ZERO_CHUNK[:count], offset)
-        else:
-            for start in range(0, count, PAGE_SIZE):
-                page = found[start : start + PAGE_SIZE]
-                if not page.strip(b"\0"):
-                    _write_fully(fd, page, offset + start)
-        offset += count
-
-
-def _full_sync(
-    control: Callable[[int, int], object], command: int, fsync: Callable[[int], None]
-) -> Callable[[int], None]:
-    def sync(fd: int) -> None:
-        try:
-            control(fd, command)
-        except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-                raise
-            fsync(fd)  # network file systems have no drive cache of ours to flush
-
-    return sync
-
-
-def _populate(address: int, length: int) -> None:
-    # mmap.madvise would hold the GIL for as long as the pages take; older kernels refuse.
-    _call_libc("madvise", address, length, MADV_POPULATE_WRITE)
-
-
-def _call_libc(name: str, address: int, length: int, *more: int) -> None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    if function(ctypes.c_void_p(address), ctypes.c_size_t(length), *more) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _write_fully(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
-    written = 0
-    with memoryview(content) as view:
-        while written < len(view):
-            with view[written:] as rest:
-                written += os.pwrite(fd, rest, offset + written)
 
 
 @contextlib.contextmanager
@@ -245,12 +142,12 @@ class OsFile:
             for start, end in _data_ranges(fd, offset, offset + length):
                 for position in range(start, end, len(ZERO_CHUNK)):
                     count = min(len(ZERO_CHUNK), end - position)
-                    _write_fully(fd, ZERO_CHUNK[:count], position)
+                    write_fully(fd, ZERO_CHUNK[:count], position)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         self._check_range(offset, len(data))
         with self._descriptor() as fd, _translated(f"write {len(data)} bytes", self._path):
-            _write_fully(fd, data, offset)
+            write_fully(fd, data, offset)
 
     def read_into(self, offset: int, buffer: memoryview | bytearray) -> int:
         filled = 0
@@ -264,8 +161,15 @@ class OsFile:
         return filled
 
     def read(self, offset: int, length: int) -> bytes:
-        content = bytearray(max(0, min(length, self._size - offset)))
-        return bytes(content[: self.read_into(offset, content)])
+        length = max(0, min(length, self._size - offset))
+        with self._descriptor() as fd, _translated("read", self._path):
+            content = os.pread(fd, length, offset)
+            while 0 < len(content) < length:  # a signal has cut it short, or the file was
+                more = os.pread(fd, length - len(content), offset + len(content))
+                if not more:
+                    break
+                content += more
+        return content
 
     def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
         start = offset - offset % mmap.PAGESIZE
@@ -445,7 +349,7 @@ class OsFileLock:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 os.ftruncate(fd, len(LOCK_TEXT))
-                _write_fully(fd, LOCK_TEXT, 0)
+                write_fully(fd, LOCK_TEXT, 0)
                 os.fsync(fd)
             except OSError as error:
                 os.close(fd)
@@ -525,7 +429,7 @@ class OsFileSystem(FileSystem):
             try:
                 self._mappings.refuse(path, os.fstat(fd))
                 os.ftruncate(fd, 0)
-                _write_fully(fd, content, 0)
+                write_fully(fd, content, 0)
                 with _translated("sync", path, StoreSyncError):
                     self._platform.sync(fd)
             finally:

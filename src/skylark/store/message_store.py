@@ -80,7 +80,10 @@ def worker_thread(name: str) -> Executor:
 class MessageStore:
     """Everything under one ``storePathRootDir``."""
 
+    _kernel_syncs: KernelSyncs | None = None
+    _unwatch: Callable[[], object] | None = None
     _has_stopped = False
+    _lock: FileLock | None = None
     _problems: list[StoreError] | None = None  # of bring_to_disk, once it has run
 
     #: Where a slave puts what its master sends; None at a master.
@@ -106,9 +109,8 @@ class MessageStore:
     ) -> None:
         """``store_host`` is packed (see ``pack_host``): it goes into every record.
 
-        ``watch`` tells the owner of a descriptor to look at; without it, workers do all syncs.
-
-        ``on_delete`` is told which log offsets are about to go, while they still can be read.
+        ``on_delete`` is told which log offsets are about to go, while they still can be read;
+        ``watch`` has the owner look at a descriptor: without it, workers do all syncs.
         """
         self.config = config
         self._on_delete = on_delete
@@ -156,14 +158,11 @@ class MessageStore:
         )
         self._flush: FlushService | None = None
         self._watch = watch
-        self._kernel_syncs: KernelSyncs | None = None
-        self._unwatch: Callable[[], object] | None = None
         self._commit: CommitService | None = None
         self._view_flush: ViewFlush | None = None
         self._catch_up: IndexCatchUp | None = None
         #: Syncs of the log that failed; each was or will be repeated.
         self.flush_errors = 0
-        self._lock: FileLock | None = None
 
     def follow(self, config: StoreConfig) -> None:
         """Work by changed settings; those that are read at start must be what they were.

@@ -202,7 +202,9 @@ class Reader:
         )
         entry_count = scan.stop_offset - offset
         if tags is None and properties is None:  # no more than may be returned
-            entry_count = max(1, min(count_max, max(in_memory[0], on_disk[0])))
+            size_max = max(in_memory.size, on_disk.size)
+            entry_count = min(max(in_memory[0], on_disk[0]), size_max // RECORD_SIZE_MIN)
+            entry_count = max(1, min(count_max, entry_count))
         try:
             readable = self._look(queue, scan, entry_count, by_columns=properties is None)
         except BaseException:

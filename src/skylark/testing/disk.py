@@ -21,6 +21,7 @@ without writing them, unless they changed or were marked dirty again.
 
 from __future__ import annotations
 
+import errno
 import random
 from typing import NamedTuple, TypeAlias
 
@@ -301,3 +302,14 @@ class DirectoryNode:
 
 
 Node: TypeAlias = FileNode | DirectoryNode
+
+
+def obstacle(node: Node, replaced: Node | None) -> int:
+    """Why one node may not be renamed over another, as an errno; 0 if it may."""
+    if replaced is None or replaced is node:
+        return 0
+    if isinstance(node, FileNode):
+        return errno.EISDIR if isinstance(replaced, DirectoryNode) else 0
+    if isinstance(replaced, FileNode):
+        return errno.ENOTDIR
+    return errno.ENOTEMPTY if replaced.entries else 0

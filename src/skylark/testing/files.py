@@ -69,6 +69,7 @@ from skylark.testing.disk import (
     Node,
     Odds,
     UnallocatedWriteError,
+    obstacle,
     page_count,
 )
 from skylark.testing.faults import FaultAction, FaultPlan, Gate
@@ -454,7 +455,7 @@ class FaultyFileSystem(FileSystem):
         self.visit("files.rename", action, source)
         with self.state_lock:
             node = self._existing(source, action)
-            number = _obstacle(node, self._find(target))
+            number = obstacle(node, self._find(target))
             if number:
                 raise _refusal(number, action, source)
             self._parent(source, action).change(node, removed=source.name, added=target.name)
@@ -579,17 +580,6 @@ class FaultyFileSystem(FileSystem):
 
 def _parts(path: Path) -> tuple[str, ...]:
     return path.parts[1:] if path.is_absolute() else path.parts
-
-
-def _obstacle(node: Node, replaced: Node | None) -> int:
-    """Why one node may not be renamed over another, as an errno; 0 if it may."""
-    if replaced is None or replaced is node:
-        return 0
-    if isinstance(node, FileNode):
-        return errno.EISDIR if isinstance(replaced, DirectoryNode) else 0
-    if isinstance(replaced, FileNode):
-        return errno.ENOTDIR
-    return errno.ENOTEMPTY if replaced.entries else 0
 
 
 def _check_unmapped(node: FileNode, path: Path) -> None:

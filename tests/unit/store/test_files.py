@@ -27,7 +27,8 @@ from skylark.store.errors import (
     StoreSyncError,
 )
 from skylark.store.file_system import PAGE_SIZE, Advice
-from skylark.store.files import OsFileSystem, Platform
+from skylark.store.files import OsFileSystem
+from skylark.store.platform import Platform
 
 SIZE = 4 * PAGE_SIZE + 100
 

@@ -14,8 +14,9 @@ from typing import cast
 import pytest
 
 from skylark.store.errors import StoreSyncError
-from skylark.store.files import OsFileSystem, Platform
+from skylark.store.files import OsFileSystem
 from skylark.store.kernel_sync import IN_FLIGHT_MAX, Done, KernelSyncs, open_kernel_syncs
+from skylark.store.platform import Platform
 from skylark.store.results import PutStatus
 from tests.unit.store.test_flush import SIZE, SYNC, FlushedLog
 
