@@ -58,7 +58,7 @@ FILE_RECORDS_PER_PARTITION: Final = 500_000
 #: What a Skylark broker may put into one answer; others stop at 32 messages whatever is asked.
 PULL_BATCH_SIZE: Final = 65_536
 #: Larger answers are decoded more slowly, for they leave the caches of the processor.
-PULL_SIZE: Final = 1024 * 1024
+PULL_SIZE: Final = 2 * 1024 * 1024
 
 
 def _topic(text: str) -> str:
