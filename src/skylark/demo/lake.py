@@ -6,8 +6,8 @@ nothing that was not done, and sends nothing.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ import msgspec
 
 from skylark.client.options import ClientOptions
 from skylark.core.errors import SkylarkError
+from skylark.core.interrupts import run_whole
 from skylark.demo import totals
 from skylark.spark.cluster import close_clusters
 from skylark.spark.jobs.frame import explained
@@ -52,7 +53,7 @@ def fill_lake(namesrv: str, folder: Path, *, quiet: bool = True) -> LakeCounts:
             for run in (*first.values(), *again):
                 if run.problem is not None:
                     raise SkylarkError(run.problem)
-            sent = asyncio.run(_committed(namesrv))
+            sent = run_whole(partial(_committed, namesrv))
             archived = spark.read.parquet(str(folder / LAKE)).count()
     finally:
         close_clients()

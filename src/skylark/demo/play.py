@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,6 +25,7 @@ from skylark.admin.errors import NotFoundError
 from skylark.aio import Admin, LitePullConsumer, PushConsumer
 from skylark.client.public import ClientOptions, ConsumeFromWhere
 from skylark.core.clock import LoopClock, SystemClock
+from skylark.core.interrupts import run_whole
 from skylark.demo.audit import TOTALS, Facts, Outcome, audit, flows_of
 from skylark.demo.desks import Billing, Calling, Cashier, PriceBoard, Tracking
 from skylark.demo.servers import running_servers
@@ -70,7 +72,7 @@ def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) ->
             say(", ".join(f"{name} {address}" for name, address in servers.items()))
         namesrv = servers["namesrv"]
         options = ClientOptions(namesrv=namesrv)
-        facts = asyncio.run(_Day(options, folder, steps).trade())
+        facts = run_whole(_Day(options, folder, steps).trade)
         if with_spark:
             from skylark.demo.lake import fill_lake
 
@@ -82,7 +84,7 @@ def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) ->
                 facts.archived = counts.archived
                 say(f"{counts.read} orders read, {counts.archived} archived as Parquet")
             with steps.step("finance reads the totals") as say:
-                asyncio.run(_read_totals(options, facts))
+                run_whole(partial(_read_totals, options, facts))
                 say(f"{facts.totals_seen} hours, {facts.revenue / 100:,.2f} in all")
     seconds = round(clock.monotonic() - began, 1)
     return Outcome(flows=flows_of(facts), checks=audit(facts), seconds=seconds)
