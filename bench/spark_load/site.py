@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +16,6 @@ from bench.client_load.job import Job, bodies
 from bench.replication import run_python
 from bench.spark_load import ready
 from skylark import ClientOptions
-from skylark.admin.errors import NoBrokerError
 from skylark.client.calls import BrokerCalls, open_caller
 from skylark.spark.cluster import close_clusters
 from skylark.spark.session import make_session
@@ -35,7 +33,6 @@ TASKS = 2
 QUEUES = 4
 READY_ROWS = 10_000
 FILL_PORTION = 200_000
-REGISTERED_S = 30.0
 
 
 class Site:
@@ -57,20 +54,6 @@ class Site:
         self._numbers = itertools.count()
         self._full: dict[tuple[int, int], str] = {}
         self._ready: dict[str, Path] = {}
-        self._wait_for_broker()
-
-    def _wait_for_broker(self) -> None:
-        """Until the name server knows it."""
-        deadline = time.monotonic() + REGISTERED_S
-        while True:
-            try:
-                self.topic()
-            except NoBrokerError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
 
     @property
     def metrics_port(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from skylark.client.record_rows import Rows, Span, gather
+from skylark.client.record_rows import Rows, Span
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.properties import (
@@ -23,6 +23,7 @@ from skylark.wire.properties import (
     PROPERTY_UNIQ_KEY,
     parse_properties,
 )
+from skylark.wire.scan import gather
 
 DEFAULT_COLUMNS: Final = (
     "topic",

@@ -41,6 +41,7 @@ from skylark.wire.scan import (
     Bools,
     Int64s,
     RecordColumns,
+    gather,
     scan_records,
 )
 
@@ -159,16 +160,6 @@ class Rows:
         size = HOST_V6_SIZE if columns.sys_flag[row] & FLAG_STORE_HOST_V6 else HOST_V4_SIZE
         host = bytes(memoryview(self.buffer)[start : start + size])
         return encode_offset_id(host, int(columns.log_offset[row]))
-
-
-def gather(buffer: ReadBuffer, starts: Int64s, size: int) -> Any:
-    """``size`` bytes from each start, as a matrix."""
-    import numpy as np
-
-    if not len(starts):
-        return np.empty((0, size), np.uint8)
-    items = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
-    return items[starts].view(np.uint8).reshape(-1, size)
 
 
 def rows_of(

@@ -12,6 +12,7 @@ from skylark.admin.session import Session
 from skylark.spark.cluster import shared_cluster
 from skylark.spark.options import FILE_RECORDS_PER_PARTITION, SourceOptions
 from skylark.spark.partitions import QueueRange, cut_ranges
+from skylark.spark.reading import read_partition
 from skylark.spark.start_offsets import Resolver
 from skylark.spark.stores import StoreFinder
 from skylark.spark.survey import Surveyor, patiently
@@ -49,9 +50,6 @@ class BatchReader(DataSourceReader):
         """Runs in tasks; Spark may ask for a partition that is none of ours, if there are none."""
         if not isinstance(partition, QueueRange):
             return iter(())
-        # Not at the top: the process that plans, a new one for every query, needs none of it.
-        from skylark.spark.reading import read_partition
-
         return read_partition(partition, self._options, self._columns)
 
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.record_rows import gather
 from skylark.core.errors import SkylarkError
 from skylark.core.hashing import java_hash
 from skylark.wire.bodies.common import MessageQueue
@@ -42,6 +41,7 @@ from skylark.wire.layout import (
     cq_dtype,
     record_head_dtype,
 )
+from skylark.wire.scan import gather
 
 if TYPE_CHECKING:
     import numpy as np

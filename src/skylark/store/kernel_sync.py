@@ -19,6 +19,7 @@ A file system that cannot refuses the submission with EINVAL.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -66,8 +67,12 @@ class KernelSyncs:
         self._syscall = syscall
         self._numbers = numbers
         self._context = ctypes.c_ulong()
-        self._call(numbers.setup, ctypes.c_uint(IN_FLIGHT_MAX), ctypes.byref(self._context))
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._call(numbers.setup, ctypes.c_uint(IN_FLIGHT_MAX), ctypes.byref(self._context))
+        except OSError:
+            os.close(self._eventfd)
+            raise
         self._iocb = ctypes.create_string_buffer(_IOCB.size)
         self._iocbs = (ctypes.c_void_p * 1)(ctypes.addressof(self._iocb))
         self._events = ctypes.create_string_buffer(IN_FLIGHT_MAX * _EVENT.size)
@@ -99,13 +104,11 @@ class KernelSyncs:
 
     def reap(self, *, wait: bool = False) -> None:
         """Tell whose syncs are done; with ``wait``, at least one of those under way."""
+        # Read even if nothing is under way: a loop that watches it would not come to rest.
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._eventfd)
         if not self._waiting:
             return
-        try:
-            os.eventfd_read(self._eventfd)
-        except BlockingIOError:
-            if not wait:
-                return
         count = self._call(
             self._numbers.get_events,
             self._context,

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from skylark.wire.message import ReadBuffer
-from skylark.wire.scan import Bools, Int64s, RecordColumns, windows
+from skylark.wire.scan import Bools, Int64s, RecordColumns, gather, windows
 
 Items: TypeAlias = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]
 
@@ -86,7 +86,7 @@ def _by_pattern(buffer: ReadBuffer, starts: Int64s, sizes: Int64s) -> Items | No
     count, size = len(starts), int(sizes[0])
     if count < _PATTERN_COUNT_MIN or not 0 < size <= _PATTERN_SIZE_MAX or (sizes != size).any():
         return None
-    texts = windows(buffer, f"V{size}")[starts].view(np.uint8).reshape(count, size)
+    texts = gather(buffer, starts, size)
     pattern = texts[0]
     is_separator = pattern - 1 < 2
     _, name_start, name_size, value_start, value_size = _by_search(buffer, starts[:1], sizes[:1])

@@ -157,6 +157,13 @@ def windows(buffer: ReadBuffer, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.ndarray((count,), dtype, buffer, strides=(1,))
 
 
+def gather(buffer: ReadBuffer, starts: Int64s, size: int) -> npt.NDArray[np.uint8]:
+    """``size`` bytes from each start, as a matrix."""
+    if not len(starts):
+        return np.empty((0, size), np.uint8)
+    return windows(buffer, f"V{size}")[starts].view(np.uint8).reshape(-1, size)
+
+
 # ---- where the records start ---------------------------------------------------------------------
 
 # Sizes chain the records, and following a chain is one unpacking after another. In a large buffer

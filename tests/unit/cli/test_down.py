@@ -199,7 +199,7 @@ def test_the_interrupt_key_ends_a_start(home: Path) -> None:
 
 def test_a_process_that_is_not_ours_is_never_signalled(home: Path) -> None:
     """Neither one that a stale note names, nor one that holds the lock for reasons of its own."""
-    with subprocess.Popen(["sleep", "60"]) as bystander:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as bystander:
         note = json.dumps({"pid": bystander.pid, "detached": True})
         (home / "up.lock").write_text(note)
         stale = run(home, "down", "--data", str(home))
@@ -226,7 +226,7 @@ def test_a_process_that_is_not_ours_is_never_signalled(home: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="locks of open files are Linux's")
 def test_a_lock_that_belongs_to_no_process_proves_nothing(home: Path) -> None:
     """Another user may hold such a lock, and write whatever number into the file."""
-    with subprocess.Popen(["sleep", "60"]) as bystander:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as bystander:
         fd = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT)
         try:
             question = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -63,6 +63,20 @@ def test_whoever_began_a_sync_is_told_of_its_end(syncs: KernelSyncs, fd: int) ->
 
 
 @needs_kernel
+def test_a_loop_that_watches_comes_to_rest(syncs: KernelSyncs, fd: int) -> None:
+    """Whoever waits may have been told before the loop looks."""
+    said: list[OSError | None] = []
+    syncs.submit(fd, said.append)
+    assert select.select([syncs], [], [], 30)[0]
+    os.eventfd_write(syncs.fileno(), 1)
+    syncs.reap(wait=True)
+    os.eventfd_write(syncs.fileno(), 1)
+    syncs.reap()
+    assert said == [None]
+    assert select.select([syncs], [], [], 0)[0] == []
+
+
+@needs_kernel
 def test_many_at_once_and_a_file_that_is_closed_meanwhile(
     syncs: KernelSyncs, tmp_path: Path
 ) -> None:
