@@ -15,10 +15,15 @@ def test_5_kills_at_full_speed(
     mode: Mode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "skylark")
-    result = kill_run(tmp_path, mode, seed=1 + MODES.index(mode), kill_count=5)
-    print(
-        f"\n{mode}: 5 kills, {result.messages} messages; under way: {killed_note(result.under_way)}"
-    )
+    for attempt in range(8):  # a kill may find the store at rest, and so may all five
+        root = tmp_path / str(attempt)
+        root.mkdir()
+        seed = 1 + MODES.index(mode) + 100 * attempt
+        result = kill_run(root, mode, seed=seed, kill_count=5)
+        note = killed_note(result.under_way)
+        print(f"\n{mode}: 5 kills, {result.messages} messages; under way: {note}")
+        if result.under_way["something"]:
+            break
     assert result.under_way["something"] >= 1
     assert result.messages > 1_000
 
