@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 
 from skylark.core.errors import SkylarkError
+from skylark.core.interrupts import held_signals, release_signals
 
 #: A log that is larger when a process starts is put aside as ``NAME.1``, in place of the last one.
 LOG_SIZE_MAX: Final = 10 << 20
@@ -62,17 +63,20 @@ def in_background(
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _run_child(work, log_fd, writing, failure)
-    os.close(log_fd)
-    os.close(writing)
+    pid = 0
     try:
+        with held_signals():  # an interrupt finds no child, or one that it ends
+            pid = os.fork()
+            if pid == 0:
+                os.close(reading)
+                _run_child(work, log_fd, writing, failure)
+            os.close(log_fd)
+            os.close(writing)
         data = _read_all(reading)
     except BaseException:
-        os.kill(pid, signal.SIGTERM)  # it is our child and was not waited for: no other can be hit
-        os.waitpid(pid, 0)
+        if pid:  # it is our child and was not waited for: no other can be hit
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
         raise
     finally:
         os.close(reading)
@@ -120,6 +124,7 @@ def _run_child(
 def _leave_terminal(log_fd: int) -> None:
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    release_signals()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(source, target)

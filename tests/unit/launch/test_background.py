@@ -32,10 +32,22 @@ def dead(ready):
 def quiet(ready):
     pass
 
+def interrupted(ready):
+    ready("nobody reads this")
+    signal.pause()
+
+if sys.argv[1] == "interrupted":  # in the middle of the fork, whose callbacks lose exceptions
+    parent = os.getpid()
+    os.register_at_fork(before=lambda: os.kill(parent, signal.SIGINT))
 try:
     text = in_background(globals()[sys.argv[1]], Path(sys.argv[2]), lambda error: (str(error), 7))
 except BackgroundError as error:
     print(f"{error.exit_code}: {error}")
+except KeyboardInterrupt:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print("interrupted, and no child is left")
 else:
     pid, session = text.split()
     print(pid == session != str(os.getpid()))
@@ -74,6 +86,10 @@ def test_it_is_told_why_it_never_was(tmp_path: Path, work: str, told: str) -> No
     log.write_text("before\n")
     assert run(work, log) == told.format(log=log)
     assert log.read_text().startswith("before\n")
+
+
+def test_an_interrupt_during_the_fork_is_not_lost(tmp_path: Path) -> None:
+    assert run("interrupted", tmp_path / "log") == "interrupted, and no child is left"
 
 
 def test_a_large_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
