@@ -219,6 +219,7 @@ async def test_the_first_send_after_60_idle_seconds_is_accepted(tmp_path: Path) 
     clock = ShiftedClock()
     async with running(tmp_path, clock=clock) as broker, clients(broker, 1) as (client,):
         for _ in range(3):
+            await until(lambda: not broker.graph.loop_watch.in_turn)  # it idles
             clock.shift_s += 60
             assert (await client.call(send_message())).code == 0
         assert broker.graph.guard.refused_counts[Reason.WAITED] == 0

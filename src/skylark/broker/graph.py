@@ -95,6 +95,8 @@ from skylark.store.reput import Arrival
 from skylark.store.timer.timer_store import TimerStore
 from skylark.wire.message import pack_host
 
+#: Told of every message: what the broker itself reads.
+_AWAITED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 _PORT_SIZE: Final = 4  # bytes of the port in a packed host
 
 
@@ -131,6 +133,7 @@ class BrokerGraph:
             post=partial(_post_to, asyncio.get_running_loop(), clock),
             files=files,
             on_arrival=self._arrived,
+            is_awaited=self._is_awaited,
             on_delete=lambda *gone: self.retention_watch.deleting(*gone),
             ram_size=ram_size,
             watch=partial(_watch, asyncio.get_running_loop(), clock),
@@ -415,6 +418,10 @@ class BrokerGraph:
     def _is_batch_topic(self, topic: str) -> bool:
         config = self.topics.get(topic)
         return config is not None and config.attributes.get(QUEUE_TYPE) == "BatchCQ"
+
+    def _is_awaited(self, topic: str, queue_id: int) -> bool:
+        """Whether :meth:`_arrived` would do anything; asked for every message."""
+        return (topic, queue_id) in self.pulls.awaited or topic in _AWAITED_TOPICS
 
     def _arrived(self, arrival: Arrival) -> None:
         self.pulls.arrived(arrival)

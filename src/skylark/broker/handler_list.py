@@ -51,7 +51,9 @@ def handlers_of(
     """What both ports have; the parts are made already."""
     return [
         graph.sends,
-        TransactionHandlers(graph.live, graph.transactions, graph.put_answers),
+        TransactionHandlers(
+            graph.live, graph.transactions, graph.put_answers, graph.sends.put_runs
+        ),
         HalfHandlers(
             graph.send_checks,
             graph.put_answers,

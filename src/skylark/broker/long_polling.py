@@ -25,6 +25,7 @@ Pure: times are milliseconds of any clock, as long as it is always the same.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 from itertools import count
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
@@ -146,9 +147,13 @@ class HeldPulls(Generic[Token]):
             self._wait_for_check(pull, now_ms)
         return True
 
-    def has_waiters(self, topic: str, queue_id: int) -> bool:
-        """Whether anyone waits for this queue; spares the caller of :meth:`arrived` its work."""
-        return (topic, queue_id) in self._queues
+    @property
+    def queues(self) -> Container[QueueKey]:
+        """The queues that anyone waits for; always the same object, which is kept up to date.
+
+        Spares the caller of :meth:`arrived` its work.
+        """
+        return self._queues
 
     def arrived(
         self,

@@ -281,6 +281,8 @@ class OutstandingBytes:
 class OverloadGuard:
     """An interceptor that refuses what the broker had better not handle."""
 
+    alike = True
+
     def __init__(
         self,
         live: LiveSettings,

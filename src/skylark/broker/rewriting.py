@@ -75,11 +75,23 @@ def _plain(forbidden: Sequence[str]) -> str:
 
 
 _PLAIN: Final = re.compile(_plain(_ACTED_UPON))
+# The same, and the value of the last unique id on the way. No capturing within what is possessive:
+# Python 3.11 loses count there. There is one way to read an item, so going back is short.
+_PLAIN_WITH_ID: Final = re.compile(
+    rf"(?:{names.PROPERTY_UNIQ_KEY}\x01([^\x02]++)\x02"
+    rf"|{_plain((*_ACTED_UPON, names.PROPERTY_UNIQ_KEY))[3:-3]})+"
+)
 
 
 def is_plain(text: str) -> bool:
     """Whether a property string can be stored as it is, with further properties behind it."""
     return _PLAIN.fullmatch(text) is not None
+
+
+def plain_unique_id(text: str) -> str | None:
+    """The unique id in a property string that can be stored as it is; None if it has none."""
+    match = _PLAIN_WITH_ID.fullmatch(text)
+    return None if match is None else match[1]
 
 
 def delay_level(properties: dict[str, str]) -> int:

@@ -207,12 +207,14 @@ class BrokerStats:
 
     # --- counting ---
 
-    def put(self, topic: str, count: int, size: int, *, is_system: bool = False) -> None:
-        """A client's request stored ``count`` messages, ``size`` bytes in the log."""
+    def put(
+        self, topic: str, count: int, size: int, *, is_system: bool = False, times: int = 1
+    ) -> None:
+        """Requests of clients stored ``count`` messages, ``size`` bytes in the log."""
         meter = self.topic_puts[topic]
         meter.count += count
         meter.size += size
-        meter.times += 1
+        meter.times += times
         if is_system:
             self.system_put_count += count
         else:

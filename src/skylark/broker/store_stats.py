@@ -78,9 +78,9 @@ class StoreStats:
 
     # --- counting ---
 
-    def put_took(self, ms: int) -> None:
-        """A put was under way for so long."""
-        self._put_times[ms if ms < PUT_MS_MAX else PUT_MS_MAX] += 1
+    def put_took(self, ms: int, count: int = 1) -> None:
+        """So many puts were under way for so long each."""
+        self._put_times[ms if ms < PUT_MS_MAX else PUT_MS_MAX] += count
         if ms > self.put_ms_max:
             self.put_ms_max = ms
 

@@ -49,14 +49,16 @@ from skylark.core.errors import (
     RemoteProtocolError,
     TooManyRequestsError,
 )
+from skylark.net.backlog import Backlog
 from skylark.net.byte_filter import ByteFilter
 from skylark.net.calls import Calls
 from skylark.net.dispatch import Dispatcher
 from skylark.net.held import HeldRequests, held_size
 from skylark.net.limits import NetLimits
 from skylark.net.outbox import Outbox, discard
+from skylark.net.transport import address_of
 from skylark.wire.codes import ResponseCode
-from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, response_to
+from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON, Command, response_to
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.frame import FrameBuffer
 
@@ -115,12 +117,11 @@ class Connection(asyncio.Protocol):
         self._filter: ByteFilter | None = None
         self._transport: asyncio.Transport | None = None
         self._frames = FrameBuffer(limits.frame_size_max)
-        self._backlog: deque[tuple[Command, float]] = deque()
+        self._backlog = Backlog()
         self._out = Outbox()
         self._in_batch = False
         self._turn_scheduled = False
         self._flush_scheduled = False
-        self._unwritten = 0  # commands in ``_out``
         self._reading = True
         self._room: asyncio.Future[None] | None = None
         self._when_writable: deque[Callable[[], None]] = deque()
@@ -146,8 +147,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=0)
-        self.remote_address = _address(transport.get_extra_info("peername"))
-        self.local_address = _address(transport.get_extra_info("sockname"))
+        self.remote_address = address_of(transport.get_extra_info("peername"))
+        self.local_address = address_of(transport.get_extra_info("sockname"))
         self._calls.peer = "{}:{}".format(*self.remote_address)
         self._arm_idle_timer()
         if self._on_open is not None:
@@ -218,34 +219,21 @@ class Connection(asyncio.Protocol):
     # --- requests and responses from the peer ---------------------------------------------------
 
     def _handle(self, commands: list[Command], arrived_at: float) -> None:
-        """Work through commands that just arrived, at most a turn's worth of requests."""
-        room = self._limits.frames_per_turn_max
-        out, out_size_max = self._out, self._limits.write_buffer_high
-        dispatch = self._dispatcher.dispatch
-        self.arrived_at = arrived_at
-        self._in_batch = True
-        try:
-            for command in commands:
-                if command.flag & FLAG_RESPONSE:
-                    self._settle(command)
-                elif (
-                    room > 0
-                    and out.size < out_size_max
-                    and not self.write_paused
-                    and not self._closing
-                    and not self._backlog
-                    and not ((self._tasks or self._held.size) and self._tasks_full())
-                ):
-                    room -= 1
-                    dispatch(self, command)
-                else:
-                    self._backlog.append((command, arrived_at))
-        finally:
-            self._in_batch = False
-        self._flush()
-        if self._backlog:
+        """Settle the responses among commands that just arrived, and begin with the requests."""
+        backlog = self._backlog
+        in_line = len(backlog) > 0
+        for command in commands:
+            if command.flag & FLAG_RESPONSE:
+                self._settle(command)
+            else:
+                backlog.add(command, arrived_at)
+        if not backlog:
+            return
+        if in_line:
             self._schedule_turn()
             self._update_reading()
+        else:
+            self._take_turn()
 
     def _schedule_turn(self) -> None:
         """Go on with the backlog soon; while blocked, the end of the block schedules it."""
@@ -255,10 +243,15 @@ class Connection(asyncio.Protocol):
 
     def _next_turn(self) -> None:
         self._turn_scheduled = False
-        if self._closing or self.write_paused:
-            return
-        room = self._limits.frames_per_turn_max
-        backlog, out, out_size_max = self._backlog, self._out, self._limits.write_buffer_high
+        if not (self._closing or self.write_paused):
+            self._take_turn()
+            self._update_reading()
+
+    def _take_turn(self) -> None:
+        """Work through the backlog, as far as it goes in one turn; what is answered leaves."""
+        limits, dispatcher = self._limits, self._dispatcher
+        room, run_max = limits.frames_per_turn_max, limits.frames_per_write_max
+        backlog, out, out_size_max = self._backlog, self._out, limits.write_buffer_high
         self._in_batch = True
         try:
             while (
@@ -267,17 +260,20 @@ class Connection(asyncio.Protocol):
                 and out.size < out_size_max
                 and not self.write_paused
                 and not self._closing
-                and not self._tasks_full()
+                and not ((self._tasks or self._held.size) and self._tasks_full())
             ):
-                room -= 1
-                command, self.arrived_at = backlog.popleft()
-                self._dispatcher.dispatch(self, command)
+                run, self.arrived_at = backlog.take(dispatcher.runs, min(room, run_max))
+                room -= len(run)
+                if run[0].code in dispatcher.runs:
+                    dispatcher.dispatch_run(self, run)
+                else:
+                    dispatcher.dispatch(self, run[0])
         finally:
             self._in_batch = False
         self._flush()
         if backlog:
             self._schedule_turn()
-        self._update_reading()
+            self._update_reading()
 
     def _settle(self, response: Command) -> None:
         if not self._calls.settle(response):
@@ -307,6 +303,17 @@ class Connection(asyncio.Protocol):
             substitute = response_to(request, ResponseCode.SYSTEM_ERROR, str(error))
             substitute.serialize_type = self._serialize_type
             self.send(substitute)
+
+    @property
+    def takes_frames(self) -> bool:
+        """Whether answers may be given as frames, with a JSON header: see :meth:`reply_frame`."""
+        return self._serialize_type == SERIALIZE_JSON
+
+    def reply_frame(self, request: Command, frame: bytes) -> None:
+        """:meth:`reply` with a response that is encoded already."""
+        if not (request.flag & FLAG_ONEWAY or self._closing):
+            self._out.add_frame(frame)
+            self._enqueued()
 
     def hold(self, request: Command) -> None:
         """A handler answers this request later, by :meth:`answer`; until then it counts as work."""
@@ -410,13 +417,16 @@ class Connection(asyncio.Protocol):
     def send(self, command: Command) -> None:
         """Queue one command; it leaves with others of this batch or of this loop turn.
 
-        Not with all of them, but in portions: a peer that has many requests on their way works on
-        the first while the next are made. Else both ends would take turns.
+        Not with all of them if there are many, but in portions: the peer works on the first while
+        the next are made. Small portions cost both ends more than they gain.
         """
         self._enqueue(command)
+        self._enqueued()
+
+    def _enqueued(self) -> None:
         limits = self._limits
         if (
-            self._unwritten >= limits.frames_per_write_max
+            self._out.count >= limits.frames_per_write_max
             or self._out.size >= limits.bytes_per_write_max
         ):
             self._flush()
@@ -428,7 +438,6 @@ class Connection(asyncio.Protocol):
         if self._closing or self._transport is None:
             raise ConnectionClosedError(f"{self!r} is closed")
         self._out.add(command)
-        self._unwritten += 1
 
     def _flush_later(self) -> None:
         self._flush_scheduled = False
@@ -439,7 +448,6 @@ class Connection(asyncio.Protocol):
         if not self._out or self._closing or self._transport is None:
             return
         transport, byte_filter = self._transport, self._filter
-        self._unwritten = 0
         self._active_at = self._clock.monotonic()
         try:
             encode = None if byte_filter is None else byte_filter.sending
@@ -509,11 +517,8 @@ class Connection(asyncio.Protocol):
     def _backlog_full(self) -> bool:
         return (
             len(self._backlog) >= self._limits.frames_per_turn_max
-            or self._backlog_size() >= self._limits.task_bytes_per_connection_max
+            or self._backlog.size >= self._limits.task_bytes_per_connection_max
         )
-
-    def _backlog_size(self) -> int:
-        return sum(held_size(command) for command, _ in self._backlog)
 
     @property
     def held_size(self) -> int:
@@ -521,7 +526,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self.closed.done():
             return self._held.size
         unsent_size = self._out.size + self._transport.get_write_buffer_size()
-        return self._frames.pending_size + self._backlog_size() + self._held.size + unsent_size
+        return self._frames.pending_size + self._backlog.size + self._held.size + unsent_size
 
     def _arm_idle_timer(self) -> None:
         assert self._transport is not None
@@ -588,9 +593,3 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._transport.abort()
             self._announce_room()
-
-
-def _address(name: object) -> tuple[str, int]:
-    if isinstance(name, tuple) and len(name) >= 2:
-        return str(name[0]), int(name[1])
-    return (str(name or ""), 0)

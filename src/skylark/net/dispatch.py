@@ -2,8 +2,9 @@
 
 A *hot* handler is a plain function called inline while the bytes are being read; it must not
 block and returns the response, None when there is no answer, or LATER when the answer comes by
-``Connection.answer``. A *cold* handler is a coroutine function; it runs as a task owned by the
-connection, so a slow one delays nobody else.
+``Connection.answer``. It may have a twin for requests of one code that came together (``run``). A
+*cold* handler is a coroutine function; it runs as a task owned by the connection, so a slow one
+delays nobody else.
 
 Order of checks for a request, as in Java's ``NettyRemotingAbstract.processRequestCommand``:
 
@@ -13,8 +14,9 @@ Order of checks for a request, as in Java's ``NettyRemotingAbstract.processReque
 4. interceptors' ``before`` (access control, metrics, faults), the handler, their ``after``.
 
 A request that gets as far as 4 sees each interceptor's ``after`` exactly once, when its answer is
-known or when it is known that there is none; with LATER that may be much later, and after the
-connection has ended. ``before`` is always called while the bytes are being read.
+known or when it is known that there is none (those that are ``alike`` may be passed over); with
+LATER that may be much later, and after the connection has ended. ``before`` is always called while
+the bytes are being read.
 
 A handler or interceptor that raises is answered with code 1 and the cause, and logged once; a
 :class:`BrokerError` or a header or body that cannot be read is the client's business and answered
@@ -26,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -53,6 +55,9 @@ LATER: Final = Later.LATER
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
 
 HotHandler = Callable[["Connection", Command], Answer]
+#: The same for requests of one code that came together. What it raises is the answer to all of
+#: them. If the last argument is true, an answer may also be a whole frame.
+RunHandler = Callable[["Connection", list[Command], bool], Sequence[Answer | bytes]]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
 #: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
@@ -69,7 +74,11 @@ class NoAnswerError(Exception):
 
 
 class Interceptor(Protocol):
-    """Sees every request that has a handler, and every response on its way out."""
+    """Sees every request that has a handler, and every response on its way out.
+
+    One with the attribute ``alike`` set judges by code, connection and time alone, and changes no
+    response. Where all are such, requests that came together are judged by the first of them.
+    """
 
     def before(self, connection: Connection, request: Command) -> Command | None:
         """None to go on; a command to answer with it at once; or raise as a handler may.
@@ -100,6 +109,8 @@ class Dispatcher:
         self, interceptors: Iterable[Interceptor] = (), *, tasks_max: int = 10_000
     ) -> None:
         self._routes: dict[int, Route] = {}
+        #: Handlers of requests that come together, by their code.
+        self.runs: dict[int, RunHandler] = {}
         self._default: Route | None = None
         self.interceptors = tuple(interceptors)
         self.shutting_down = False
@@ -108,8 +119,21 @@ class Dispatcher:
         #: A request beyond this many is answered SYSTEM_BUSY with [OVERLOAD].
         self.tasks_max = tasks_max
 
-    def add_hot(self, code: int, handler: HotHandler) -> None:
+    @property
+    def interceptors(self) -> tuple[Interceptor, ...]:
+        """Who sees each request before its handler does, in this order."""
+        return self._interceptors
+
+    @interceptors.setter
+    def interceptors(self, interceptors: Iterable[Interceptor]) -> None:
+        self._interceptors = tuple(interceptors)
+        self._judged_alike = all(getattr(each, "alike", False) for each in self._interceptors)
+
+    def add_hot(self, code: int, handler: HotHandler, *, run: RunHandler | None = None) -> None:
+        """``run`` takes requests that came together, or alone; ``handler`` is its other form."""
         self._add(code, Route(hot=handler))
+        if run is not None:
+            self.runs[int(code)] = run
 
     def add_cold(self, code: int, handler: ColdHandler) -> None:
         self._add(code, Route(cold=handler))
@@ -135,8 +159,7 @@ class Dispatcher:
             remark = f" request type {request.code} not supported"
             self._answer(connection, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         elif self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
-            remark = "please go away, the server is shutting down: connect again and repeat"
-            self._answer(connection, request, ResponseCode.GO_AWAY, remark)
+            self._send_away(connection, request)
         elif route.hot is not None:
             self._run_hot(connection, request, route.hot)
         elif len(self.tasks) >= self.tasks_max:
@@ -158,6 +181,60 @@ class Dispatcher:
             connection.hold(request)
         else:
             self.finish(connection, request, response)
+
+    def dispatch_run(self, connection: Connection, requests: list[Command]) -> None:
+        """:meth:`dispatch` for requests that came together, whose codes are in ``runs``.
+
+        They have the same handler there.
+        """
+        admitted = self._admitted(connection, requests)
+        if not admitted:
+            return
+        as_frames = self._judged_alike and connection.takes_frames
+        answers: Sequence[Answer | bytes]
+        try:
+            answers = self.runs[admitted[0].code](connection, admitted, as_frames)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in _run_hot
+            answers = [error_response(request, error) for request in admitted]
+        for request, response in zip(admitted, answers, strict=True):
+            if isinstance(response, bytes):
+                connection.reply_frame(request, response)
+            elif response is LATER:
+                connection.hold(request)
+            else:
+                self.finish(connection, request, response)
+
+    def _admitted(self, connection: Connection, requests: list[Command]) -> list[Command]:
+        """Those that a handler is to see; of one code, the first may speak for the others."""
+        if self.shutting_down or not self._judged_alike:
+            return [each for each in requests if self._is_admitted(connection, each)]
+        spoken_for: set[int] = set()
+        admitted: list[Command] = []
+        for index, request in enumerate(requests):
+            if request.code not in spoken_for:
+                if not self._is_admitted(connection, request):
+                    rest = requests[index + 1 :]
+                    return admitted + [each for each in rest if self._is_admitted(connection, each)]
+                spoken_for.add(request.code)
+            admitted.append(request)
+        return admitted
+
+    def _is_admitted(self, connection: Connection, request: Command) -> bool:
+        """Whether a handler is to see the request; if not, it is answered here."""
+        if self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
+            self._send_away(connection, request)
+            return False
+        response: Command | None
+        try:
+            response = self._before(connection, request)
+            if response is None:
+                return True
+        except NoAnswerError:
+            response = None
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in _run_hot
+            response = error_response(request, error)
+        self.finish(connection, request, response)
+        return False
 
     def _start_cold(self, connection: Connection, request: Command, handler: ColdHandler) -> None:
         response: Command | None = None
@@ -191,7 +268,7 @@ class Dispatcher:
         self.finish(connection, request, response)
 
     def _before(self, connection: Connection, request: Command) -> Command | None:
-        for interceptor in self.interceptors:
+        for interceptor in self._interceptors:
             answer = interceptor.before(connection, request)
             if answer is not None:
                 return answer
@@ -200,7 +277,7 @@ class Dispatcher:
     def finish(self, connection: Connection, request: Command, response: Command | None) -> None:
         """Send the answer, or none, past the interceptors; once for each request."""
         answer = response
-        for interceptor in reversed(self.interceptors):
+        for interceptor in reversed(self._interceptors):
             try:
                 answer = interceptor.after(connection, request, answer)
             except Exception as error:  # noqa: BLE001 - as if the handler had raised it
@@ -212,6 +289,10 @@ class Dispatcher:
             if remark is not None and len(remark) > REMARK_LENGTH_MAX:
                 answer.remark = f"{remark[:REMARK_LENGTH_MAX]}... ({len(remark)} characters)"
             connection.reply(request, answer)
+
+    def _send_away(self, connection: Connection, request: Command) -> None:
+        remark = "please go away, the server is shutting down: connect again and repeat"
+        self._answer(connection, request, ResponseCode.GO_AWAY, remark)
 
     def _answer(self, connection: Connection, request: Command, code: int, remark: str) -> None:
         connection.reply(request, response_to(request, code, remark))

@@ -80,10 +80,12 @@ def discard(response: Command | None) -> None:
 class Outbox:
     """The pieces that leave with the next ``writelines``, in order."""
 
-    __slots__ = ("_leases", "_pieces", "_written_leases", "size")
+    __slots__ = ("_leases", "_pieces", "_written_leases", "count", "size")
 
     def __init__(self) -> None:
-        #: Bytes that are queued here; what the transport still has is not counted.
+        #: Commands that are queued here, and their bytes; what the transport still has is not
+        #: counted.
+        self.count = 0
         self.size = 0
         self._pieces: list[bytes | memoryview] = []
         self._leases: list[Leased] = []
@@ -99,6 +101,16 @@ class Outbox:
 
     def add(self, command: Command) -> None:
         """Queue a command; raises LocalProtocolError if it cannot be encoded."""
+        self._add(command)
+        self.count += 1
+
+    def add_frame(self, frame: bytes) -> None:
+        """Queue a command that is encoded already."""
+        self._pieces.append(frame)
+        self.size += len(frame)
+        self.count += 1
+
+    def _add(self, command: Command) -> None:
         if isinstance(command, ViewResponse) and command.leased is not None:
             if command.leased.size >= COPY_SIZE_MAX:
                 self._add_views(command, command.leased)
@@ -130,6 +142,7 @@ class Outbox:
         pieces, self._pieces = self._pieces, []
         leases, self._leases = self._leases, []
         size, self.size = self.size, 0
+        self.count = 0
         if encode is not None or (leases and transport.get_write_buffer_size()):
             joined = b"".join(pieces)
             for leased in leases:
@@ -150,7 +163,7 @@ class Outbox:
     def drop(self) -> None:
         """Nothing is sent any more."""
         self._pieces.clear()
-        self.size = 0
+        self.size = self.count = 0
         self._written_leases += self._leases
         self._leases = []
         self.sent()

@@ -177,3 +177,10 @@ def _cause(error: OSError) -> str:
         return error.strerror or str(error)
     # asyncio and uvloop word the same error differently; the system's own text is one
     return os.strerror(error.errno)
+
+
+def address_of(name: object) -> tuple[str, int]:
+    """Host and port of what a transport calls its name; a name alone for other sockets."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return (str(name or ""), 0)

@@ -108,14 +108,19 @@ class CommitLog:
     ) -> None:
         self.files = files
         self.store_host = store_host
-        self._now_ms = time.now_ms
+        self.now_ms = time.now_ms
         self._property_crc = property_crc
         self._store_host_bit = FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_SIZE else 0
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def append(self, draft: Draft, topic: TopicField, queue_offset: int) -> PutResult:
-        """Write one record. Raises StoreFullError and other StoreErrors; then nothing changed."""
+    def append(
+        self, draft: Draft, topic: TopicField, queue_offset: int, now_ms: int | None = None
+    ) -> PutResult:
+        """Write one record. Raises StoreFullError and other StoreErrors; then nothing changed.
+
+        ``now_ms`` is the store time of records that are appended in one go.
+        """
         body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
         born_host = draft.born_host
         if self._property_crc:
@@ -137,7 +142,8 @@ class CommitLog:
             position = file.wrote
             end = position + size
         log_offset = file.start_offset + position
-        now_ms = self._now_ms()
+        if now_ms is None:
+            now_ms = self.now_ms()
         buffer = file.buffer
         body_end = end - len(tail)
         buffer[position + head_size : body_end] = body
@@ -174,7 +180,7 @@ class CommitLog:
             tails.append(tail)
             sizes.append(head.size + len(message.body) + len(tail))
         file = self._file_with_room(sum(sizes))
-        now_ms = self._now_ms()
+        now_ms = self.now_ms()
         buffer, pack_into, head_size = file.buffer, head.pack_into, head.size
         queue_id, born_timestamp, born_host = draft.queue_id, draft.born_timestamp, draft.born_host
         position = file.wrote

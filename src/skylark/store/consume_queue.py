@@ -442,6 +442,16 @@ class ConsumeQueue(EntryQueue):
         if len(tail) >= self._flush_at:
             self._overflow()
 
+    def append_run(self, entries: list[bytes], log_end: int) -> None:
+        """Add messages, given their entries and the end of the last of them in the log."""
+        if not self._dirty:
+            self._mark_dirty()
+        self._tail += b"".join(entries)
+        self.max_offset += len(entries)
+        self.max_log_offset = log_end
+        if len(self._tail) >= self._flush_at:
+            self._overflow()
+
     def dispatch(self, log_offset: int, size: int, tags_code: int, queue_offset: int) -> Dispatched:
         """Add a message of the log unless it is there; see the module.
 

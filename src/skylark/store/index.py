@@ -47,7 +47,7 @@ from skylark.core.hashing import (
 )
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
-from skylark.store.index_file import IndexFile
+from skylark.store.index_file import IndexFile, KeyedRecords
 from skylark.store.view_sync import ViewSync
 from skylark.wire.layout import INDEX_HEADER_SIZE
 
@@ -266,24 +266,44 @@ class IndexService:
         """
         if log_offset < self._next_offset:
             return
+        key_hashes = self.hashes(topic, unique_id, keys, tag)
+        self._put_hashes(log_offset, key_hashes, store_timestamp)
+
+    def put_run(self, records: KeyedRecords, store_timestamp: int) -> None:
+        """:meth:`put_record` for records of one moment, given the hashes of their keys."""
+        count = sum([len(key_hashes) for _, key_hashes in records])
+        if not count:
+            return
+        file = self._newest
+        if (
+            file is None
+            or records[0][0] < self._next_offset
+            or file.next_entry + count > file.entry_count_max
+        ):
+            for log_offset, key_hashes in records:
+                self._put_hashes(log_offset, key_hashes, store_timestamp)
+            return
         try:
-            self._index(topic, log_offset, store_timestamp, unique_id, keys, tag)
+            file.put_run(records, count, store_timestamp)
         except StoreFileError as error:
-            logger.error("the index is behind from %s: %s", log_offset, error)  # noqa: TRY400
-            self.error = error
-            self.mark_behind(log_offset)
+            self._fall_behind(records[0][0], error)
+        else:
+            self._next_offset = records[-1][0] + 1
+
+    def _put_hashes(self, log_offset: int, key_hashes: list[int], store_timestamp: int) -> None:
+        if log_offset < self._next_offset:
+            return
+        try:
+            self._write(key_hashes, log_offset, store_timestamp)
+        except StoreFileError as error:
+            self._fall_behind(log_offset, error)
         else:
             self._next_offset = log_offset + 1
 
-    def _index(
-        self,
-        topic: str,
-        log_offset: int,
-        store_timestamp: int,
-        unique_id: bytes | None,
-        keys: bytes | None,
-        tag: bytes | None,
-    ) -> None:
+    def hashes(
+        self, topic: str, unique_id: bytes | None, keys: bytes | None, tag: bytes | None
+    ) -> list[int]:
+        """What a record is found by, given its properties UNIQ_KEY, KEYS and TAGS."""
         hashes = self._topics.get(topic) or self._add_topic(topic)
         prefix = hashes.prefix
         key_hashes = []
@@ -297,12 +317,20 @@ class IndexService:
                 key_hashes.append(index_key_hash_continue(prefix, keys))
         if tag:
             key_hashes.append(hashes.tags.get(tag) or hashes.add_tag(tag))
+        return key_hashes
+
+    def _write(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
         if key_hashes:
             file = self._newest or self._open_newest()
             if file.next_entry + len(key_hashes) <= file.entry_count_max:
                 file.put(key_hashes, log_offset, store_timestamp)
             else:
                 self._put_and_roll(key_hashes, log_offset, store_timestamp)
+
+    def _fall_behind(self, log_offset: int, error: StoreFileError) -> None:
+        logger.error("the index is behind from %s: %s", log_offset, error)
+        self.error = error
+        self.mark_behind(log_offset)
 
     def _add_topic(self, topic: str) -> _TopicHashes:
         if len(self._topics) >= _CACHED_TOPICS_MAX:
@@ -381,7 +409,8 @@ class IndexService:
         if self.behind_from is None:
             raise StoreError("the index is not behind")
         if log_offset >= self.behind_from:
-            self._index(topic, log_offset, store_timestamp, unique_id, keys, tag)
+            key_hashes = self.hashes(topic, unique_id, keys, tag)
+            self._write(key_hashes, log_offset, store_timestamp)
             self.behind_from = log_offset + 1
 
     def caught_up(self) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from skylark.store.file_system import FileHandle, FileSystem
 from skylark.wire.layout import (
@@ -60,6 +60,10 @@ _pack_entry_into = INDEX_ENTRY.pack_into
 _unpack_entry_from = INDEX_ENTRY.unpack_from
 _pack_slot_into = INDEX_SLOT.pack_into
 _unpack_slot_from = INDEX_SLOT.unpack_from
+
+
+#: Log offsets in ascending order, each with the hashes of its keys.
+KeyedRecords: TypeAlias = list[tuple[int, list[int]]]
 
 
 def index_file_size(slot_count: int, entry_count_max: int) -> int:
@@ -202,12 +206,16 @@ class IndexFile:
         return count
 
     def put(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
-        """Add entries for the keys of one record; there is room for them.
+        """Add entries for the keys of one record; see :meth:`put_run`."""
+        self.put_run([(log_offset, key_hashes)], len(key_hashes), store_timestamp)
+
+    def put_run(self, records: KeyedRecords, count: int, store_timestamp: int) -> None:
+        """Add entries for the keys of records, ``count`` in all; there is room for them.
 
         Raises StoreFullError if there is no space for them on disk; then nothing was added.
         """
         number = self.next_entry
-        after = number + len(key_hashes)
+        after = number + count
         assert after <= self.entry_count_max, "the index file is full"
         position = self._entries_start + number * INDEX_ENTRY_SIZE
         end = self._entries_start + after * INDEX_ENTRY_SIZE
@@ -218,22 +226,24 @@ class IndexFile:
         seconds = (store_timestamp - begin) // 1000 if begin > 0 else 0
         if not 0 <= seconds <= SECONDS_MAX:
             seconds = 0 if seconds < 0 else SECONDS_MAX
-        for key_hash in key_hashes:
-            slot_position = INDEX_HEADER_SIZE + key_hash % slot_count * INDEX_SLOT_SIZE
-            (previous,) = _unpack_slot_from(buffer, slot_position)
-            if not 0 < previous < number:
-                previous = 0
-                self.used_slots += 1
-            _pack_entry_into(buffer, position, key_hash, log_offset, seconds, previous)
-            _pack_slot_into(buffer, slot_position, number)
-            if number == 1:  # the first entry still counts from the end of the file before
-                self.begin_timestamp, self.begin_offset = store_timestamp, log_offset
-                seconds = 0
-            number += 1
-            position += INDEX_ENTRY_SIZE
+        for log_offset, key_hashes in records:
+            for key_hash in key_hashes:
+                slot_position = INDEX_HEADER_SIZE + key_hash % slot_count * INDEX_SLOT_SIZE
+                (previous,) = _unpack_slot_from(buffer, slot_position)
+                if not 0 < previous < number:
+                    previous = 0
+                    self.used_slots += 1
+                _pack_entry_into(buffer, position, key_hash, log_offset, seconds, previous)
+                _pack_slot_into(buffer, slot_position, number)
+                if number == 1:  # the first entry still counts from the end of the file before
+                    self.begin_timestamp, self.begin_offset = store_timestamp, log_offset
+                    seconds = 0
+                number += 1
+                position += INDEX_ENTRY_SIZE
+            if key_hashes:
+                self.end_offset = log_offset
         self.next_entry = after
         self.end_timestamp = store_timestamp
-        self.end_offset = log_offset
         self.dirty = True
 
     def _prepare(self, start: int, end: int) -> None:

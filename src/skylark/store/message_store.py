@@ -53,7 +53,7 @@ from skylark.store.reader import Reader
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
 from skylark.store.replay import IndexCatchUp, IsBatchTopic, Replay
 from skylark.store.replica_log import ReplicaLog, ReplicaWait
-from skylark.store.reput import Dispatch, OnArrival, TagsCodes
+from skylark.store.reput import Dispatch, IsAwaited, OnArrival, TagsCodes
 from skylark.store.results import PutResult, PutStatus, PutWaiter
 from skylark.store.retention import OnDelete, Retention
 from skylark.store.scheduling import Post, Scheduler, Watch
@@ -102,6 +102,7 @@ class MessageStore:
         post: Post,
         files: FileSystem | None = None,
         on_arrival: OnArrival | None = None,
+        is_awaited: IsAwaited | None = None,
         on_delete: OnDelete | None = None,
         ram_size: int | None = None,
         make_worker: MakeWorker = worker_thread,
@@ -109,6 +110,7 @@ class MessageStore:
     ) -> None:
         """``store_host`` is packed (see ``pack_host``): it goes into every record.
 
+        ``is_awaited`` spares ``on_arrival`` messages that nobody waits for;
         ``on_delete`` is told which log offsets are about to go, while they still can be read;
         ``watch`` has the owner look at a descriptor: without it, workers do all syncs.
         """
@@ -128,12 +130,8 @@ class MessageStore:
         self._space_worker = make_worker("space")
         self._view_worker = make_worker("views")
         self._pool = self._make_pool()
-        self.log = CommitLog(
-            self._make_log_files(),
-            scheduler,
-            store_host,
-            property_crc=config.enabled_append_prop_crc,
-        )
+        log_files, crc = self._make_log_files(), config.enabled_append_prop_crc
+        self.log = CommitLog(log_files, scheduler, store_host, property_crc=crc)
         self._views = ViewSync(self._file_system)
         self.queues = self._make_queues()
         self.index = self._make_index()
@@ -142,6 +140,7 @@ class MessageStore:
             self.index,
             self._tags_codes,
             on_arrival=on_arrival,
+            is_awaited=is_awaited,
             after_flush=self._waits_for_disk or self._pool is not None,
         )
         self.checkpoint = Checkpoint(self._file_system, config.store_path_root_dir)
@@ -187,6 +186,7 @@ class MessageStore:
     def _make_putter(self) -> None:
         self._putter = Putter(self.config, self.log, self.queues, self.dispatch, self.flags)
         self.put = self._putter.put
+        self.put_run = self._putter.put_run
         self.put_batch = self._putter.put_batch
         self.put_inner_batch = self._putter.put_inner_batch
 

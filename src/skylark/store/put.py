@@ -26,7 +26,7 @@ from skylark.store.consume_queue import ConsumeQueue, EntryQueue
 from skylark.store.consume_queues import ConsumeQueues
 from skylark.store.errors import StoreFullError
 from skylark.store.flags import RunningFlags, StoreFlag
-from skylark.store.reput import HIDDEN_KINDS, Dispatch
+from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import (
@@ -78,39 +78,52 @@ class Putter:
 
     def put(self, draft: Draft) -> PutResult:
         """Store one message."""
-        properties, sys_flag = draft.properties, draft.sys_flag
-        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
-        # One condition that holds for nearly every message; which part failed is found out later.
-        if not (
-            self._flags.writeable
-            and 0 < len(draft.body) <= self._body_size_max
-            and len(properties) <= self._properties_size_max
-            and len(topic.field) <= _FIELD_SIZE_MAX
-            and not (properties and properties[-1] == 0)
-            and not sys_flag & FLAG_INNER_BATCH
-            and not self._refuses
-        ):
-            refusal = self._refusal(draft, topic, len(draft.body), len(properties))
-            if refusal is not None:
-                return PutResult(refusal)
-        queues = self._queues.by_topic.get(draft.topic)
-        queue = queues.get(draft.queue_id) if queues else None
-        if type(queue) is not ConsumeQueue:
-            queue = self._new_queue(self._queues.get_or_create, draft)
-            if queue is None:
-                return PutResult(PutStatus.MESSAGE_ILLEGAL)
-        counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
-        queue_offset = queue.next_offset if counted else 0
-        try:
-            result = self._log.append(draft, topic, queue_offset)
-        except StoreError as error:
-            return PutResult(self._failure(error))
-        if counted:
-            queue.next_offset = queue_offset + 1
-        self._dispatch.add(
-            queue, result.log_offset, result.size, sys_flag, result.store_timestamp, properties
-        )
-        return result
+        return self.put_run([draft])[0]
+
+    def put_run(self, drafts: list[Draft]) -> list[PutResult]:
+        """Store messages that came together, in their order, each on its own."""
+        results: list[PutResult] = []
+        appended: list[Appended] = []
+        log = self._log
+        append, now_ms = log.append, log.now_ms()
+        for draft in drafts:
+            properties, sys_flag = draft.properties, draft.sys_flag
+            topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+            # One condition that holds for nearly every message; what failed is found out later.
+            if not (
+                self._flags.writeable
+                and 0 < len(draft.body) <= self._body_size_max
+                and len(properties) <= self._properties_size_max
+                and len(topic.field) <= _FIELD_SIZE_MAX
+                and not (properties and properties[-1] == 0)
+                and not sys_flag & FLAG_INNER_BATCH
+                and not self._refuses
+            ):
+                refusal = self._refusal(draft, topic, len(draft.body), properties)
+                if refusal is not None:
+                    results.append(PutResult(refusal))
+                    continue
+            queues = self._queues.by_topic.get(draft.topic)
+            queue = queues.get(draft.queue_id) if queues else None
+            if type(queue) is not ConsumeQueue:
+                queue = self._new_queue(self._queues.get_or_create, draft)
+                if queue is None:
+                    results.append(PutResult(PutStatus.MESSAGE_ILLEGAL))
+                    continue
+            counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
+            queue_offset = queue.next_offset if counted else 0
+            try:
+                result = append(draft, topic, queue_offset, now_ms)
+            except StoreError as error:
+                results.append(PutResult(self._failure(error)))
+                continue
+            if counted:
+                queue.next_offset = queue_offset + 1
+            results.append(result)
+            appended.append((queue, result.log_offset, result.size, sys_flag, properties))
+        if appended:
+            self._dispatch.add_run(appended, now_ms)
+        return results
 
     def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
         """Store the messages of a batch as records of their own, all or none.
@@ -132,10 +145,12 @@ class Putter:
         count = len(messages)
         queue.next_offset = queue_offset + count
         log_offset = appended.log_offset
-        add, sys_flag, now_ms = self._dispatch.add, draft.sys_flag, appended.store_timestamp
+        records: list[Appended] = []
+        sys_flag, now_ms = draft.sys_flag, appended.store_timestamp
         for message, size in zip(messages, appended.sizes, strict=True):
-            add(queue, log_offset, size, sys_flag, now_ms, message.properties)
+            records.append((queue, log_offset, size, sys_flag, message.properties))
             log_offset += size
+        self._dispatch.add_run(records, now_ms)
         total = log_offset - appended.log_offset
         return PutResult(PutStatus.PUT_OK, appended.log_offset, total, queue_offset, now_ms, count)
 
@@ -158,7 +173,7 @@ class Putter:
         properties = b"INNER_BASE\x01%d\x02%bINNER_NUM\x01%d\x02" % (
             queue_offset, properties, message_count,
         )  # fmt: skip
-        refusal = self._refusal(draft, topic, len(draft.body), len(properties))
+        refusal = self._refusal(draft, topic, len(draft.body), properties)
         if refusal is not None:
             return PutResult(refusal)
         sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
@@ -176,8 +191,9 @@ class Putter:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _refusal(
-        self, draft: Draft, topic: TopicField, body_size: int, properties_size: int
+        self, draft: Draft, topic: TopicField, body_size: int, properties: bytes
     ) -> PutStatus | None:
+        properties_size = len(properties)
         if self._refuses or not self._flags.writeable:
             return PutStatus.SERVICE_NOT_AVAILABLE
         if len(topic.field) > _FIELD_SIZE_MAX and not self._is_long_retry(draft.topic):
@@ -186,7 +202,7 @@ class Putter:
             return PutStatus.MESSAGE_ILLEGAL
         if properties_size > self._properties_size_max:
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
-        if draft.properties[-1:] == b"\0":
+        if properties[-1:] == b"\0":
             # Recovery takes a record that ends in a zero for a torn one: it must not be taken in.
             return PutStatus.MESSAGE_ILLEGAL
         if body_size > self._body_size_max or (
@@ -208,11 +224,17 @@ class Putter:
         if delay is not None and delay.lstrip(b"+0").isdigit():
             return PutStatus.MESSAGE_ILLEGAL
         total = 0
+        usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
+        unusual = self._refuses or not self._flags.writeable or len(topic.field) > _FIELD_SIZE_MAX
+        unusual = unusual or draft.sys_flag & FLAG_INNER_BATCH != 0
         for message in messages:
-            total += len(message.body) + len(message.properties)
-            refusal = self._refusal(draft, topic, len(message.body), len(message.properties))
-            if refusal is not None:
-                return refusal
+            body, properties = message.body, message.properties
+            size = len(body) + len(properties)
+            total += size
+            if unusual or size > usual_max or not body or properties[-1:] == b"\0":
+                refusal = self._refusal(draft, topic, len(body), properties)
+                if refusal is not None:
+                    return refusal
         return PutStatus.MESSAGE_ILLEGAL if total > self._record_size_max else None
 
     def _is_long_retry(self, topic: str) -> bool:

@@ -38,7 +38,9 @@ from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.batch_queue import MESSAGE_COUNT_MAX, BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, Dispatched, EntryQueue
 from skylark.store.index import IndexService
+from skylark.store.index_file import KeyedRecords
 from skylark.wire.layout import (
+    CQ_ENTRY,
     FLAG_TRANSACTION_MASK,
     FLAG_TRANSACTION_PREPARED,
     FLAG_TRANSACTION_ROLLBACK,
@@ -73,6 +75,8 @@ class Arrival(NamedTuple):
 
 #: Called for each message that becomes readable, in order of the log.
 OnArrival: TypeAlias = Callable[[Arrival], None]
+#: Asked before, with topic and queue id, whether anybody wants to know.
+IsAwaited: TypeAlias = Callable[[str, int], bool]
 
 
 class InnerBatch(NamedTuple):
@@ -169,6 +173,8 @@ _Waiting: TypeAlias = tuple[int, EntryQueue, int, int, int, bytes]
 #: The same when it is in the index: with the tags code of its entry, None if it gets none.
 _Prepared: TypeAlias = tuple[int, EntryQueue, int, int | None, int, bytes]
 _Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
+#: A record just appended: its queue, log offset, size, sys flag, properties.
+Appended: TypeAlias = tuple[EntryQueue, int, int, int, bytes]
 
 
 class Dispatch:
@@ -180,6 +186,7 @@ class Dispatch:
         tags_codes: TagsCodes,
         *,
         on_arrival: OnArrival | None = None,
+        is_awaited: IsAwaited | None = None,
         after_flush: bool = False,
     ) -> None:
         """``after_flush``: let records wait for :meth:`release`."""
@@ -187,6 +194,7 @@ class Dispatch:
         self._tags_codes = tags_codes
         self._known_tags = tags_codes.known
         self._on_arrival = on_arrival
+        self._is_awaited = is_awaited
         self._waiting: deque[_Waiting] | None = deque() if after_flush else None
         self._prepared: deque[_Prepared] = deque()
         #: Take in a record just appended, with the queue it belongs to: queue, log offset, size,
@@ -225,6 +233,56 @@ class Dispatch:
         assert self._waiting is not None
         self._waiting.append(
             (log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
+        )
+
+    def add_run(self, records: list[Appended], store_timestamp: int) -> None:
+        """:attr:`add` for records that were appended in the same moment."""
+        if self._waiting is not None:
+            for queue, log_offset, size, sys_flag, properties in records:
+                self._hold(queue, log_offset, size, sys_flag, store_timestamp, properties)
+            return
+        index, known_tags = self._index, self._known_tags
+        keyed: KeyedRecords = []
+        tags_codes: list[int | None] = []
+        for queue, log_offset, _, sys_flag, properties in records:
+            topic = queue.topic
+            tags, unique_id, keys = _indexed_values(properties)
+            kind = sys_flag & FLAG_TRANSACTION_MASK
+            if index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
+                keyed.append((log_offset, index.hashes(topic, unique_id, keys, tags)))
+            tags_code = known_tags.get(tags)
+            if kind and kind in HIDDEN_KINDS:
+                tags_code = None
+            elif tags_code is None or topic == SCHEDULE_TOPIC:
+                tags_code = self._tags_codes.of(topic, tags, properties, store_timestamp)
+            tags_codes.append(tags_code)
+        if index is not None:
+            index.put_run(keyed, store_timestamp)
+        queue, log_offset, size, _, _ = records[-1]
+        if (
+            len(records) > 1
+            and type(queue) is ConsumeQueue
+            and not self._tells(queue)
+            and {record[0] for record in records} == {queue}
+            and None not in tags_codes
+        ):
+            queue.append_run(
+                [
+                    CQ_ENTRY.pack(record[1], record[2], code)
+                    for record, code in zip(records, tags_codes, strict=True)
+                ],
+                log_offset + size,
+            )
+            self.dispatched_until = log_offset + size
+            self.dispatched_timestamp = store_timestamp
+            return
+        for (queue, log_offset, size, _, properties), code in zip(records, tags_codes, strict=True):
+            self._enter(queue, log_offset, size, code, store_timestamp, properties)
+
+    def _tells(self, queue: EntryQueue) -> bool:
+        """Whether anybody wants to know what arrives in a queue."""
+        return self._on_arrival is not None and (
+            self._is_awaited is None or self._is_awaited(queue.topic, queue.queue_id)
         )
 
     def silence(self) -> None:
@@ -279,14 +337,9 @@ class Dispatch:
         self, topic: str, log_offset: int, sys_flag: int, store_timestamp: int, properties: bytes
     ) -> int | None:
         """Put a record into the index; the tags code of its queue entry, None if it gets none."""
-        _, found, rest = properties.rpartition(_TAGS)
-        tags = rest.partition(b"\x02")[0] if found else None
-        if not tags:  # it has none, or stands first, or its last value is empty
-            tags = find_by_needle(properties, _TAGS)
+        tags, unique_id, keys = _indexed_values(properties)
         kind = sys_flag & FLAG_TRANSACTION_MASK
         if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
-            text = b"\x02" + properties  # so that the first item is found like any other
-            unique_id, keys = _value(text, _UNIQ_KEY), _value(text, _KEYS)
             self._index.put_record(topic, log_offset, store_timestamp, unique_id, keys, tags)
         if kind and kind in HIDDEN_KINDS:
             return None
@@ -315,7 +368,7 @@ class Dispatch:
             queue, log_offset, size, tags_code, store_timestamp, properties
         ):
             return
-        if self._on_arrival is not None:
+        if self._on_arrival is not None and self._tells(queue):
             self._on_arrival(
                 Arrival(
                     queue.topic,
@@ -328,12 +381,23 @@ class Dispatch:
             )
 
 
-def _value(text: bytes, needle: bytes) -> bytes | None:
-    """:func:`find_by_needle` in two calls, for a text that begins with a separator."""
-    _, found, rest = text.rpartition(needle)
-    if not found:
-        return None
-    return rest.partition(b"\x02")[0] or find_by_needle(text, needle)  # empty: there may be more
+def _indexed_values(properties: bytes) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """TAGS, UNIQ_KEY and KEYS of a property string: what :func:`find_by_needle` finds, in a hurry.
+
+    A value behind the last needle counts, unless it is empty: then there may be one before.
+    """
+    text = b"\x02" + properties  # so that the first item is found like any other
+    tags = unique_id = keys = None
+    _, found, rest = text.rpartition(_UNIQ_KEY)
+    if found:
+        unique_id = rest.partition(b"\x02")[0] or find_by_needle(text, _UNIQ_KEY)
+    _, found, rest = text.rpartition(_TAGS)
+    if found:
+        tags = rest.partition(b"\x02")[0] or find_by_needle(text, _TAGS)
+    _, found, rest = text.rpartition(_KEYS)
+    if found:
+        keys = rest.partition(b"\x02")[0] or find_by_needle(text, _KEYS)
+    return tags, unique_id, keys
 
 
 def _append_inner_batch(

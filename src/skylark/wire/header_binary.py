@@ -13,7 +13,8 @@
 A zero-length key or value reads as null, that is: absent. A key may occur twice (Java writes the
 typed header first and then the map); the last one wins. Both cases are kept in
 ``Command.ext_entries``. The official benchmark programs send this form, so decoding is a hot path:
-the ext block is decoded to text once and its values are slices of that text. Answers to
+what is laid out like a header before it is read in one step (:mod:`skylark.wire.header_layout`);
+otherwise the ext block is decoded to text once and its values are slices of that text. Answers to
 ``RocketMQSerializable``.
 """
 
@@ -21,10 +22,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
 from skylark.wire.codes import LANGUAGE_CODES, LANGUAGE_NAMES
 from skylark.wire.command import SERIALIZE_BINARY, Command
+from skylark.wire.header_layout import Layouts
+
+Entries: TypeAlias = list[tuple[str | None, str | None]]
 
 FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, remark length
 assert FIXED.size == 17
@@ -38,6 +43,7 @@ assert HEADER_SIZE_MIN == 21
 
 _NAMELESS_ENTRY = bytes(6)  # key and value of length zero: the shortest entry there is
 _LETTERS = tuple(chr(code) for code in range(256))
+_layouts = Layouts()
 
 
 def decode_binary_header(header: bytes) -> Command:
@@ -46,18 +52,11 @@ def decode_binary_header(header: bytes) -> Command:
     if size < HEADER_SIZE_MIN:
         raise RemoteProtocolError(f"a binary header has at least 21 bytes, this one {size}")
     code, language, version, opaque, flag, remark_size = FIXED.unpack_from(header)
-    ext_at = FIXED.size + remark_size
-    if remark_size < 0 or ext_at + 4 > size:
-        raise RemoteProtocolError(f"remark length {remark_size} exceeds a header of {size} bytes")
-    (ext_size,) = _LENGTH.unpack_from(header, ext_at)
-    ext_at += 4
-    end = ext_at + ext_size
-    if ext_size < 0 or end > size:
-        raise RemoteProtocolError(f"ext length {ext_size} exceeds a header of {size} bytes")
+    entries = remark = None
     try:
-        remark = header[FIXED.size : FIXED.size + remark_size].decode() if remark_size else None
-        ext, count = _decode_ext(header, ext_at, end) if ext_size else (None, 0)
-        entries = None if count == len(ext or ()) else _walk_entries(header, ext_at, end)
+        ext = None if remark_size else _layouts.read(header, code)
+        if ext is None:
+            remark, ext, entries = _walk(header, code, remark_size)
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(f"the binary header holds no UTF-8: {error}") from error
     return Command(
@@ -71,6 +70,30 @@ def decode_binary_header(header: bytes) -> Command:
         serialize_type=SERIALIZE_BINARY,
         ext_entries=entries,
     )
+
+
+def _walk(
+    header: bytes, code: int, remark_size: int
+) -> tuple[str | None, dict[str, str] | None, Entries | None]:
+    """Remark, ext map, and the entries where these say more, of a header; its layout is learned."""
+    size = len(header)
+    ext_at = FIXED.size + remark_size
+    if remark_size < 0 or ext_at + 4 > size:
+        raise RemoteProtocolError(f"remark length {remark_size} exceeds a header of {size} bytes")
+    (ext_size,) = _LENGTH.unpack_from(header, ext_at)
+    ext_at += 4
+    end = ext_at + ext_size
+    if ext_size < 0 or end > size:
+        raise RemoteProtocolError(f"ext length {ext_size} exceeds a header of {size} bytes")
+    remark = header[FIXED.size : FIXED.size + remark_size].decode() if remark_size else None
+    if not ext_size:
+        return remark, None, None
+    ext, count = _decode_ext(header, ext_at, end)
+    if ext is None or count != len(ext):
+        return remark, ext, _walk_entries(header, ext_at, end)
+    if remark is None:
+        _layouts.learn(header, code, ext_at, ext)
+    return remark, ext, None
 
 
 def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] | None, int]:
@@ -109,7 +132,7 @@ def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] 
         count += 1
     if position != end:
         raise RemoteProtocolError("the ext entries do not fill their block of the header")
-    if not header.isascii():
+    if not text.isascii():  # as a rule because of some length
         ext = {_from_latin(key): _from_latin(value) for key, value in ext.items()}
     return ext or None, count
 
@@ -118,9 +141,9 @@ def _from_latin(text: str) -> str:
     return text if text.isascii() else text.encode("latin-1").decode()
 
 
-def _walk_entries(header: bytes, position: int, end: int) -> list[tuple[str | None, str | None]]:
+def _walk_entries(header: bytes, position: int, end: int) -> Entries:
     """All entries in order, nulls and repetitions included; the bounds were checked before."""
-    entries: list[tuple[str | None, str | None]] = []
+    entries: Entries = []
     while position < end:
         (key_size,) = _KEY_LENGTH.unpack_from(header, position)
         key = header[position + 2 : position + 2 + key_size].decode()

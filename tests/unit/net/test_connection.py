@@ -185,7 +185,8 @@ async def test_a_backlog_keeps_the_order_of_requests() -> None:
 async def test_answers_leave_in_portions_while_later_requests_are_still_worked_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with MemoryWorld(NetLimits(frames_per_turn_max=8, frames_per_write_max=4)) as world:
+    limits = NetLimits(frames_per_turn_max=8, frames_per_write_max=4, bytes_per_write_max=4_096)
+    async with MemoryWorld(limits) as world:
         connection = await world.connect()
         world.service.seen.clear()
         transport = connection._transport

@@ -158,3 +158,9 @@ def test_running_flags() -> None:
 def test_properties_that_recovery_would_take_for_torn_are_refused(store: SmallStore) -> None:
     assert store.putter.put(draft(properties=b"k\x01v\0")).status is PutStatus.MESSAGE_ILLEGAL
     assert store.putter.put(draft(properties=b"k\x01\0v")).status is PutStatus.PUT_OK
+
+
+def test_those_of_one_message_of_a_batch_are_refused_as_well(store: SmallStore) -> None:
+    messages = [BatchMessage(b"a", b"k\x01v\x02"), BatchMessage(b"b", b"k\x01\0")]
+    assert store.putter.put_batch(draft(), messages).status is PutStatus.MESSAGE_ILLEGAL
+    assert store.log.max_offset == 0

@@ -125,6 +125,8 @@ class PullHandlers:
         #: Told of each pull that begins to wait.
         self.on_held: Callable[[Command], None] | None = None
         self.held: HeldPulls[HeldPull] = HeldPulls(count_max=live.current.held_pull_count_max)
+        #: The queues whose messages :meth:`arrived` wants to hear of, by topic and queue id.
+        self.awaited = self.held.queues
         self._timer: TimerHandle | None = None
         self._timer_due_ms = 0
         self._arrivals: list[Arrival] = []
@@ -378,7 +380,7 @@ class PullHandlers:
 
     def arrived(self, arrival: Arrival) -> None:
         """A message can be read from now on; hook for the store."""
-        if self.held.has_waiters(arrival.topic, arrival.queue_id):
+        if (arrival.topic, arrival.queue_id) in self.awaited:
             if not self._arrivals:
                 wake = self._wake_in_next_turn if self._answers_later else self._wake
                 asyncio.get_running_loop().call_soon(wake)

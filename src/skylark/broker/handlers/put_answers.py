@@ -69,6 +69,20 @@ class PutAnswers:
         self._store.when_durable(result, _ignore, wait=False)
         return self._when_saved(connection, request, answer(PutStatus.PUT_OK))
 
+    def leave_now(self, results: list[PutResult]) -> bool:
+        """Whether the answers to puts that came together may leave at once.
+
+        If so, whoever writes to the disk or to slaves is told. Else :meth:`when_durable` follows
+        for each of them that was stored.
+        """
+        if self._waits_for_disk or self._store.replicas is not None or self._topics_saved.is_dirty:
+            return False
+        for result in reversed(results):
+            if result.status.stored:
+                self._store.when_durable(result, _ignore, wait=False)
+                break
+        return True
+
     def _reply(
         self,
         connection: Connection,

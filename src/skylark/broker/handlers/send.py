@@ -1,6 +1,7 @@
 """Sends: one message (10, 310) or a batch (320), checked, stored, and answered when that is safe.
 
-Hot: called while the bytes are being read. The checks are in
+Hot: called while the bytes are being read. Plain messages that come together are stored together
+(:mod:`skylark.broker.handlers.send_run`), all others here. The checks are in
 :mod:`skylark.broker.handlers.send_checks`; when the answer leaves, and how a refusal is worded, in
 :mod:`skylark.broker.handlers.put_answers`.
 
@@ -31,22 +32,23 @@ Answers to ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-
-import msgspec
 
 from skylark.broker.attributes import CLEANUP_POLICY, QUEUE_TYPE
 from skylark.broker.groups import GroupTable
 from skylark.broker.handlers.batch_ids import batch_ids
 from skylark.broker.handlers.put_answers import PutAnswers
+from skylark.broker.handlers.put_runs import PutRuns
 from skylark.broker.handlers.recall import recall_handle
 from skylark.broker.handlers.send_checks import SendChecks, send_header
+from skylark.broker.handlers.send_run import PlainSends
+from skylark.broker.handlers.sent import Sent, SentAnswers
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.order_locks import QueueLocks
 from skylark.broker.rewriting import delay_level, is_plain, timer_refusal
 from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.broker.transaction.half import prepare as prepare_half
+from skylark.broker.transaction.plain_halves import PlainHalf, read_plain_half
 from skylark.broker.transaction.service import TransactionService
 from skylark.core.errors import (
     BrokerError,
@@ -70,18 +72,6 @@ from skylark.wire.headers.send import SendHeader
 from skylark.wire.layout import FLAG_TRANSACTION_MASK
 
 
-class _Sent(msgspec.Struct, gc=False):
-    """What the answer to a send says, once the message is stored."""
-
-    request: Command
-    message_id: str
-    queue_id: int
-    queue_offset: int
-    unique_id: str | None
-    batch_unique_id: str | None = None
-    recall_handle: str | None = None
-
-
 class SendHandlers:
     """The requests that store messages of producers."""
 
@@ -102,6 +92,7 @@ class SendHandlers:
         """``steady_ms`` is the time that queue locks are given (see ``client_liveness``)."""
         self._checks = checks
         self._answers = answers
+        self._sent_answers = SentAnswers(checks, answers, writer.store.log.store_host)
         self._writer = writer
         self._store = writer.store
         self._topics = topics
@@ -111,11 +102,24 @@ class SendHandlers:
         self._transactions = transactions
         self._unique_ids = unique_ids
         self._steady_ms = steady_ms
+        self._plain = PlainSends(
+            checks,
+            answers,
+            self._sent_answers,
+            writer,
+            topics,
+            stats,
+            transactions,
+            send=self.send,
+        )
+        #: What comes together is stored together; others may join.
+        self.put_runs = PutRuns(writer)
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
-        dispatcher.add_hot(RequestCode.SEND_MESSAGE, self.send)
-        dispatcher.add_hot(RequestCode.SEND_MESSAGE_V2, self.send)
+        for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2):
+            self.put_runs.add(code, self._plain)
+            dispatcher.add_hot(code, self.send, run=self.put_runs.run)
         dispatcher.add_hot(RequestCode.SEND_BATCH_MESSAGE, self.send)
 
     def send(self, connection: Connection, request: Command) -> Answer:
@@ -150,14 +154,15 @@ class SendHandlers:
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
         if header.topic == TIMER_TOPIC:
             self._check_destinations([text])
-        if (
-            unique_id is not None
-            and not topic.attributes
-            and not header.topic.startswith(RETRY_PREFIX)
-            and is_plain(text)
-        ):
+        half = None
+        is_ordinary = not topic.attributes and not header.topic.startswith(RETRY_PREFIX)
+        if unique_id is not None and is_ordinary and is_plain(text):
             draft.properties = (text + self._checks.added_text).encode()
-        else:
+        elif (
+            unique_id is None
+            or not is_ordinary
+            or (half := self._plain_half(draft, text, unique_id)) is None
+        ):
             properties = names.parse_properties(text)
             properties.pop(names.PROPERTY_POP_CK, None)
             if is_retry_topic(header.topic):
@@ -167,10 +172,12 @@ class SendHandlers:
         result = self._writer.put(draft)
         if not result.status.stored:
             raise self._answers.refusal(result.status)
-        if draft.topic == HALF_TOPIC:
+        if half is not None:
+            self._transactions.plain_half_stored(half, header.topic, result)
+        elif draft.topic == HALF_TOPIC:
             self._transactions.half_stored(draft)
         self._count(HALF_TOPIC if draft.topic == HALF_TOPIC else header.topic, result)
-        sent = _Sent(
+        sent = Sent(
             request,
             encode_offset_id(self._store.log.store_host, result.log_offset),
             queue_id,
@@ -181,7 +188,16 @@ class SendHandlers:
             sent.recall_handle = recall_handle(
                 names.parse_properties(draft.properties), self._checks.config.broker_name
             )
-        return self._when_durable(connection, sent, result, text)
+        return self._sent_answers.when_durable(connection, sent, result, text)
+
+    def _plain_half(self, draft: Draft, text: str, unique_id: str) -> PlainHalf | None:
+        """Turn the draft of a plain half message into one; None if it is something else."""
+        if self._checks.config.reject_transaction_message:
+            return None
+        half = read_plain_half(text, unique_id)
+        if half is not None:
+            half.prepare(draft, self._checks.added_text)
+        return half
 
     def _check_destinations(self, property_texts: Iterable[str | bytes]) -> None:
         """A message that goes straight into the timer names its destination itself.
@@ -288,7 +304,7 @@ class SendHandlers:
             ids = batch_ids(self._store, result, messages)
         else:
             ids = encode_offset_id(self._store.log.store_host, result.log_offset)
-        sent = _Sent(
+        sent = Sent(
             request,
             ids,
             draft.queue_id,
@@ -296,7 +312,7 @@ class SendHandlers:
             unique_id or self._unique_ids.next_id(),
             batch_unique_id,
         )
-        return self._when_durable(connection, sent, result, text)
+        return self._sent_answers.when_durable(connection, sent, result, text)
 
     def _put_inner_batch(
         self, draft: Draft, text: str, topic: TopicConfig, messages: list[BatchMessage]
@@ -321,24 +337,3 @@ class SendHandlers:
         self._stats.put(
             topic, result.message_count, result.size, is_system=self._topics.is_system(topic)
         )
-
-    def _when_durable(
-        self, connection: Connection, sent: _Sent, result: PutResult, properties: str
-    ) -> Answer:
-        answer = partial(self._answer, sent)
-        return self._answers.when_durable(connection, sent.request, result, properties, answer)
-
-    def _answer(self, sent: _Sent, status: PutStatus) -> Command:
-        ext = {
-            **self._checks.ext,
-            "msgId": sent.message_id,
-            "queueId": str(sent.queue_id),
-            "queueOffset": str(sent.queue_offset),
-        }
-        if sent.unique_id is not None:
-            ext["transactionId"] = sent.unique_id
-        if sent.batch_unique_id is not None:
-            ext["batchUniqId"] = sent.batch_unique_id
-        if sent.recall_handle is not None:
-            ext["recallHandle"] = sent.recall_handle
-        return response_to(sent.request, status.code, ext=ext)

@@ -3,7 +3,8 @@
 Hot: an END_TRANSACTION comes for every transactional message. "I do not know" and what is neither
 commit nor rollback get no answer, as in Java; the producer will be asked. The answer to a commit or
 rollback leaves when it is as durable as that of a send. What counts is decided in
-:mod:`skylark.broker.transaction.service`.
+:mod:`skylark.broker.transaction.service`. Commits of half messages that are at hand
+(:mod:`skylark.broker.transaction.plain_halves`) and came together are stored together.
 
 Answers to ``EndTransactionProcessor`` and ``AdminBrokerProcessor.resumeCheckHalfMessage``.
 """
@@ -11,17 +12,20 @@ Answers to ``EndTransactionProcessor`` and ``AdminBrokerProcessor.resumeCheckHal
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.handlers.put_answers import PutAnswers
+from skylark.broker.handlers.put_runs import Plain, PutRuns
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.rewriting import timer_refusal
+from skylark.broker.transaction.plain_halves import RecentHalf
 from skylark.broker.transaction.service import RESUME_FAILED, NotStoredError, TransactionService
 from skylark.core.errors import BrokerError, RemoteProtocolError, broker_error
 from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Answer, Dispatcher
-from skylark.store.results import PutStatus
+from skylark.net.dispatch import Answer, Dispatcher, error_response
+from skylark.store.results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fields import decode_ext
@@ -49,18 +53,24 @@ class TransactionHandlers:
     """The requests about half messages."""
 
     def __init__(
-        self, live: LiveSettings, transactions: TransactionService, answers: PutAnswers
+        self,
+        live: LiveSettings,
+        transactions: TransactionService,
+        answers: PutAnswers,
+        put_runs: PutRuns,
     ) -> None:
+        self._put_runs = put_runs
         self._live = live
         self._transactions = transactions
         self._answers = answers
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""
-        dispatcher.add_hot(RequestCode.END_TRANSACTION, self.end)
+        self._put_runs.add(RequestCode.END_TRANSACTION, self)
+        dispatcher.add_hot(RequestCode.END_TRANSACTION, self.alone, run=self._put_runs.run)
         dispatcher.add_hot(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
-    def end(self, connection: Connection, request: Command) -> Answer:
+    def alone(self, connection: Connection, request: Command) -> Answer:
         """END_TRANSACTION (37)."""
         header = decode_ext(EndTransactionRequestHeader, request.ext)
         check_master(self._live.current)
@@ -76,6 +86,41 @@ class TransactionHandlers:
             result = self._transactions.end(header, acknowledged=not request.is_oneway)
         except NotStoredError as error:
             raise self._refusal(error.status) from error
+        return self._answer(connection, request, result)
+
+    # --- the part of runs -------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Settings are looked at for each request."""
+
+    def plain(self, _connection: Connection, request: Command) -> Plain[RecentHalf] | None:
+        """The final message of a commit that need not be read from the log."""
+        half = self._recent_half(request)
+        return None if half is None else (half.final, request, half)
+
+    def stored(
+        self,
+        connection: Connection,
+        plain: Sequence[Plain[RecentHalf]],
+        results: Sequence[PutResult],
+        _as_frames: bool,
+    ) -> list[Answer]:
+        self._transactions.recent_committed([half for _, _, half in plain], results)
+        return [
+            self._answer(connection, request, result)
+            if result.status.stored
+            else error_response(request, self._refusal(result.status))
+            for (_, request, _), result in zip(plain, results, strict=True)
+        ]
+
+    # --- one by one -------------------------------------------------------------------------------
+
+    def _recent_half(self, request: Command) -> RecentHalf | None:
+        if request.ext is None or self._live.current.is_slave:
+            return None
+        return self._transactions.recent_half(request.ext)
+
+    def _answer(self, connection: Connection, request: Command, result: PutResult) -> Answer:
         if request.is_oneway:
             return None
         return self._answers.when_durable(

@@ -10,5 +10,5 @@
 ``half`` what a half message is and becomes; ``resolved`` which are decided, ``op_batches`` how that
 is noted in the log, ``recovery`` how it is read back; ``check_rules`` what to do with an undecided
 one, ``check_rounds`` doing it; ``counts`` numbers; ``service`` decisions and life,
-``plain_commits`` a quicker way for many at a time.
+``plain_halves`` the short way of nearly all, ``plain_commits`` one for many at a time.
 """

@@ -37,13 +37,16 @@ class TransactionCounts:
         self.change_count = 0
         self._changed_ms: dict[str, int] = {}
         self._version = DataVersion(timestamp=clock.now_ms())
+        self._newer_count = 0  # changes since that version, and the time of the last
+        self._newer_ms = 0
 
     def add(self, topic: str, count: int) -> None:
         """``count`` more half messages of a topic wait."""
         now_ms = self._clock.now_ms()
         self.waiting[topic] += count
         self._changed_ms[topic] = now_ms
-        self._version = self._version.next(now_ms)
+        self._newer_count += 1
+        self._newer_ms = now_ms
         self.change_count += 1
 
     def commit(self, topic: str, born_ms: int) -> None:
@@ -59,8 +62,15 @@ class TransactionCounts:
     # --- the file ---------------------------------------------------------------------------------
 
     def snapshot(self) -> TransactionMetricsTable:
+        version = self._version
+        if self._newer_count:
+            version = DataVersion(
+                state_version=version.state_version,
+                counter=version.counter + self._newer_count,
+                timestamp=self._newer_ms,
+            )
         return TransactionMetricsTable(
-            data_version=self._version,
+            data_version=version,
             transaction_count={
                 topic: TimerMetric(count=count, time_stamp=self._changed_ms.get(topic, 0))
                 for topic, count in self.waiting.items()
@@ -73,3 +83,4 @@ class TransactionCounts:
             self._changed_ms[topic] = metric.time_stamp
         if table.data_version != DataVersion():
             self._version = table.data_version
+            self._newer_count = 0

@@ -63,7 +63,8 @@ class OpBatch:
             text = b"%d," % offset
             self._texts.append(text)
             self.size += len(text)
-            self._highest = max(self._highest, offset)
+            if offset > self._highest:
+                self._highest = offset
 
     def body(self) -> bytes:
         """The body of the op message for all that waits."""

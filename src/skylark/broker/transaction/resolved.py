@@ -73,6 +73,15 @@ class Resolved:
                 return fate
         return Fate.OPEN if offset >= self.floor or first_offset in self.copies else None
 
+    def is_open_alone(self, offset: int) -> bool:
+        """Whether a message is surely undecided, and this is its only copy."""
+        block = self._blocks.get(offset // BLOCK_SIZE)
+        return (
+            (block is None or not block[offset % BLOCK_SIZE])
+            and offset >= self.floor
+            and offset not in self.copies
+        )
+
     def next_open(self, offset: int, stop: int) -> int:
         """The first copy from ``offset`` on for which nothing is noted; ``stop`` if there is none.
 
@@ -93,6 +102,9 @@ class Resolved:
 
     def decide(self, offset: int, first_offset: int, fate: Fate) -> list[int]:
         """A message was decided or given up; the copies of it that an op message must name."""
+        if offset == first_offset and first_offset not in self.copies:  # nearly always
+            self._set(offset, fate)
+            return [offset]
         offsets = {offset: None, first_offset: None}
         newest = self.copies.pop(first_offset, None)
         if newest is not None:

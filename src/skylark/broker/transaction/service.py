@@ -23,7 +23,7 @@ Answers to ``EndTransactionProcessor`` and ``TransactionalMessageServiceImpl``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -39,6 +39,7 @@ from skylark.broker.transaction.counts import TransactionCounts
 from skylark.broker.transaction.half import Half, read_half
 from skylark.broker.transaction.long_ago import can_look_up, look_up, was_committed
 from skylark.broker.transaction.op_batches import OpBatch, op_draft
+from skylark.broker.transaction.plain_halves import PlainHalf, RecentHalf, RecentHalves
 from skylark.broker.transaction.records import read_record
 from skylark.broker.transaction.recovery import Recovered, recover
 from skylark.broker.transaction.resolved import Fate
@@ -97,6 +98,8 @@ class TransactionService:
         self._stats = stats
         self._clock = clock
         self.counts = TransactionCounts(clock)
+        #: Half messages that can be committed without a look at the log.
+        self.recent = RecentHalves()
         self._ops = OpBatch()
         self._op_timer: TimerHandle | None = None
         self._recovered: Recovered | None = None
@@ -161,6 +164,11 @@ class TransactionService:
         """A half message was stored."""
         topic = find_raw_property(draft.properties, _REAL_TOPIC) or b""
         self.halves_stored(topic.decode("utf-8", "replace"), 1)
+
+    def plain_half_stored(self, half: PlainHalf, topic: str, result: PutResult) -> None:
+        """A plain half message for a topic was stored."""
+        self.recent.add(half, result)
+        self.halves_stored(topic, 1)
 
     def halves_stored(self, topic: str, count: int) -> None:
         """Half messages for a topic were stored."""
@@ -265,12 +273,7 @@ class TransactionService:
 
     def is_open_alone(self, offset: int) -> bool:
         """Whether a half message is undecided, and has no copy; and a decision could be noted."""
-        resolved = self.state.resolved
-        return (
-            resolved.fate(offset, offset) is Fate.OPEN
-            and offset not in resolved.copies
-            and not self._ops.is_full
-        )
+        return self.state.resolved.is_open_alone(offset) and not self._ops.is_full
 
     def finals_stored(self, halves: Sequence[MessageRecord], topic: str, result: PutResult) -> None:
         """The final messages of such half messages were stored (``plain_commits``)."""
@@ -283,6 +286,36 @@ class TransactionService:
         self.counts.add(topic, -len(halves))
         self._stats.put(topic, len(halves), result.size, is_system=self._topics.is_system(topic))
         self._ops_grew()
+
+    def recent_half(self, ext: Mapping[str, str]) -> RecentHalf | None:
+        """The half message that an END_TRANSACTION commits, if there is a short way for it.
+
+        :meth:`recent_committed` must follow, before anything else is decided.
+        """
+        half = self.recent.find(ext)
+        if half is None or not self.is_open_alone(half.offset):
+            return None
+        self.recent.drop(half)
+        return half
+
+    def recent_committed(self, halves: Sequence[RecentHalf], results: Sequence[PutResult]) -> None:
+        """The final messages were stored, or not: what :meth:`end` does afterwards."""
+        resolved, counts, ops = self.state.resolved, self.counts, self._ops
+        last: PutResult | None = None
+        for half, result in zip(halves, results, strict=True):
+            if not result.status.stored:
+                self.recent.keep(half)
+                continue
+            last = result
+            final, offset = half.final, half.offset
+            ops.add(resolved.decide(offset, offset, Fate.COMMITTED))
+            counts.commit(final.topic, final.born_timestamp)
+            counts.add(final.topic, -1)
+            is_system = self._topics.is_system(final.topic)
+            self._stats.put(final.topic, 1, result.size, is_system=is_system)
+            self._ops_grew()
+        if last is not None:
+            self._store.when_durable(last, _ignore, wait=False)
 
     def _decide(self, offset: int, first_offset: int, topic: str, fate: Fate, wanted: Fate) -> None:
         self._ops.add(self.state.resolved.decide(offset, first_offset, wanted))

@@ -123,3 +123,15 @@ def test_every_message_is_decided_at_most_once(steps: list[tuple[str, int]]) -> 
             assert {copies[0], copies[-1]} <= set(named)
     undecided = {copies[-1] for which, copies in enumerate(messages) if which not in fates}
     assert {offset for offset in range(size) if not resolved.at(offset)} == undecided
+
+
+def test_what_is_surely_open_and_alone() -> None:
+    resolved = Resolved(floor=3)
+    assert [resolved.is_open_alone(offset) for offset in (2, 3, 100_000)] == [False, True, True]
+    resolved.decide(4, 4, Fate.COMMITTED)
+    resolved.copied(5, 6)
+    resolved.pass_over(7)
+    resolved.decide(8, 8, Fate.GIVEN_UP)
+    assert [offset for offset in range(3, 10) if resolved.is_open_alone(offset)] == [3, 6, 9]
+    resolved.reopen(8, 9)
+    assert not resolved.is_open_alone(8)

@@ -1,0 +1,98 @@
+"""What the answer to a send says, once the message is stored."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from skylark.broker.handlers.put_answers import PutAnswers
+from skylark.broker.handlers.send_checks import SendChecks
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Answer
+from skylark.store.results import PutResult, PutStatus
+from skylark.wire.command import Command, response_to
+from skylark.wire.frame import PREFIX
+from skylark.wire.header_json import encode_json_header
+
+
+class Sent(msgspec.Struct, gc=False):
+    """A message, or a batch, that is stored."""
+
+    request: Command
+    message_id: str
+    queue_id: int
+    queue_offset: int
+    unique_id: str | None
+    batch_unique_id: str | None = None
+    recall_handle: str | None = None
+
+
+class SentAnswers:
+    """Words the answers to sends, and lets them leave when they may."""
+
+    def __init__(self, checks: SendChecks, answers: PutAnswers, store_host: bytes) -> None:
+        self._checks = checks
+        self._answers = answers
+        self._host_hex = store_host.hex().upper()
+        self._template_ext: dict[str, str] | None = None  # what the template was made for
+        self._template = ""
+
+    def when_durable(
+        self, connection: Connection, sent: Sent, result: PutResult, properties: str
+    ) -> Answer:
+        """The answer, if it may leave now; otherwise it is sent later."""
+        answer = partial(self.answer, sent)
+        return self._answers.when_durable(connection, sent.request, result, properties, answer)
+
+    def answer(self, sent: Sent, status: PutStatus) -> Command:
+        """The answer as it is when the message is as safe as ``status`` says."""
+        ext = {
+            **self._checks.ext,
+            "msgId": sent.message_id,
+            "queueId": str(sent.queue_id),
+            "queueOffset": str(sent.queue_offset),
+        }
+        if sent.unique_id is not None:
+            ext["transactionId"] = sent.unique_id
+        if sent.batch_unique_id is not None:
+            ext["batchUniqId"] = sent.batch_unique_id
+        if sent.recall_handle is not None:
+            ext["recallHandle"] = sent.recall_handle
+        return response_to(sent.request, status.code, ext=ext)
+
+    def frame(
+        self, request: Command, queue_id: int, result: PutResult, unique_id: str
+    ) -> bytes | None:
+        """The whole frame of the answer to a plain message that is safe; None if not that simple.
+
+        What is the same in all of them is encoded once.
+        """
+        if not (unique_id.isascii() and unique_id.isalnum()):
+            return None
+        if self._template_ext is not self._checks.ext:
+            self._make_template()
+        text = self._template % (
+            result.log_offset, queue_id, result.queue_offset, unique_id, request.opaque,
+        )  # fmt: skip
+        header = text.encode()
+        size = len(header)
+        return PREFIX.pack(4 + size, size) + header
+
+    def _make_template(self) -> None:
+        opaque = 1 << 30
+        sent = Sent(Command(opaque=opaque), "<id>", 0, 0, "<key>")
+        answer = self.answer(sent, PutStatus.PUT_OK)
+        answer.ext = (answer.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
+        text = encode_json_header(answer).decode().replace("%", "%%")
+        for mark, form in (
+            ("<id>", f"{self._host_hex}%016X"),
+            ("<queue>", "%d"),
+            ("<offset>", "%d"),
+            ("<key>", "%s"),
+            (str(opaque), "%d"),
+        ):
+            before, found, after = text.rpartition(mark)
+            assert found, f"the answer to a send has no {mark}"
+            text = before + form + after
+        self._template, self._template_ext = text, self._checks.ext
