@@ -24,7 +24,6 @@ Answers to ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 from skylark.broker.config import BrokerConfig
@@ -63,23 +62,20 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-def plain_pattern(*also: str) -> re.Pattern[bytes]:
-    """What raw property strings match that are plain, without these names as well."""
-    return re.compile(_plain((*_ACTED_UPON, *also)).encode())
+def plain_item(*also: str) -> str:
+    """What one item of a plain property string matches; these names are none, either.
+
+    There is one way at most to read an item, so that repeating it takes linear time. The repetition
+    itself must not be possessive: Python 3.11 finds now this, now that for groups in such.
+    """
+    forbidden = "|".join((*_ACTED_UPON, *also))
+    return rf"(?!(?:{forbidden})\x01)[^\x01\x02]++\x01[^\x02]++\x02"
 
 
-def _plain(forbidden: Sequence[str]) -> str:
-    # Items with name and value, each ended; what was taken is never given back, so one pass
-    # decides.
-    return rf"(?:(?!(?:{'|'.join(forbidden)})\x01)[^\x01\x02]++\x01[^\x02]++\x02)++"
-
-
-_PLAIN: Final = re.compile(_plain(_ACTED_UPON))
-# The same, and the value of the last unique id on the way. No capturing within what is possessive:
-# Python 3.11 loses count there. There is one way to read an item, so going back is short.
+_PLAIN: Final = re.compile(rf"(?:{plain_item()})+")
+# The same, and the value of the last unique id on the way.
 _PLAIN_WITH_ID: Final = re.compile(
-    rf"(?:{names.PROPERTY_UNIQ_KEY}\x01([^\x02]++)\x02"
-    rf"|{_plain((*_ACTED_UPON, names.PROPERTY_UNIQ_KEY))[3:-3]})+"
+    rf"(?:{names.PROPERTY_UNIQ_KEY}\x01([^\x02]++)\x02|{plain_item(names.PROPERTY_UNIQ_KEY)})+"
 )
 
 

@@ -24,6 +24,7 @@ A broker without these requests answers 3, and whoever asked goes on message by 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from skylark.broker.handlers.batch_ids import batch_ids
@@ -31,7 +32,7 @@ from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.handlers.send_checks import SendChecks, send_header
 from skylark.broker.handlers.transaction import check_master
 from skylark.broker.message_writer import MessageWriter
-from skylark.broker.rewriting import is_plain, plain_pattern
+from skylark.broker.rewriting import is_plain, plain_item
 from skylark.broker.stats import BrokerStats
 from skylark.broker.transaction.half import HALF_QUEUE_ID
 from skylark.broker.transaction.plain_commits import PlainCommits
@@ -60,7 +61,7 @@ from skylark.wire.headers.txn import (
 from skylark.wire.layout import FLAG_TRANSACTION_MASK
 
 #: What a message must not bring along: the broker or the header says it.
-_HALF_PLAIN: Final = plain_pattern(
+_HALF_ITEM: Final = plain_item(
     names.PROPERTY_PGROUP,
     names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     names.PROPERTY_REAL_TOPIC,
@@ -69,6 +70,7 @@ _HALF_PLAIN: Final = plain_pattern(
     names.PROPERTY_TRANSACTION_CHECK_TIMES,
     names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
 )
+_HALF_PLAIN: Final = re.compile(f"(?:{_HALF_ITEM})+".encode())
 _UNIQUE_ID: Final = names.needle_of(names.PROPERTY_UNIQ_KEY.encode())
 
 

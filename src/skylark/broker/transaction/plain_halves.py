@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.rewriting import plain_pattern
+from skylark.broker.rewriting import plain_item
 from skylark.broker.transaction.half import HALF_QUEUE_ID
 from skylark.core.names import HALF_TOPIC
 from skylark.store.commit_log import Draft
@@ -44,21 +44,16 @@ _OVERHEAD_SIZE: Final = 1 << 10
 
 _COMMIT: Final = str(TRANSACTION_COMMIT)
 _MARK: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
-_PLAIN: Final = re.compile(
-    b"(?:%b|%b)++"
-    % (
-        _MARK.encode(),
-        plain_pattern(
-            names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
-            names.PROPERTY_REAL_TOPIC,
-            names.PROPERTY_REAL_QID,
-            names.PROPERTY_TRANSACTION_ID,
-            names.PROPERTY_TRANSACTION_CHECK_TIMES,
-            names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
-            names.PROPERTY_CRC32,
-        ).pattern,
-    )
+_ITEM: Final = plain_item(
+    names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
+    names.PROPERTY_REAL_TOPIC,
+    names.PROPERTY_REAL_QID,
+    names.PROPERTY_TRANSACTION_ID,
+    names.PROPERTY_TRANSACTION_CHECK_TIMES,
+    names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    names.PROPERTY_CRC32,
 )
+_PLAIN: Final = re.compile(f"(?:{_MARK}|{_ITEM})+".encode())
 
 
 class PlainHalf(msgspec.Struct, gc=False):
