@@ -267,13 +267,11 @@ class IndexService:
         if log_offset < self._next_offset:
             return
         key_hashes = self.hashes(topic, unique_id, keys, tag)
-        self._put_hashes(log_offset, key_hashes, store_timestamp)
+        self.put_run([(log_offset, key_hashes)], store_timestamp)
 
     def put_run(self, records: KeyedRecords, store_timestamp: int) -> None:
         """:meth:`put_record` for records of one moment, given the hashes of their keys."""
         count = sum([len(key_hashes) for _, key_hashes in records])
-        if not count:
-            return
         file = self._newest
         if (
             file is None
@@ -284,7 +282,8 @@ class IndexService:
                 self._put_hashes(log_offset, key_hashes, store_timestamp)
             return
         try:
-            file.put_run(records, count, store_timestamp)
+            if count:
+                file.put_run(records, count, store_timestamp)
         except StoreFileError as error:
             self._fall_behind(records[0][0], error)
         else:

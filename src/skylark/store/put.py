@@ -78,52 +78,65 @@ class Putter:
 
     def put(self, draft: Draft) -> PutResult:
         """Store one message."""
-        return self.put_run([draft])[0]
+        queue, result = self._append(draft, None)
+        if queue is not None:
+            self._dispatch.add(
+                queue,
+                result.log_offset,
+                result.size,
+                draft.sys_flag,
+                result.store_timestamp,
+                draft.properties,
+            )
+        return result
 
     def put_run(self, drafts: list[Draft]) -> list[PutResult]:
         """Store messages that came together, in their order, each on its own."""
         results: list[PutResult] = []
         appended: list[Appended] = []
-        log = self._log
-        append, now_ms = log.append, log.now_ms()
+        now_ms = self._log.now_ms()
         for draft in drafts:
-            properties, sys_flag = draft.properties, draft.sys_flag
-            topic = self._topics.get(draft.topic) or self._topic(draft.topic)
-            # One condition that holds for nearly every message; what failed is found out later.
-            if not (
-                self._flags.writeable
-                and 0 < len(draft.body) <= self._body_size_max
-                and len(properties) <= self._properties_size_max
-                and len(topic.field) <= _FIELD_SIZE_MAX
-                and not (properties and properties[-1] == 0)
-                and not sys_flag & FLAG_INNER_BATCH
-                and not self._refuses
-            ):
-                refusal = self._refusal(draft, topic, len(draft.body), properties)
-                if refusal is not None:
-                    results.append(PutResult(refusal))
-                    continue
-            queues = self._queues.by_topic.get(draft.topic)
-            queue = queues.get(draft.queue_id) if queues else None
-            if type(queue) is not ConsumeQueue:
-                queue = self._new_queue(self._queues.get_or_create, draft)
-                if queue is None:
-                    results.append(PutResult(PutStatus.MESSAGE_ILLEGAL))
-                    continue
-            counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
-            queue_offset = queue.next_offset if counted else 0
-            try:
-                result = append(draft, topic, queue_offset, now_ms)
-            except StoreError as error:
-                results.append(PutResult(self._failure(error)))
-                continue
-            if counted:
-                queue.next_offset = queue_offset + 1
+            queue, result = self._append(draft, now_ms)
             results.append(result)
-            appended.append((queue, result.log_offset, result.size, sys_flag, properties))
+            if queue is not None:
+                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
+                appended.append(record)
         if appended:
             self._dispatch.add_run(appended, now_ms)
         return results
+
+    def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
+        """Write a message into the log, if nothing speaks against it, and which queue it is for."""
+        properties, sys_flag = draft.properties, draft.sys_flag
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        # One condition that holds for nearly every message; which part failed is found out later.
+        if not (
+            self._flags.writeable
+            and 0 < len(draft.body) <= self._body_size_max
+            and len(properties) <= self._properties_size_max
+            and len(topic.field) <= _FIELD_SIZE_MAX
+            and not (properties and properties[-1] == 0)
+            and not sys_flag & FLAG_INNER_BATCH
+            and not self._refuses
+        ):
+            refusal = self._refusal(draft, topic, len(draft.body), properties)
+            if refusal is not None:
+                return None, PutResult(refusal)
+        queues = self._queues.by_topic.get(draft.topic)
+        queue = queues.get(draft.queue_id) if queues else None
+        if type(queue) is not ConsumeQueue:
+            queue = self._new_queue(self._queues.get_or_create, draft)
+            if queue is None:
+                return None, PutResult(PutStatus.MESSAGE_ILLEGAL)
+        counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
+        queue_offset = queue.next_offset if counted else 0
+        try:
+            result = self._log.append(draft, topic, queue_offset, now_ms)
+        except StoreError as error:
+            return None, PutResult(self._failure(error))
+        if counted:
+            queue.next_offset = queue_offset + 1
+        return queue, result
 
     def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
         """Store the messages of a batch as records of their own, all or none.

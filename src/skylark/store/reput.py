@@ -241,23 +241,12 @@ class Dispatch:
             for queue, log_offset, size, sys_flag, properties in records:
                 self._hold(queue, log_offset, size, sys_flag, store_timestamp, properties)
             return
-        index, known_tags = self._index, self._known_tags
         keyed: KeyedRecords = []
-        tags_codes: list[int | None] = []
-        for queue, log_offset, _, sys_flag, properties in records:
-            topic = queue.topic
-            tags, unique_id, keys = _indexed_values(properties)
-            kind = sys_flag & FLAG_TRANSACTION_MASK
-            if index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
-                keyed.append((log_offset, index.hashes(topic, unique_id, keys, tags)))
-            tags_code = known_tags.get(tags)
-            if kind and kind in HIDDEN_KINDS:
-                tags_code = None
-            elif tags_code is None or topic == SCHEDULE_TOPIC:
-                tags_code = self._tags_codes.of(topic, tags, properties, store_timestamp)
-            tags_codes.append(tags_code)
-        if index is not None:
-            index.put_run(keyed, store_timestamp)
+        tags_codes = [
+            self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
+            for queue, log_offset, _, sys_flag, properties in records
+        ]
+        self._put_into_index(keyed, store_timestamp)
         queue, log_offset, size, _, _ = records[-1]
         if (
             len(records) > 1
@@ -296,14 +285,20 @@ class Dispatch:
         are index entries behind the end of the log, which recovery drops in every flush mode.
         """
         waiting, prepared = self._waiting, self._prepared
+        keyed: KeyedRecords = []
+        moment = 0  # store time of those
         while waiting and waiting[0][0] <= log_end:
             end, queue, log_offset, sys_flag, store_timestamp, properties = waiting.popleft()
+            if store_timestamp != moment:
+                self._put_into_index(keyed, moment)
+                keyed, moment = [], store_timestamp
             tags_code = None
             if not queue.is_deleted:
-                tags_code = self._index_record(
-                    queue.topic, log_offset, sys_flag, store_timestamp, properties
+                tags_code = self._read(
+                    queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed
                 )
             prepared.append((end, queue, log_offset, tags_code, store_timestamp, properties))
+        self._put_into_index(keyed, moment)
 
     def release(self, flushed_until: int) -> None:
         """Dispatch the waiting records that are on disk now.
@@ -328,25 +323,40 @@ class Dispatch:
         properties: bytes,
     ) -> None:
         """:attr:`add` where records are readable at once."""
-        tags_code = self._index_record(
-            queue.topic, log_offset, sys_flag, store_timestamp, properties
+        keyed: KeyedRecords = []
+        tags_code = self._read(
+            queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed
         )
+        self._put_into_index(keyed, store_timestamp)
         self._enter(queue, log_offset, size, tags_code, store_timestamp, properties)
 
-    def _index_record(
-        self, topic: str, log_offset: int, sys_flag: int, store_timestamp: int, properties: bytes
+    def _read(
+        self,
+        topic: str,
+        log_offset: int,
+        sys_flag: int,
+        store_timestamp: int,
+        properties: bytes,
+        keyed: KeyedRecords,
     ) -> int | None:
-        """Put a record into the index; the tags code of its queue entry, None if it gets none."""
+        """The tags code of a record's queue entry, None if it gets none.
+
+        What the index needs is added to ``keyed``.
+        """
         tags, unique_id, keys = _indexed_values(properties)
         kind = sys_flag & FLAG_TRANSACTION_MASK
         if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
-            self._index.put_record(topic, log_offset, store_timestamp, unique_id, keys, tags)
+            keyed.append((log_offset, self._index.hashes(topic, unique_id, keys, tags)))
         if kind and kind in HIDDEN_KINDS:
             return None
         known_code = self._known_tags.get(tags)
         if known_code is None or topic == SCHEDULE_TOPIC:
             return self._tags_codes.of(topic, tags, properties, store_timestamp)
         return known_code
+
+    def _put_into_index(self, keyed: KeyedRecords, store_timestamp: int) -> None:
+        if keyed and self._index is not None:
+            self._index.put_run(keyed, store_timestamp)
 
     def _enter(
         self,

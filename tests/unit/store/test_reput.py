@@ -13,6 +13,7 @@ from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Dispatched, QueueEntry
 from skylark.store.index import IndexService
+from skylark.store.index_file import KeyedRecords
 from skylark.store.reput import Arrival, Dispatch, InnerBatch, TagsCodes, enter, inner_batch
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
@@ -79,16 +80,14 @@ class Noted(IndexService):
     def __init__(self) -> None:
         self.texts: tuple[bytes | None, ...] = ()
 
-    def put_record(
-        self,
-        topic: str,
-        log_offset: int,
-        store_timestamp: int,
-        unique_id: bytes | None,
-        keys: bytes | None,
-        tag: bytes | None,
-    ) -> None:
+    def hashes(
+        self, topic: str, unique_id: bytes | None, keys: bytes | None, tag: bytes | None
+    ) -> list[int]:
         self.texts = (unique_id, keys, tag)
+        return []
+
+    def put_run(self, records: KeyedRecords, store_timestamp: int) -> None:
+        assert records == [(0, [])]
 
 
 pieces = st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"X", b"\x01", b"\x01", b"\x02", b"\x02"])
