@@ -95,6 +95,10 @@ from skylark.store.reput import Arrival
 from skylark.store.timer.timer_store import TimerStore
 from skylark.wire.message import pack_host
 
+#: Portions in which answers leave. Larger than those of requests: a client with many threads pays
+#: for each portion, while nobody waits long for one, for requests that come together are one work.
+ANSWERS_PER_WRITE_MAX: Final = 64
+ANSWER_BYTES_PER_WRITE_MAX: Final = 32 << 10
 #: Told of every message: what the broker itself reads.
 _AWAITED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 _PORT_SIZE: Final = 4  # bytes of the port in a packed host
@@ -185,6 +189,8 @@ class BrokerGraph:
     def _make_client(self, config: BrokerConfig, network: Network) -> None:
         clock = self.clock
         self.limits = NetLimits(
+            frames_per_write_max=ANSWERS_PER_WRITE_MAX,
+            bytes_per_write_max=ANSWER_BYTES_PER_WRITE_MAX,
             connections_max=config.connection_count_max,
             idle_timeout_s=config.server_channel_max_idle_time_seconds,
             write_buffer_max=config.write_buffer_size_max,

@@ -20,9 +20,9 @@ class NetLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: Frames handled in one go before other connections get their turn.
     frames_per_turn_max: int = 64
     #: Requests or answers that leave in one write, and
-    frames_per_write_max: int = 64
+    frames_per_write_max: int = 16
     #: their bytes, after which no further one is waited for.
-    bytes_per_write_max: int = 32 * 1024
+    bytes_per_write_max: int = 16 * 1024
     #: Requests of one connection handled by tasks at a time; reading stops until one is done.
     tasks_per_connection_max: int = 256
     #: Bytes of such requests, headers included; reading stops until there is room.
