@@ -207,14 +207,12 @@ class BrokerStats:
 
     # --- counting ---
 
-    def put(
-        self, topic: str, count: int, size: int, *, is_system: bool = False, times: int = 1
-    ) -> None:
-        """Requests of clients stored ``count`` messages, ``size`` bytes in the log."""
+    def put(self, topic: str, count: int, size: int, *, is_system: bool = False) -> None:
+        """A request of a client stored ``count`` messages, ``size`` bytes in the log."""
         meter = self.topic_puts[topic]
         meter.count += count
         meter.size += size
-        meter.times += times
+        meter.times += 1
         if is_system:
             self.system_put_count += count
         else:

@@ -36,6 +36,7 @@ from skylark.broker.rewriting import is_plain, plain_item
 from skylark.broker.stats import BrokerStats
 from skylark.broker.transaction.half import HALF_QUEUE_ID
 from skylark.broker.transaction.plain_commits import PlainCommits
+from skylark.broker.transaction.plain_halves import HALF_NAMES
 from skylark.broker.transaction.service import TransactionService
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, NoPermissionError
@@ -61,15 +62,7 @@ from skylark.wire.headers.txn import (
 from skylark.wire.layout import FLAG_TRANSACTION_MASK
 
 #: What a message must not bring along: the broker or the header says it.
-_HALF_ITEM: Final = plain_item(
-    names.PROPERTY_PGROUP,
-    names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
-    names.PROPERTY_REAL_TOPIC,
-    names.PROPERTY_REAL_QID,
-    names.PROPERTY_TRANSACTION_ID,
-    names.PROPERTY_TRANSACTION_CHECK_TIMES,
-    names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
-)
+_HALF_ITEM: Final = plain_item(names.PROPERTY_PGROUP, *HALF_NAMES)
 _HALF_PLAIN: Final = re.compile(f"(?:{_HALF_ITEM})+".encode())
 _UNIQUE_ID: Final = names.needle_of(names.PROPERTY_UNIQ_KEY.encode())
 

@@ -71,7 +71,10 @@ class PutRuns:
         waiting: list[Plain[Any]] = []
         for request in requests:
             part = self._parts[request.code]
-            plain = part.plain(connection, request)
+            try:
+                plain = part.plain(connection, request)
+            except Exception:  # noqa: BLE001 - what is wrong with it is said when it is alone
+                plain = None
             if plain is not None:
                 waiting.append(plain)
                 continue
@@ -90,25 +93,38 @@ class PutRuns:
         self, connection: Connection, plain: list[Plain[Any]], as_frames: bool
     ) -> Sequence[Answer | bytes]:
         try:
-            return self._put_all(connection, plain, as_frames)
+            results = self._writer.put_run([draft for draft, _, _ in plain])
         except Exception as error:  # noqa: BLE001 - becomes code 1; what came before is answered
-            return [error_response(request, error) for _, request, _ in plain]
-
-    def _put_all(
-        self, connection: Connection, plain: list[Plain[Any]], as_frames: bool
-    ) -> Sequence[Answer | bytes]:
-        results = self._writer.put_run([draft for draft, _, _ in plain])
+            return _errors(plain, error)
         by_part: dict[RunPart[Any], list[int]] = {}
         for index, (_, request, _) in enumerate(plain):
             by_part.setdefault(self._parts[request.code], []).append(index)
         if len(by_part) == 1:
             (part,) = by_part
-            return part.stored(connection, plain, results, as_frames)
+            return _told(part, connection, plain, results, as_frames)
         answers: list[Answer | bytes] = [None] * len(plain)
         for part, indexes in by_part.items():
             own = [plain[index] for index in indexes]
             own_results = [results[index] for index in indexes]
-            given = part.stored(connection, own, own_results, as_frames)
+            given = _told(part, connection, own, own_results, as_frames)
             for index, answer in zip(indexes, given, strict=True):
                 answers[index] = answer
         return answers
+
+
+def _told(
+    part: RunPart[Any],
+    connection: Connection,
+    plain: Sequence[Plain[Any]],
+    results: Sequence[PutResult],
+    as_frames: bool,
+) -> Sequence[Answer | bytes]:
+    """What a part answers; if it fails, no other part may miss what was stored of its own."""
+    try:
+        return part.stored(connection, plain, results, as_frames)
+    except Exception as error:  # noqa: BLE001 - becomes code 1
+        return _errors(plain, error)
+
+
+def _errors(plain: Sequence[Plain[Any]], error: Exception) -> list[Answer | bytes]:
+    return [error_response(request, error) for _, request, _ in plain]

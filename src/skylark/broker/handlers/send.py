@@ -1,7 +1,9 @@
 """Sends: one message (10, 310) or a batch (320), checked, stored, and answered when that is safe.
 
-Hot: called while the bytes are being read. Plain messages that come together are stored together
-(:mod:`skylark.broker.handlers.send_run`), all others here. The checks are in
+Hot: called while the bytes are being read. Plain messages, which are nearly all, take a quicker way
+(:mod:`skylark.broker.handlers.send_run`); here are the batches, and single messages of any kind.
+Both ways store and answer the same, except that here of a name that occurs twice among the
+properties the last item stays, as in Java, and there both do. The checks are in
 :mod:`skylark.broker.handlers.send_checks`; when the answer leaves, and how a refusal is worded, in
 :mod:`skylark.broker.handlers.put_answers`.
 
@@ -31,7 +33,7 @@ Answers to ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from skylark.broker.attributes import CLEANUP_POLICY, QUEUE_TYPE
 from skylark.broker.groups import GroupTable
@@ -44,11 +46,10 @@ from skylark.broker.handlers.send_run import PlainSends
 from skylark.broker.handlers.sent import Sent, SentAnswers
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.order_locks import QueueLocks
-from skylark.broker.rewriting import delay_level, is_plain, timer_refusal
+from skylark.broker.rewriting import delay_level, timer_refusal
 from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.broker.transaction.half import prepare as prepare_half
-from skylark.broker.transaction.plain_halves import PlainHalf, read_plain_half
 from skylark.broker.transaction.service import TransactionService
 from skylark.core.errors import (
     BrokerError,
@@ -151,32 +152,22 @@ class SendHandlers:
         draft = self._checks.draft(connection, header, topic, body)
         queue_id = draft.queue_id
         text = header.properties or ""
-        unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
+        properties = names.parse_properties(text)
         if header.topic == TIMER_TOPIC:
-            self._check_destinations([text])
-        half = None
-        is_ordinary = not topic.attributes and not header.topic.startswith(RETRY_PREFIX)
-        if unique_id is not None and is_ordinary and is_plain(text):
-            draft.properties = (text + self._checks.added_text).encode()
-        elif (
-            unique_id is None
-            or not is_ordinary
-            or (half := self._plain_half(draft, text, unique_id)) is None
-        ):
-            properties = names.parse_properties(text)
-            properties.pop(names.PROPERTY_POP_CK, None)
-            if is_retry_topic(header.topic):
-                self._look_for_dead_letter(request, header, draft, properties)
-            unique_id = self._complete(draft, properties, topic)
-            draft.properties = names.encode_properties(properties).encode()
+            self._check_destination(properties)
+        properties.pop(names.PROPERTY_POP_CK, None)
+        if is_retry_topic(header.topic):
+            self._look_for_dead_letter(request, header, draft, properties)
+        unique_id = self._complete(draft, properties, topic)
+        draft.properties = names.encode_properties(properties).encode()
         result = self._writer.put(draft)
         if not result.status.stored:
             raise self._answers.refusal(result.status)
-        if half is not None:
-            self._transactions.plain_half_stored(half, header.topic, result)
-        elif draft.topic == HALF_TOPIC:
+        if draft.topic == HALF_TOPIC:
             self._transactions.half_stored(draft)
-        self._count(HALF_TOPIC if draft.topic == HALF_TOPIC else header.topic, result)
+            self._count(HALF_TOPIC, result)
+        else:
+            self._count(header.topic, result)
         sent = Sent(
             request,
             encode_offset_id(self._store.log.store_host, result.log_offset),
@@ -185,35 +176,22 @@ class SendHandlers:
             unique_id,
         )
         if draft.topic == TIMER_TOPIC:
-            sent.recall_handle = recall_handle(
-                names.parse_properties(draft.properties), self._checks.config.broker_name
-            )
+            sent.recall_handle = recall_handle(properties, self._checks.config.broker_name)
         return self._sent_answers.when_durable(connection, sent, result, text)
 
-    def _plain_half(self, draft: Draft, text: str, unique_id: str) -> PlainHalf | None:
-        """Turn the draft of a plain half message into one; None if it is something else."""
-        if self._checks.config.reject_transaction_message:
-            return None
-        half = read_plain_half(text, unique_id)
-        if half is not None:
-            half.prepare(draft, self._checks.added_text)
-        return half
-
-    def _check_destinations(self, property_texts: Iterable[str | bytes]) -> None:
+    def _check_destination(self, properties: Mapping[str, str]) -> None:
         """A message that goes straight into the timer names its destination itself.
 
         Java takes any, and so anybody could have queues made without end.
         """
-        for text in property_texts:
-            properties = names.parse_properties(text)
-            topic = properties.get(names.PROPERTY_REAL_TOPIC)  # without one, it is passed over
-            queue_id = properties.get(names.PROPERTY_REAL_QID, "")
-            if topic is not None and not self._topics.has_queue(topic, queue_id):
-                raise self._answers.refusal(
-                    PutStatus.MESSAGE_ILLEGAL,
-                    f"{TIMER_TOPIC} takes messages for queues that exist; for a timed message,"
-                    " send to its own topic with TIMER_DELIVER_MS",
-                )
+        topic = properties.get(names.PROPERTY_REAL_TOPIC)  # without one, it is passed over
+        queue_id = properties.get(names.PROPERTY_REAL_QID, "")
+        if topic is not None and not self._topics.has_queue(topic, queue_id):
+            raise self._answers.refusal(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"{TIMER_TOPIC} takes messages for queues that exist; for a timed message,"
+                " send to its own topic with TIMER_DELIVER_MS",
+            )
 
     def _look_for_dead_letter(
         self, request: Command, header: SendHeader, draft: Draft, properties: dict[str, str]
@@ -285,7 +263,8 @@ class SendHandlers:
             raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
         messages = split_batch(body, size_max=len(body))
         if header.topic == TIMER_TOPIC:
-            self._check_destinations(message.properties for message in messages)
+            for message in messages:
+                self._check_destination(names.parse_properties(message.properties))
         text = header.properties or ""
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
         batch_unique_id = None

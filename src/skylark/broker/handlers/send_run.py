@@ -29,7 +29,6 @@ from skylark.net.dispatch import Answer
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
-from skylark.wire.properties import PROPERTY_UNIQ_KEY, find_property
 
 #: A message that can be stored, its request, and its unique id or the half message it is.
 _Plain: TypeAlias = Plain[str | PlainHalf]
@@ -66,22 +65,21 @@ class PlainSends:
 
     def plain(self, connection: Connection, request: Command) -> _Plain | None:
         """The message of a request, ready to be stored; None if it is not plain."""
+        body = request.body
         try:
-            return self._plain(connection, request)
+            header = send_header(request)
+            text = header.properties
+            if not body or not text or header.batch:
+                return None
+            note: str | PlainHalf | None = plain_unique_id(text)
+            if note is None and not self._checks.config.reject_transaction_message:
+                note = read_plain_half(text)
+            if note is None:
+                return None
+            topic = self._checks.topic_of(connection, header)
         except (BrokerError, RemoteProtocolError):
             return None  # worded by the other way
-
-    def _plain(self, connection: Connection, request: Command) -> _Plain | None:
-        body = request.body
-        header = send_header(request)
-        text = header.properties
-        if not body or not text or header.batch:
-            return None
-        note: str | PlainHalf | None = plain_unique_id(text) or self._plain_half(text)
-        if note is None:
-            return None
         name = header.topic
-        topic = self._checks.topic_of(connection, header)
         if topic.attributes or name.startswith(RETRY_PREFIX) or name == TIMER_TOPIC:
             return None
         draft = self._checks.draft(connection, header, topic, body)
@@ -91,12 +89,6 @@ class PlainSends:
             note.prepare(draft, self._checks.added_text)
         return draft, request, note
 
-    def _plain_half(self, text: str) -> PlainHalf | None:
-        unique_id = find_property(text, PROPERTY_UNIQ_KEY)
-        if unique_id is None or self._checks.config.reject_transaction_message:
-            return None
-        return read_plain_half(text, unique_id)
-
     def stored(
         self,
         connection: Connection,
@@ -104,17 +96,21 @@ class PlainSends:
         results: Sequence[PutResult],
         as_frames: bool,
     ) -> list[Answer | bytes]:
-        self._count(plain, results)
         leaves_now = self._answers.leave_now(list(results))
         answers: list[Answer | bytes] = []
+        topic, is_system = "", False  # nearly always the same as before
         for (draft, request, note), result in zip(plain, results, strict=True):
-            queue_id = draft.queue_id
             if isinstance(note, str):
-                unique_id = note
+                unique_id, queue_id = note, draft.queue_id
             else:
                 unique_id, queue_id = note.unique_id, note.queue_id
-                if result.status.stored:
-                    self._transactions.plain_half_stored(note, note.topic, result)
+                if result.size:
+                    self._transactions.plain_half_stored(note, result)
+            if result.size:  # it is stored
+                if draft.topic != topic:
+                    topic = draft.topic
+                    is_system = self._topics.is_system(topic)
+                self._stats.put(topic, 1, result.size, is_system=is_system)
             answer: Answer | bytes | None = None
             if leaves_now and as_frames and result.status is _PUT_OK:
                 answer = self._sent_answers.frame(request, queue_id, result, unique_id)
@@ -140,23 +136,3 @@ class PlainSends:
             return self._sent_answers.answer(sent, result.status)
         text = draft.properties.decode()
         return self._sent_answers.when_durable(connection, sent, result, text)
-
-    def _count(self, plain: Sequence[_Plain], results: Sequence[PutResult]) -> None:
-        if self._stats.on_put is not None:  # who wants to know of each
-            for (draft, _, _), result in zip(plain, results, strict=True):
-                if result.size:
-                    is_system = self._topics.is_system(draft.topic)
-                    self._stats.put(draft.topic, 1, result.size, is_system=is_system)
-            return
-        totals: dict[str, list[int]] = {}
-        for (draft, _, _), result in zip(plain, results, strict=True):
-            if result.size:
-                total = totals.get(draft.topic)
-                if total is None:
-                    totals[draft.topic] = [1, result.size]
-                else:
-                    total[0] += 1
-                    total[1] += result.size
-        for topic, (count, size) in totals.items():
-            is_system = self._topics.is_system(topic)
-            self._stats.put(topic, count, size, is_system=is_system, times=count)

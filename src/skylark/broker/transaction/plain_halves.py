@@ -42,17 +42,18 @@ KEPT_SIZE_MAX: Final = 8 << 20
 #: What a message costs besides its bytes, roughly.
 _OVERHEAD_SIZE: Final = 1 << 10
 
-_COMMIT: Final = str(TRANSACTION_COMMIT)
-_MARK: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
-_ITEM: Final = plain_item(
+#: What the broker sets in a half message, or acts upon.
+HALF_NAMES: Final = (
     names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     names.PROPERTY_REAL_TOPIC,
     names.PROPERTY_REAL_QID,
     names.PROPERTY_TRANSACTION_ID,
     names.PROPERTY_TRANSACTION_CHECK_TIMES,
     names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
-    names.PROPERTY_CRC32,
 )
+_COMMIT: Final = str(TRANSACTION_COMMIT)
+_MARK: Final = f"{names.PROPERTY_TRAN_MSG}\x01true\x02"
+_ITEM: Final = plain_item(*HALF_NAMES, names.PROPERTY_CRC32)
 _PLAIN: Final = re.compile(f"(?:{_MARK}|{_ITEM})+".encode())
 
 
@@ -105,16 +106,14 @@ class PlainHalf(msgspec.Struct, gc=False):
         draft.queue_id = HALF_QUEUE_ID
 
 
-def read_plain_half(text: str, unique_id: str) -> PlainHalf | None:
-    """A half message by its property string, in which the id was found; None if it is not plain.
-
-    Also if it is no half message.
-    """
+def read_plain_half(text: str) -> PlainHalf | None:
+    """A half message by its property string; None if it is not plain, or no half message."""
     # Java's producers begin with the mark.
     if not text.startswith(_MARK) and names.find_property(text, names.PROPERTY_TRAN_MSG) is None:
         return None
+    unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
     group = names.find_property(text, names.PROPERTY_PGROUP)
-    if group is None:
+    if unique_id is None or group is None:
         return None
     raw = text.encode()
     return PlainHalf(unique_id, group, raw) if _PLAIN.fullmatch(raw) else None
@@ -161,7 +160,10 @@ class RecentHalves:
     def keep(self, half: RecentHalf) -> None:
         """Keep a half message, also one that was taken and could not be committed."""
         halves = self._halves
-        halves[str(half.offset)] = half
+        key = str(half.offset)
+        if key in halves:  # the half queue was deleted and began anew
+            self.drop(halves[key])
+        halves[key] = half
         self._size += half.size
         while self._size > self._size_max:
             oldest = next(iter(halves))

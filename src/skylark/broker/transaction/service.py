@@ -165,10 +165,10 @@ class TransactionService:
         topic = find_raw_property(draft.properties, _REAL_TOPIC) or b""
         self.halves_stored(topic.decode("utf-8", "replace"), 1)
 
-    def plain_half_stored(self, half: PlainHalf, topic: str, result: PutResult) -> None:
-        """A plain half message for a topic was stored."""
+    def plain_half_stored(self, half: PlainHalf, result: PutResult) -> None:
+        """A plain half message was stored."""
         self.recent.add(half, result)
-        self.halves_stored(topic, 1)
+        self.halves_stored(half.topic, 1)
 
     def halves_stored(self, topic: str, count: int) -> None:
         """Half messages for a topic were stored."""
@@ -313,8 +313,8 @@ class TransactionService:
             counts.add(final.topic, -1)
             is_system = self._topics.is_system(final.topic)
             self._stats.put(final.topic, 1, result.size, is_system=is_system)
-            self._ops_grew()
         if last is not None:
+            self._ops_grew()  # once: an op message must name all final messages that precede it
             self._store.when_durable(last, _ignore, wait=False)
 
     def _decide(self, offset: int, first_offset: int, topic: str, fate: Fate, wanted: Fate) -> None:

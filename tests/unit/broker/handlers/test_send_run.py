@@ -134,6 +134,37 @@ async def test_the_same_with_other_settings(given: dict[str, str]) -> None:
     assert together == await outcome(kinds, send_one_by_one, **given)
 
 
+async def test_the_code_of_batches_may_bring_one_message() -> None:
+    """320 has no runs: what is plain takes the way of all others, and is stored the same."""
+
+    async def send_as_batches(world: Stored, requests: Sequence[Command]) -> Any:
+        for each in requests:
+            each.code = RequestCode.SEND_BATCH_MESSAGE
+        return await send_together(world, requests)
+
+    kinds = [*PLAIN, "half", "half without a flag"]
+    assert await outcome(kinds, send_as_batches) == await outcome(kinds, send_together)
+
+
+@pytest.mark.parametrize(
+    ("send", "tags"), [(send_together, [b"A", b"B"]), (send_one_by_one, [b"B"])]
+)
+async def test_of_a_name_that_occurs_twice_readers_take_the_last(
+    tmp_path: Path, send: Callable[[Stored, Sequence[Command]], Any], tags: list[bytes]
+) -> None:
+    """The one thing in which the two ways differ."""
+    async with stored(tmp_path) as world:
+        prepare(world)
+        await world.clock.drain()
+        text = "TAGS\x01A\x02UNIQ_KEY\x01U1\x02TAGS\x01B\x02"
+        producer = await send(world, [request(1, properties=text)])
+        assert producer.codes == {1: 0}
+        (record,) = world.records("T")
+        assert record.properties["TAGS"] == "B"
+        items = [item.partition(b"\x01") for item in record.raw_properties.split(b"\x02")]
+        assert [value for name, _, value in items if name == b"TAGS"] == tags
+
+
 async def test_every_kind_is_stored_or_refused_for_a_reason_of_its_own() -> None:
     """What the tests above compare is not all the same."""
     answers, _ = await outcome(list(KINDS), send_together)

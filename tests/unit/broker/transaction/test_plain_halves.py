@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.handlers import send, send_run
+from skylark.broker.handlers import send_run
 from skylark.broker.transaction.half import prepare, read_half
 from skylark.broker.transaction.plain_halves import (
     PlainHalf,
@@ -48,7 +48,7 @@ def draft_of(**changes: Any) -> Draft:
 
 
 def plain(text: str = JAVA) -> PlainHalf:
-    half = read_plain_half(text, "U1")
+    half = read_plain_half(text)
     assert half is not None
     return half
 
@@ -78,6 +78,7 @@ def test_what_is_plain(text: str) -> None:
         "UNIQ_KEY\x01U1\x02PGROUP\x01pg\x02X\x01TRAN_MSG\x02",
         "UNIQ_KEY\x01U1\x02PGROUP\x01pg\x02XTRAN_MSG\x01true\x02",
         "TRAN_MSG\x01true\x02UNIQ_KEY\x01U1\x02",
+        "TRAN_MSG\x01true\x02PGROUP\x01pg\x02",
         JAVA[:-1],
         JAVA + "x",
         JAVA + "\x02",
@@ -98,7 +99,7 @@ def test_what_is_plain(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_plain(text: str) -> None:
-    assert read_plain_half(text, "U1") is None
+    assert read_plain_half(text) is None
 
 
 # --- what it becomes ------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_the_bytes_are_those_of_the_long_way(
     items = list(more.items())
     items[place:place] = list(parse_properties(JAVA).items())
     text = encode_properties(dict(items))
-    half = read_plain_half(text, "U1")
+    half = read_plain_half(text)
     if half is None:  # a name by chance
         return
     quick, slow = draft_of(sys_flag=sys_flag), draft_of(sys_flag=sys_flag)
@@ -272,8 +273,7 @@ async def test_both_ways_store_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(RecentHalves, "find", lambda _self, _ext: None)
     async with shop(tmp_path / "by-record") as world:
         assert await story(world) == quick
-    for module in (send, send_run):
-        monkeypatch.setattr(module, "read_plain_half", lambda _text, _unique_id: None)
+    monkeypatch.setattr(send_run, "read_plain_half", lambda _text: None)
     async with shop(tmp_path / "slow") as world:
         assert await story(world) == quick
         assert len(world.transactions.recent) == 0
