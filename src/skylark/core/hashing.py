@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from operator import mul
 from zlib import crc32
@@ -117,6 +117,19 @@ def index_id_hash_continue(prefix_hash: int, unique_id: bytes) -> int:
     return total if total < _SIGN else -total & (_SIGN - 1)
 
 
+def index_id_hashes_continue(prefix_hash: int, endings: list[bytes]) -> list[int]:
+    """:func:`index_id_hash_continue` for the ends of ids that are equally long and begin alike."""
+    size = len(endings[0])
+    if size > _CHUNK:
+        return [index_id_hash_continue(prefix_hash, ending) for ending in endings]
+    shared = prefix_hash * _FACTORS[size] + _LEFT_OUT[size]
+    try:
+        totals = [shared + int(ending.translate(_NARROW), 31) & _MASK for ending in endings]
+    except ValueError:
+        return [index_id_hash_continue(prefix_hash, ending) for ending in endings]
+    return [total if total < _SIGN else -total & (_SIGN - 1) for total in totals]
+
+
 def body_crc(body: bytes | bytearray | memoryview) -> int:
     """CRC-32 of a stored body without its top bit, as Java keeps it in a signed field."""
     return crc32(body) & 0x7FFF_FFFF
@@ -139,6 +152,12 @@ class OffsetId(msgspec.Struct, frozen=True):
 def encode_offset_id(store_host: bytes, log_offset: int) -> str:
     """Id of the record at ``log_offset``; ``store_host`` is packed, address and 4-byte port."""
     return (store_host + _LOG_OFFSET.pack(log_offset)).hex().upper()
+
+
+def join_offset_ids(store_host: bytes, log_offsets: Iterable[int]) -> str:
+    """The ids of many records of one broker, by comma."""
+    raw = b"".join([store_host + _LOG_OFFSET.pack(log_offset) for log_offset in log_offsets])
+    return raw.hex(",", len(store_host) + _LOG_OFFSET.size).upper()
 
 
 def decode_offset_id(message_id: str) -> OffsetId:

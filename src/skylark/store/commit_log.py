@@ -10,7 +10,8 @@ log offset in place. Nothing is visible before ``file.wrote`` moves, which is th
 What a crash leaves at each line of :meth:`CommitLog.append`:
 
 * before ``wrote`` moves, kill -9: part of a record behind the last whole one. Its head is written
-  last, and the sum of the parts is the last of the head: without it recovery truncates there;
+  last, and the sum of the parts is the last of the head: without it recovery truncates there. Of
+  a batch the size of its first record is written last: all of it is there, or nothing;
 * after a blank was written but before the next file holds a record: the file ends with the blank,
   the next one is empty (zeros) and is removed or filled from its start;
 * power loss: any set of the unsynced pages. Recovery keeps the records up to the first that does
@@ -28,6 +29,7 @@ import msgspec
 
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
+from skylark.store.batch_records import Shared, middle_of, pack_batch
 from skylark.store.mapped_file import Lease, MappedFile, RangeNotReadableError
 from skylark.store.mapped_files import MappedFiles
 from skylark.store.results import PutResult, PutStatus
@@ -48,6 +50,7 @@ from skylark.wire.layout import (
     TOPIC_LENGTH_V1,
     TOPIC_LENGTH_V2,
     TOPIC_SIZE_V1_MAX,
+    TOTAL_SIZE,
 )
 from skylark.wire.message import reserve_property_crc, seal_property_crc
 
@@ -169,43 +172,34 @@ class CommitLog:
         Nothing of the batch can be read before all of it can.
         """
         sys_flag = self._with_host_bits(draft)
-        head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4]
-        property_crc = self._property_crc
-        tails, sizes = [], []
-        for message in messages:
-            properties = message.properties
-            if property_crc:
-                properties = reserve_property_crc(properties)
-            tail = topic.field + _pack_properties_length(len(properties)) + properties
-            tails.append(tail)
-            sizes.append(head.size + len(message.body) + len(tail))
-        file = self._file_with_room(sum(sizes))
         now_ms = self.now_ms()
-        buffer, pack_into, head_size = file.buffer, head.pack_into, head.size
-        queue_id, born_timestamp, born_host = draft.queue_id, draft.born_timestamp, draft.born_host
+        head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4].pack(
+            0, topic.magic, 0, draft.queue_id, 0, 0, 0, sys_flag, draft.born_timestamp,
+            draft.born_host, now_ms, self.store_host, draft.reconsume_times, 0, 0,
+        )  # fmt: skip
+        shared = Shared(topic.magic, draft.queue_id, middle_of(head), topic.field)
+        properties = [message.properties for message in messages]
+        if self._property_crc:
+            properties = [reserve_property_crc(each) for each in properties]
+        overhead = shared.size
+        sizes = [
+            overhead + len(message.body) + len(each)
+            for message, each in zip(messages, properties, strict=True)
+        ]
+        file = self._file_with_room(sum(sizes))
         position = file.wrote
-        log_offset = first = file.start_offset + position
-        for message, size, tail in zip(messages, sizes, tails, strict=True):
-            body = message.body
-            body_size = len(body)
-            body_start = position + head_size
-            body_end = body_start + body_size
-            buffer[body_start:body_end] = body
-            buffer[body_end : position + size] = tail
-            pack_into(
-                buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, queue_id,
-                message.flag, queue_offset, log_offset, sys_flag, born_timestamp, born_host,
-                now_ms, self.store_host, draft.reconsume_times,
-                message.prepared_transaction_offset, body_size,
-            )  # fmt: skip
-            if property_crc:
-                seal_property_crc(buffer, position, size)
-            position += size
-            log_offset += size
-            queue_offset += 1
+        log_offset = file.start_offset + position
+        records = pack_batch(shared, messages, properties, queue_offset, log_offset)
+        if self._property_crc:
+            records = _sealed(records, sizes)
+        end = position + len(records)
+        start = position + TOTAL_SIZE.size
+        with memoryview(records) as view:
+            file.buffer[start:end] = view[TOTAL_SIZE.size :]
+            file.buffer[position:start] = view[: TOTAL_SIZE.size]  # last: see append
         file.last_store_timestamp = now_ms
-        file.wrote = position
-        return AppendedBatch(first, sizes, now_ms)
+        file.wrote = end
+        return AppendedBatch(log_offset, sizes, now_ms)
 
     def _with_host_bits(self, draft: Draft) -> int:
         sys_flag = draft.sys_flag & ~FLAG_HOSTS_V6_MASK | self._store_host_bit
@@ -269,3 +263,13 @@ class CommitLog:
             return file.lease(log_offset - file.start_offset, size)
         except RangeNotReadableError:
             return None
+
+
+def _sealed(records: bytes, sizes: list[int]) -> bytes:
+    """The records with the checksums that close their properties."""
+    buffer = bytearray(records)
+    position = 0
+    for size in sizes:
+        seal_property_crc(buffer, position, size)
+        position += size
+    return bytes(buffer)

@@ -41,13 +41,16 @@ from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
 from skylark.core.hashing import (
     index_id_hash_continue,
+    index_id_hashes_continue,
     index_key_hash,
     index_key_hash_continue,
     java_hash,
+    java_hash_continue,
 )
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.index_file import IndexFile, KeyedRecords
+from skylark.store.indexed import AlikeIds
 from skylark.store.view_sync import ViewSync
 from skylark.wire.layout import INDEX_HEADER_SIZE
 
@@ -318,6 +321,14 @@ class IndexService:
             key_hashes.append(hashes.tags.get(tag) or hashes.add_tag(tag))
         return key_hashes
 
+    def hashes_of_alike(
+        self, topic: str, ids: AlikeIds, keys: bytes | None, tag: bytes | None
+    ) -> list[list[int]]:
+        """:meth:`hashes` for each of the ids, with KEYS and TAGS that the records share."""
+        shared = self.hashes(topic, None, keys, tag)
+        prefix = java_hash_continue(self._topics[topic].prefix, ids.common.decode("ascii"))
+        return [[hashed, *shared] for hashed in index_id_hashes_continue(prefix, ids.endings)]
+
     def _write(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
         if key_hashes:
             file = self._newest or self._open_newest()
@@ -434,9 +445,11 @@ class IndexService:
         begin_timestamp: int = 0,
         end_timestamp: int = NEVER,
         index_type: str | None = None,
+        log_end: int = NEVER,
     ) -> IndexHits:
         """Log offsets of the newest messages with a key (by its hash), stored between two times.
 
+        ``log_end``: where those end that can be read; others are passed over.
         ``index_type``: "T" if ``key`` is a tag; keys and unique ids need none. Times count in
         whole seconds from the beginning of a file, so a hit may lie 999 ms before the range.
         """
@@ -448,7 +461,7 @@ class IndexService:
         for file in reversed(self._index_files):
             if file.overlaps(begin_timestamp, end_timestamp):
                 self._touch(file)
-                file.select(key_hash, begin_timestamp, end_timestamp, count_max, found)
+                file.select(key_hash, begin_timestamp, end_timestamp, log_end, count_max, found)
             if file.begin_timestamp < begin_timestamp or len(found) >= count_max:
                 break
         return IndexHits(sorted(found), self.end_timestamp, self.end_offset)

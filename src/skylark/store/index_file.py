@@ -266,8 +266,13 @@ class IndexFile:
             or self.begin_timestamp <= end <= self.end_timestamp
         )
 
-    def select(self, key_hash: int, begin: int, end: int, count_max: int, found: list[int]) -> None:
-        """Add log offsets of the key to ``found``, newest first, until there are ``count_max``."""
+    def select(
+        self, key_hash: int, begin: int, end: int, log_end: int, count_max: int, found: list[int]
+    ) -> None:
+        """Add log offsets of the key to ``found``, newest first, until there are ``count_max``.
+
+        Those at or behind ``log_end`` do not count.
+        """
         next_entry = self.next_entry
         number = self._enter_chain(key_hash, end)
         while number and len(found) < count_max:
@@ -275,7 +280,7 @@ class IndexFile:
             if seconds < 0:
                 break
             timestamp = self.begin_timestamp + seconds * 1000
-            if read_hash == key_hash and begin <= timestamp <= end:
+            if read_hash == key_hash and begin <= timestamp <= end and log_offset < log_end:
                 found.append(log_offset)
             if not 0 < previous < next_entry or previous >= number or timestamp < begin:
                 break

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import accumulate, repeat
 from typing import Final, TypeVar
 
 import msgspec
@@ -157,15 +158,19 @@ class Putter:
             return PutResult(self._failure(error))
         count = len(messages)
         queue.next_offset = queue_offset + count
-        log_offset = appended.log_offset
-        records: list[Appended] = []
-        sys_flag, now_ms = draft.sys_flag, appended.store_timestamp
-        for message, size in zip(messages, appended.sizes, strict=True):
-            records.append((queue, log_offset, size, sys_flag, message.properties))
-            log_offset += size
+        log_offset, sizes, now_ms = appended.log_offset, appended.sizes, appended.store_timestamp
+        records: list[Appended] = list(
+            zip(
+                repeat(queue),
+                accumulate(sizes, initial=log_offset),  # one more than there are records
+                sizes,
+                repeat(draft.sys_flag),
+                [message.properties for message in messages],
+                strict=False,
+            )
+        )
         self._dispatch.add_run(records, now_ms)
-        total = log_offset - appended.log_offset
-        return PutResult(PutStatus.PUT_OK, appended.log_offset, total, queue_offset, now_ms, count)
+        return PutResult(PutStatus.PUT_OK, log_offset, sum(sizes), queue_offset, now_ms, count)
 
     def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
         """Store a batch body unsplit, as one record of a BatchCQ topic.
@@ -236,18 +241,23 @@ class Putter:
         delay = find_raw_property(draft.properties, _DELAY)
         if delay is not None and delay.lstrip(b"+0").isdigit():
             return PutStatus.MESSAGE_ILLEGAL
-        total = 0
+        body_sizes = [len(message.body) for message in messages]
+        properties_sizes = [len(message.properties) for message in messages]
         usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
-        unusual = self._refuses or not self._flags.writeable or len(topic.field) > _FIELD_SIZE_MAX
-        unusual = unusual or draft.sys_flag & FLAG_INNER_BATCH != 0
-        for message in messages:
-            body, properties = message.body, message.properties
-            size = len(body) + len(properties)
-            total += size
-            if unusual or size > usual_max or not body or properties[-1:] == b"\0":
-                refusal = self._refusal(draft, topic, len(body), properties)
+        if (
+            self._refuses
+            or not self._flags.writeable
+            or len(topic.field) > _FIELD_SIZE_MAX
+            or draft.sys_flag & FLAG_INNER_BATCH
+            or max(body_sizes) + max(properties_sizes) > usual_max
+            or 0 in body_sizes
+            or b"\0" in {message.properties[-1:] for message in messages}
+        ):  # one condition that holds for hardly any batch; which message it is comes out here
+            for message in messages:
+                refusal = self._refusal(draft, topic, len(message.body), message.properties)
                 if refusal is not None:
                     return refusal
+        total = sum(body_sizes) + sum(properties_sizes)
         return PutStatus.MESSAGE_ILLEGAL if total > self._record_size_max else None
 
     def _is_long_retry(self, topic: str) -> bool:

@@ -381,12 +381,20 @@ class Reader:
         if self._index is None:
             return QueryResult(index_last_timestamp=0, index_last_log_offset=0)
         count_max = min(count_max, self._query_count_max)
-        hits = self._index.query(topic, key, count_max, begin_timestamp, end_timestamp, index_type)
-        slices, end = LogSlices(self._log.files), self._dispatched_until()
+        hits = self._index.query(
+            topic,
+            key,
+            count_max,
+            begin_timestamp,
+            end_timestamp,
+            index_type,
+            self._dispatched_until(),
+        )
+        slices = LogSlices(self._log.files)
         try:
             for log_offset in hits.log_offsets:
                 found = self._find(log_offset)
-                if found is not None and log_offset < end:
+                if found is not None:
                     slices.turn_to(log_offset)
                     slices.add(log_offset, log_offset + found.size)
         except BaseException:

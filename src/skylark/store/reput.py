@@ -39,26 +39,25 @@ from skylark.store.batch_queue import MESSAGE_COUNT_MAX, BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, Dispatched, EntryQueue
 from skylark.store.index import IndexService
 from skylark.store.index_file import KeyedRecords
+from skylark.store.indexed import alike_ids, indexed_values
 from skylark.wire.layout import (
     CQ_ENTRY,
     FLAG_TRANSACTION_MASK,
     FLAG_TRANSACTION_PREPARED,
     FLAG_TRANSACTION_ROLLBACK,
 )
-from skylark.wire.properties import find_by_needle, find_raw_property, needle_of
+from skylark.wire.properties import find_raw_property
 
 #: Transaction types that no consumer sees: half messages, and the marks of a rollback.
 HIDDEN_KINDS: Final = (FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK)
 
-_TAGS: Final = needle_of(b"TAGS")
-_KEYS: Final = needle_of(b"KEYS")
-_UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
 _DELAY: Final = b"DELAY"
 _INNER_BASE: Final = b"INNER_BASE"
 _INNER_NUM: Final = b"INNER_NUM"
 _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _INT64_MAX: Final = (1 << 63) - 1
 _CACHED_TAGS_MAX: Final = 10_000
+_ALIKE_MIN: Final = 4  # records for which it pays to look whether they are alike
 _UNKNOWN_LEVEL_MS: Final = 1_000  # as Java
 
 
@@ -242,7 +241,7 @@ class Dispatch:
                 self._hold(queue, log_offset, size, sys_flag, store_timestamp, properties)
             return
         keyed: KeyedRecords = []
-        tags_codes = [
+        tags_codes = self._read_alike(records, keyed) or [
             self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
             for queue, log_offset, _, sys_flag, properties in records
         ]
@@ -343,7 +342,7 @@ class Dispatch:
 
         What the index needs is added to ``keyed``.
         """
-        tags, unique_id, keys = _indexed_values(properties)
+        tags, unique_id, keys = indexed_values(properties)
         kind = sys_flag & FLAG_TRANSACTION_MASK
         if self._index is not None and kind != FLAG_TRANSACTION_ROLLBACK:
             keyed.append((log_offset, self._index.hashes(topic, unique_id, keys, tags)))
@@ -353,6 +352,30 @@ class Dispatch:
         if known_code is None or topic == SCHEDULE_TOPIC:
             return self._tags_codes.of(topic, tags, properties, store_timestamp)
         return known_code
+
+    def _read_alike(self, records: list[Appended], keyed: KeyedRecords) -> list[int | None] | None:
+        """:meth:`_read` for records of which one tells everything; None if they are not so."""
+        queue, _, _, sys_flag, properties = records[0]
+        topic = queue.topic
+        if (
+            len(records) < _ALIKE_MIN
+            or sys_flag & FLAG_TRANSACTION_MASK
+            or topic == SCHEDULE_TOPIC
+            or len({record[3] for record in records}) > 1
+            or len({record[0].topic for record in records}) > 1
+        ):
+            return None
+        ids = alike_ids([record[4] for record in records])
+        if ids is None:
+            return None
+        tags, _, keys = indexed_values(properties)
+        known_code = self._known_tags.get(tags)
+        if known_code is None:
+            return None
+        if self._index is not None:
+            key_hashes = self._index.hashes_of_alike(topic, ids, keys, tags)
+            keyed += zip([record[1] for record in records], key_hashes, strict=True)
+        return [known_code] * len(records)
 
     def _put_into_index(self, keyed: KeyedRecords, store_timestamp: int) -> None:
         if keyed and self._index is not None:
@@ -389,25 +412,6 @@ class Dispatch:
                     properties,
                 )
             )
-
-
-def _indexed_values(properties: bytes) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """TAGS, UNIQ_KEY and KEYS of a property string: what :func:`find_by_needle` finds, in a hurry.
-
-    A value behind the last needle counts, unless it is empty: then there may be one before.
-    """
-    text = b"\x02" + properties  # so that the first item is found like any other
-    tags = unique_id = keys = None
-    _, found, rest = text.rpartition(_UNIQ_KEY)
-    if found:
-        unique_id = rest.partition(b"\x02")[0] or find_by_needle(text, _UNIQ_KEY)
-    _, found, rest = text.rpartition(_TAGS)
-    if found:
-        tags = rest.partition(b"\x02")[0] or find_by_needle(text, _TAGS)
-    _, found, rest = text.rpartition(_KEYS)
-    if found:
-        keys = rest.partition(b"\x02")[0] or find_by_needle(text, _KEYS)
-    return tags, unique_id, keys
 
 
 def _append_inner_batch(

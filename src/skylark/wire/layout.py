@@ -90,7 +90,10 @@ TOTAL_SIZE = struct.Struct(">i")  # the first field alone, for walking from reco
 RECORD_HEAD_SIZE: Final = 88  # of the smallest head, both addresses IPv4
 RECORD_SIZE_MIN: Final = 91  # that head, a topic length of 1 byte, a property length of 2
 RECORD_TAIL_SIZE: Final = 16  # of the part of a head after STOREHOST
-BORN_HOST_POSITION: Final = 48  # the same in every head
+SYS_FLAG_POSITION: Final = 36  # this and the next are the same in every head
+BORN_HOST_POSITION: Final = 48
+PREPARED_OFFSET_SIZE: Final = 8  # the last two fields of a head
+BODY_LENGTH_SIZE: Final = 4
 
 TOPIC_SIZE_V1_MAX: Final = 127
 TOPIC_SIZE_V2_MAX: Final = 32767

@@ -16,6 +16,7 @@ from skylark.core.hashing import (
     decode_unique_id,
     encode_offset_id,
     index_id_hash_continue,
+    index_id_hashes_continue,
     index_key_hash,
     index_key_hash_continue,
     java_hash,
@@ -81,6 +82,18 @@ def test_index_hashes_of_keys_as_bytes(size: int, alphabet: str) -> None:
         expected = index_key_hash(reference_hash(prefix + key))
         assert index_key_hash_continue(java_hash(prefix), key.encode()) == expected
         assert index_id_hash_continue(java_hash(prefix), key.encode()) == expected
+        assert not key or index_id_hashes_continue(java_hash(prefix), [key.encode()]) == [expected]
+
+
+def test_index_hashes_of_ids_that_begin_alike() -> None:
+    ids = [f"7F0000010A2B18B4AAC2{number:08X}" for number in range(0, 1 << 32, 0x0101_0107)]
+    prefix = java_hash("T#7F0000010A2B18B4AAC2")
+    hashes = index_id_hashes_continue(prefix, [each[-8:].encode() for each in ids])
+    assert hashes == [index_key_hash(reference_hash("T#" + each)) for each in ids]
+    mixed = [b"0000000A", b"order-77"]
+    assert index_id_hashes_continue(prefix, mixed) == [
+        index_key_hash(reference_hash("T#7F0000010A2B18B4AAC2" + each.decode())) for each in mixed
+    ]
 
 
 def test_index_hashes_of_malformed_keys() -> None:

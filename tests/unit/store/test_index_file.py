@@ -39,7 +39,7 @@ def select(
     file: IndexFile, key_hash: int, begin: int = 0, end: int = 1 << 62, count_max: int = 64
 ) -> list[int]:
     found: list[int] = []
-    file.select(key_hash, begin, end, count_max, found)
+    file.select(key_hash, begin, end, 1 << 62, count_max, found)
     return found
 
 

@@ -89,7 +89,8 @@ def test_a_record_is_none_before_its_last_step(
     with pytest.raises(KeyboardInterrupt):
         (ledger.put_batch if batch else ledger.put)(store, QUEUE)
     position = file.wrote
-    assert memory[position : position + 88] == bytes(88)
+    blank_size = 4 if batch else 88  # the size of a batch's first record is what comes last
+    assert memory[position : position + blank_size] == bytes(blank_size)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])

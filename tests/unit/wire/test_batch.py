@@ -73,6 +73,39 @@ def test_what_is_no_batch_is_refused(body: bytes) -> None:
         split_batch(body)
 
 
+def walked(body: bytes) -> list[BatchMessage] | None:
+    """The messages of a batch one after the other; None if it is none."""
+    messages, position = [], 0
+    while position < len(body):
+        rest = body[position:]
+        if len(rest) < 22:
+            return None
+        size, _, _, flag, body_size = struct.unpack_from(">iiiii", rest)
+        if not 0 <= body_size <= size - 22 or size > len(rest):
+            return None
+        (properties_size,) = struct.unpack_from(">h", rest, 20 + body_size)
+        if 22 + body_size + properties_size != size:
+            return None
+        messages.append(BatchMessage(rest[20 : 20 + body_size], rest[22 + body_size : size], flag))
+        position += size
+    return messages
+
+
+@pytest.mark.parametrize("value", [0, 1, 0x1F, 0x3E, 0x7F, 0xFF])
+def test_messages_of_one_size_are_read_as_any_others(value: int) -> None:
+    """Any byte of a batch of equal messages may be another one."""
+    batch = encode_batch([X1, BatchMessage(b"x2", b"TAGS\x01B\x02", 7), X1, X1])
+    assert walked(batch) == split_batch(batch)
+    for position in range(len(batch)):
+        changed = batch[:position] + bytes([value]) + batch[position + 1 :]
+        expected = walked(changed)
+        if expected is not None:
+            assert split_batch(changed) == expected
+        else:
+            with pytest.raises(RemoteProtocolError):
+                split_batch(changed)
+
+
 def test_limits() -> None:
     three = encode_batch([X1] * 3)
     assert len(split_batch(three, size_max=93, count_max=3)) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from skylark.core.hashing import encode_offset_id
+from itertools import accumulate
+
+from skylark.core.hashing import join_offset_ids
 from skylark.store.message_store import MessageStore
 from skylark.store.results import PutResult
 from skylark.wire.batch import BatchMessage
@@ -13,17 +15,12 @@ def batch_ids(store: MessageStore, result: PutResult, messages: list[BatchMessag
     """The offset id of each message, by comma: their records have all the same size but for body
     and properties.
     """
-    with_crc = store.config.enabled_append_prop_crc
-    own_sizes = []
-    for message in messages:
-        properties = message.properties
-        if with_crc:
-            properties = reserve_property_crc(properties)
-        own_sizes.append(len(message.body) + len(properties))
+    own_sizes = [len(message.body) + len(message.properties) for message in messages]
+    if store.config.enabled_append_prop_crc:
+        own_sizes = [
+            len(message.body) + len(reserve_property_crc(message.properties))
+            for message in messages
+        ]
     overhead = (result.size - sum(own_sizes)) // len(messages)
-    store_host, log_offset = store.log.store_host, result.log_offset
-    ids = []
-    for size in own_sizes:
-        ids.append(encode_offset_id(store_host, log_offset))
-        log_offset += size + overhead
-    return ",".join(ids)
+    sizes = [size + overhead for size in own_sizes[:-1]]
+    return join_offset_ids(store.log.store_host, accumulate(sizes, initial=result.log_offset))

@@ -1,0 +1,122 @@
+"""The records of a batch, as one string of bytes.
+
+Java's client fills a batch with messages of one size more often than not. Such records differ in
+five places, and one ``pack`` for all of them makes them at half the cost::
+
+    size, magic | crc | queue id, flag | queue offset | log offset | ... | body | topic | properties
+
+Any other batch is packed record by record. The bytes are those that :meth:`CommitLog.append` writes
+for the same messages one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from skylark.wire.batch import BatchMessage
+from skylark.wire.layout import (
+    BODY_LENGTH_SIZE,
+    PREPARED_OFFSET_SIZE,
+    PROPERTIES_LENGTH,
+    SYS_FLAG_POSITION,
+)
+
+_TWO = struct.Struct(">ii")
+_LAST = struct.Struct(">qi")  # prepared transaction offset, body length
+assert _LAST.size == PREPARED_OFFSET_SIZE + BODY_LENGTH_SIZE
+_ALIKE_COUNT_MAX: Final = 512  # a struct for more of them would take much memory
+_pack_properties_length = PROPERTIES_LENGTH.pack
+
+
+class Shared(NamedTuple):
+    """What all records of a batch have in common."""
+
+    magic: int
+    queue_id: int
+    middle: bytes  # of the head: from SYSFLAG up to RECONSUMETIMES
+    topic_field: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record without its body and properties."""
+        return (
+            SYS_FLAG_POSITION + len(self.middle) + _LAST.size
+            + len(self.topic_field) + PROPERTIES_LENGTH.size
+        )  # fmt: skip
+
+
+def middle_of(head: bytes) -> bytes:
+    """The part of a record's head that is the same in a whole batch."""
+    return head[SYS_FLAG_POSITION : -_LAST.size]
+
+
+def pack_batch(
+    shared: Shared,
+    messages: Sequence[BatchMessage],
+    properties: list[bytes],
+    queue_offset: int,
+    log_offset: int,
+) -> bytes:
+    """The records, the first at ``log_offset``; ``properties`` as they are to be stored."""
+    bodies = [message.body for message in messages]
+    if (
+        len(messages) > _ALIKE_COUNT_MAX
+        or len({len(body) for body in bodies}) > 1
+        or len({len(each) for each in properties}) > 1
+        or len({message.flag for message in messages}) > 1
+        or len({message.prepared_transaction_offset for message in messages}) > 1
+    ):
+        return _pack_each(shared, messages, properties, queue_offset, log_offset)
+    count, first = len(messages), messages[0]
+    body_size, properties_size = len(first.body), len(properties[0])
+    size = shared.size + body_size + properties_size
+    rest = shared.middle + _LAST.pack(first.prepared_transaction_offset, body_size)
+    topic = shared.topic_field + _pack_properties_length(properties_size)
+    start = _TWO.pack(size, shared.magic)
+    fields: list[bytes | int]
+    fields = [start, 0, _TWO.pack(shared.queue_id, first.flag), 0, 0, rest, b"", topic, b""] * count
+    fields[1::9] = [crc32(body) & 0x7FFF_FFFF for body in bodies]
+    fields[3::9] = range(queue_offset, queue_offset + count)
+    fields[4::9] = range(log_offset, log_offset + count * size, size)
+    fields[6::9] = bodies
+    fields[8::9] = properties
+    return _alike(count, len(rest), body_size, len(topic), properties_size).pack(*fields)
+
+
+@lru_cache(maxsize=64)
+def _alike(count: int, rest: int, body: int, topic: int, properties: int) -> struct.Struct:
+    return struct.Struct(">" + f"8si8sqq{rest}s{body}s{topic}s{properties}s" * count)
+
+
+def _pack_each(
+    shared: Shared,
+    messages: Sequence[BatchMessage],
+    property_strings: list[bytes],
+    queue_offset: int,
+    log_offset: int,
+) -> bytes:
+    magic, queue_id, middle, topic_field = shared
+    overhead = shared.size
+    pack_head = _head(len(middle)).pack
+    parts: list[bytes] = []
+    for message, properties in zip(messages, property_strings, strict=True):
+        body = message.body
+        body_size, properties_size = len(body), len(properties)
+        size = overhead + body_size + properties_size
+        head = pack_head(
+            size, magic, crc32(body) & 0x7FFF_FFFF, queue_id, message.flag, queue_offset,
+            log_offset, middle, message.prepared_transaction_offset, body_size,
+        )  # fmt: skip
+        parts += (head, body, topic_field, _pack_properties_length(properties_size), properties)
+        queue_offset += 1
+        log_offset += size
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=4)
+def _head(middle: int) -> struct.Struct:
+    return struct.Struct(f">iiiiiqq{middle}sqi")

@@ -1,0 +1,84 @@
+"""What the views need of the property strings of records: TAGS, UNIQ_KEY and KEYS.
+
+Messages that come together mostly come from one producer, and their property strings differ in the
+last digits of the unique id only::
+
+    TAGS 1 TagA 2 UNIQ_KEY 1 7F0000010A2B18B4AAC2A4D2AEFD | 70115 | 2 WAIT 1 true 2
+    =============================== head ==================|ending|==== foot =======
+
+(``1`` and ``2`` are the bytes between a name and its value and behind an item.) Then it is enough
+to read one of them: :func:`alike_ids` tells whether that is so. An ending without a byte 2 cannot
+begin an item, so that every item of one string is an item of all.
+
+Java reads the properties of each record into a map (``CommitLog.checkMessageAndReturnSize``).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from skylark.wire.properties import find_by_needle, needle_of
+
+_TAGS: Final = needle_of(b"TAGS")
+_KEYS: Final = needle_of(b"KEYS")
+_UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
+_ENDING_SIZE: Final = 8  # in ids of Java clients: half of the time, and the counter
+_SEPARATOR: Final = b"\x02"
+
+
+class IndexedValues(NamedTuple):
+    """Of one record; None where there is no such property, or an empty one."""
+
+    tags: bytes | None
+    unique_id: bytes | None
+    keys: bytes | None
+
+
+class AlikeIds(NamedTuple):
+    """The unique ids of records whose property strings have all else in common."""
+
+    common: bytes  # with which each of them begins
+    endings: list[bytes]
+
+
+def indexed_values(properties: bytes) -> IndexedValues:
+    """What :func:`find_by_needle` finds, in a hurry.
+
+    A value behind the last needle counts, unless it is empty: then there may be one before.
+    """
+    text = _SEPARATOR + properties  # so that the first item is found like any other
+    tags = unique_id = keys = None
+    _, found, rest = text.rpartition(_UNIQ_KEY)
+    if found:
+        unique_id = rest.partition(_SEPARATOR)[0] or find_by_needle(text, _UNIQ_KEY)
+    _, found, rest = text.rpartition(_TAGS)
+    if found:
+        tags = rest.partition(_SEPARATOR)[0] or find_by_needle(text, _TAGS)
+    _, found, rest = text.rpartition(_KEYS)
+    if found:
+        keys = rest.partition(_SEPARATOR)[0] or find_by_needle(text, _KEYS)
+    return IndexedValues(tags, unique_id, keys)
+
+
+def alike_ids(property_strings: list[bytes]) -> AlikeIds | None:
+    """The unique ids, if nothing but their last characters tells the strings apart."""
+    first = property_strings[0]
+    start = (_SEPARATOR + first).rfind(_UNIQ_KEY) - 1 + len(_UNIQ_KEY)
+    end = first.find(_SEPARATOR, start)
+    if end < 0:
+        end = len(first)
+    cut = end - _ENDING_SIZE
+    if start < len(_UNIQ_KEY) - 1 or cut < start:
+        return None
+    endings = [properties[cut:end] for properties in property_strings]
+    if (
+        len({len(properties) for properties in property_strings}) > 1
+        or len({properties[:cut] for properties in property_strings}) > 1
+        or len({properties[end:] for properties in property_strings}) > 1
+    ):
+        return None
+    common = first[start:cut]
+    joined = b"".join(endings)
+    if _SEPARATOR in joined or not joined.isascii() or not common.isascii():
+        return None
+    return AlikeIds(common, endings)
