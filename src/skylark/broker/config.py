@@ -400,6 +400,16 @@ class BrokerConfig(Config, frozen=True, kw_only=True):
     serialize_type: Annotated[
         SerializeType, Setting("Header encoding of answers.", java="rocketmq.serialize.type")
     ] = SerializeType.JSON
+    busy_poll_micros: Annotated[
+        int,
+        Setting(
+            "Time for which the next request is looked out for before the process sleeps, while"
+            " they follow each other that closely; 0: none.",
+            unit="us",
+            minimum=0,
+            maximum=10_000,
+        ),
+    ] = 200
     connection_count_max: Annotated[
         int, Setting("Connections at a time; a further one is closed.", minimum=1)
     ] = 10_000

@@ -78,8 +78,9 @@ from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
+from skylark.net.lookout import Lookout
 from skylark.net.server import RemotingServer
-from skylark.net.transport import Network
+from skylark.net.transport import Network, TcpNetwork
 from skylark.replication.service import Replication
 from skylark.store.config import BrokerRole
 from skylark.store.config_files import (
@@ -257,6 +258,8 @@ class BrokerGraph:
         interceptors = (*interceptors, self.guard)
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
+        window_s = self.live.current.busy_poll_micros / 1e6
+        self.lookout = Lookout(window_s) if window_s and isinstance(network, TcpNetwork) else None
         self.server = self._server([*shared, self.pulls], interceptors, network)
         self.fast_server = self._server(shared, interceptors, network)
 
@@ -341,6 +344,8 @@ class BrokerGraph:
         dispatcher = Dispatcher(interceptors, tasks_max=config.request_count_max)
         for handler in handlers:
             handler.add_to(dispatcher)
+        if self.lookout is not None:
+            dispatcher.after_turn = self.lookout.handled
         server = RemotingServer(
             dispatcher,
             network,

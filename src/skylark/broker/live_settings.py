@@ -51,8 +51,8 @@ START_REASONS: Final[dict[str, str]] = {
         haListenPort listenPort
         """,
     "the servers are made with them": """
-        connectionCountMax requestCountMax rocketmq.serialize.type serverChannelMaxIdleTimeSeconds
-        writeBufferSizeMax
+        busyPollMicros connectionCountMax requestCountMax rocketmq.serialize.type
+        serverChannelMaxIdleTimeSeconds writeBufferSizeMax
         """,
     "the exporter of metrics is made with them": """
         metricsExporterType metricsLabel metricsPromExporterHost metricsPromExporterPort

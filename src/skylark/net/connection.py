@@ -271,6 +271,8 @@ class Connection(asyncio.Protocol):
         finally:
             self._in_batch = False
         self._flush()
+        if dispatcher.after_turn is not None:
+            dispatcher.after_turn()
         if backlog:
             self._schedule_turn()
             self._update_reading()

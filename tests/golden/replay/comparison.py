@@ -38,7 +38,7 @@ POP_CODES: Final = frozenset(
 #: Limits that Java does not have or does not let one set, files kept open, and two settings that
 #: Java reads from elsewhere.
 OUR_SETTINGS: Final = {
-    "authenticationEnabled", "authorizationEnabled", "commitLogAllocateAhead",
+    "authenticationEnabled", "authorizationEnabled", "busyPollMicros", "commitLogAllocateAhead",
     "commitLogOpenFilesMax", "connectionCountMax", "consumeQueueOpenFilesMax",
     "consumeQueueRecentSize", "consumeQueueTailSizeMax", "diskUsedBytesMax", "groupCountMax",
     "haCompatible4x", "haSlaveFallbehindMax", "haSyncFromStart", "haTruncateAhead",

@@ -74,6 +74,7 @@ def test_our_own_keys_are_few_and_known() -> None:
         "storePathEpochFile",
     }
     assert ours - recorded_settings().keys() - not_printed_by_java == {
+        "busyPollMicros",
         "connectionCountMax",
         "groupCountMax",
         "haCompatible4x",

@@ -1,0 +1,144 @@
+"""How long a process stays awake for the next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+import skylark.testing
+from skylark import Message
+from skylark.core.clock import SystemClock
+from skylark.net.lookout import CREDIT_MAX, SAMPLE, Lookout
+
+WINDOW_S = 0.2
+
+
+class Loop:
+    """Turns by hand; each takes 10 ms."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turns = 0
+        self._ready: list[Callable[[], None]] = []
+        self.lookout = Lookout(WINDOW_S, monotonic=lambda: self.now, call_soon=self._ready.append)
+
+    def is_awake(self) -> bool:
+        return bool(self._ready)
+
+    def turn(self) -> None:
+        ready = self._ready[:]
+        self._ready.clear()
+        for callback in ready:
+            callback()
+        self.turns += bool(ready)
+        self.now += 0.01
+
+    def run_until(self, when: float) -> None:
+        while self.now < when:
+            self.turn()
+
+
+def test_it_looks_for_the_window_and_sleeps() -> None:
+    loop = Loop()
+    assert not loop.is_awake()
+    loop.lookout.handled()
+    loop.run_until(0.1)
+    assert loop.is_awake()
+    loop.run_until(1)
+    assert not loop.is_awake()
+    assert 19 <= loop.turns <= 22
+
+
+def test_requests_that_follow_closely_keep_it_awake() -> None:
+    loop = Loop()
+    for number in range(1, 200):
+        loop.lookout.handled()
+        loop.run_until(number * 0.1)
+        assert loop.is_awake()
+    loop.run_until(loop.now + 0.3)
+    assert not loop.is_awake()
+
+
+def test_requests_at_larger_distances_let_it_sleep() -> None:
+    loop = Loop()
+    awake = []
+    for _ in range(10 * SAMPLE):
+        loop.lookout.handled()
+        awake.append(loop.is_awake())
+        loop.run_until(loop.now + 0.3)
+        assert not loop.is_awake()
+    in_vain = CREDIT_MAX // 2
+    assert awake[:in_vain] == [True] * in_vain
+    assert sum(awake[in_vain:]) == 9  # now and then: times may have changed
+
+
+def test_it_learns_that_times_have_changed() -> None:
+    loop = Loop()
+    for _ in range(CREDIT_MAX):  # uses the credit up
+        loop.lookout.handled()
+        loop.run_until(loop.now + 0.3)
+    for _ in range(2 * SAMPLE):
+        loop.lookout.handled()
+        loop.run_until(loop.now + 0.1)
+    assert loop.is_awake()
+
+
+@pytest.mark.parametrize("found", [1, 3])
+def test_it_pays_where_two_of_three_looks_find_something(found: int) -> None:
+    """Groups of requests, each followed by silence."""
+    loop = Loop()
+    awake = 0
+    for _ in range(500):
+        for _ in range(1 + found):
+            loop.lookout.handled()
+            loop.run_until(loop.now + 0.1)
+        awake += loop.is_awake()
+        loop.run_until(loop.now + 0.3)
+    assert awake == 500 if found == 3 else awake < 100
+
+
+async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
+    loop = asyncio.get_running_loop()
+    looks = 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        looks += 1
+        return SystemClock.monotonic()
+
+    async def wait() -> None:
+        done = loop.create_future()
+        loop.call_later(0.02, done.set_result, None)
+        await done
+
+    Lookout(0.002, monotonic=monotonic).handled()
+    await wait()
+    assert looks >= 2
+    looks_before = looks
+    await wait()
+    assert looks == looks_before  # it sleeps
+
+
+@pytest.mark.parametrize(
+    ("transport", "micros", "is_there"),
+    [
+        ("loopback", 200, True),
+        ("loopback", 0, False),
+        ("memory", 200, False),  # there is no system to be asked for bytes
+    ],
+)
+async def test_brokers_look_out_where_sockets_are(
+    transport: Literal["loopback", "memory"], micros: int, is_there: bool
+) -> None:
+    async with skylark.testing.broker(transport=transport, busyPollMicros=micros) as b:
+        graph = b.broker._graph
+        assert graph is not None
+        looks_out = [server.dispatcher.after_turn is not None for server in graph.servers]
+        assert looks_out == [is_there] * 2
+        topic = await b.topic()
+        async with b.producer() as producer:
+            for _ in range(3):
+                await producer.send(Message(topic, b"one after the other"))
