@@ -33,7 +33,7 @@ from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.results import PutStatus
 from skylark.store.scheduling import share_interpreter
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import MAGIC_V1, PROPERTIES_LENGTH, RECORD_HEADS
 from skylark.wire.message import pack_host
 
@@ -158,13 +158,13 @@ def put(store: MessageStore, owner: Owner, body: bytes) -> Callable[[], object]:
 
 def put_batches(store: MessageStore, owner: Owner, body: bytes) -> Callable[[], object]:
     batches = [
-        [BatchMessage(body, PROPERTIES[first + index]) for index in range(BATCH)]
+        Batch.of([BatchMessage(body, PROPERTIES[first + index]) for index in range(BATCH)])
         for first in range(0, PUTS, BATCH)
     ]
 
     def run() -> None:
-        for number, messages in enumerate(batches):
-            result = store.put_batch(draft(b"", number), messages)
+        for number, batch in enumerate(batches):
+            result = store.put_batch(draft(b"", number), batch)
             assert result.message_count == BATCH
         owner.turn()
 

@@ -25,7 +25,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.results import GetStatus, PutResult, PutStatus
 from skylark.store.retention import OnDelete, local_hour
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import (
     FLAG_TRANSACTION_COMMIT,
     FLAG_TRANSACTION_PREPARED,
@@ -186,8 +186,8 @@ class Ledger:
         """Put a batch and note its messages if it was stored."""
         if contents is None:
             contents = [self.content() for _ in range(self._rng.randint(1, 6))]
-        messages = [BatchMessage(it.body, it.properties) for it in contents]
-        result = store.put_batch(Draft(*queue, b"", born_host=HOST), messages)
+        batch = Batch.of([BatchMessage(it.body, it.properties) for it in contents])
+        result = store.put_batch(Draft(*queue, b"", born_host=HOST), batch)
         if result.status is PutStatus.PUT_OK:
             self._note(queue, contents, result, 0)
         return result

@@ -23,7 +23,7 @@ from skylark.store.config import StoreConfig
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.results import PutResult, PutStatus
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from tests.store_kills import (
     ACKNOWLEDGEMENT,
     OWNER_PHASES,
@@ -115,10 +115,10 @@ class Child:
         offset = 0 if found is None else found.next_offset
         if self.rng.random() < 0.2:
             count = self.rng.randint(2, 10)
-            batch = [
+            batch = Batch.of(
                 BatchMessage(body_of(queue, it), properties_of(queue, it))
                 for it in range(offset, offset + count)
-            ]
+            )
             self.page[0] = BATCH
             result = self.store.put_batch(Draft(*queue, b"", born_host=HOST), batch)
         else:

@@ -24,7 +24,7 @@ from skylark.store.inspection.survey import FileSizes, survey
 from skylark.store.message_store import MessageStore
 from skylark.store.recovery import RecoveryReport
 from skylark.store.results import GetStatus, PutResult, PutStatus
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
 from skylark.wire.message import (
     MessageRecord,
@@ -201,7 +201,7 @@ class OurStore:
             BatchMessage(flag=0, body=body, properties=encode_properties(properties).encode())
             for body, properties in messages
         ]
-        result = self.store.put_batch(self._draft(topic, queue_id, b"", {}, {}), parts)
+        result = self.store.put_batch(self._draft(topic, queue_id, b"", {}, {}), Batch.of(parts))
         assert result.status is PutStatus.PUT_OK
         self.owner.turn()
         return result

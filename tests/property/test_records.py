@@ -19,7 +19,7 @@ from skylark.core.hashing import (
     java_hash,
     java_hash_continue,
 )
-from skylark.wire.batch import BatchMessage, encode_batch, split_batch
+from skylark.wire.batch import Batch, BatchMessage, encode_batch, split_batch
 from skylark.wire.ha import HaFrame, HaFrameBuffer, encode_frame_head
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from skylark.wire.message import (
@@ -213,7 +213,12 @@ def test_batches_round_trip_and_fail_typed(
     messages: list[BatchMessage], data: st.DataObject
 ) -> None:
     encoded = encode_batch(messages)
-    assert split_batch(encoded) == messages
+    batch = split_batch(encoded)
+    assert list(batch) == messages
+    assert (list(batch.sizes), batch.is_alike) == (
+        Batch.of(messages).sizes,
+        Batch.of(messages).is_alike,
+    )
     if encoded:
         damaged = bytearray(encoded)
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))

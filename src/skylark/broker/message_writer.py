@@ -20,7 +20,7 @@ from skylark.core.clock import TimeSource
 from skylark.store.commit_log import Draft
 from skylark.store.message_store import MessageStore
 from skylark.store.results import PutResult, PutStatus, PutWaiter
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties
 
@@ -79,10 +79,10 @@ class MessageWriter:
         stats.put_failed_count += count - len(stored)
         return results
 
-    def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
+    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
         """Store messages that belong together, one queue offset each."""
         started = self._clock.monotonic()
-        result = self.store.put_batch(draft, messages)
+        result = self.store.put_batch(draft, batch)
         self._note(started, result)
         return result
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch
 from skylark.wire.layout import (
     BODY_LENGTH_SIZE,
     PREPARED_OFFSET_SIZE,
@@ -54,31 +55,36 @@ def middle_of(head: bytes) -> bytes:
     return head[SYS_FLAG_POSITION : -_LAST.size]
 
 
-def pack_batch(
-    shared: Shared,
-    messages: Sequence[BatchMessage],
-    properties: list[bytes],
-    queue_offset: int,
-    log_offset: int,
-) -> bytes:
-    """The records, the first at ``log_offset``; ``properties`` as they are to be stored."""
-    bodies = [message.body for message in messages]
+def places_of(batch: Batch, overhead: int, log_offset: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Log offsets and sizes of the records, the first at ``log_offset``.
+
+    ``overhead`` is :attr:`Shared.size`; property strings are those that are stored.
+    """
+    if batch.is_alike:
+        count, size = len(batch), overhead + batch.sizes[0]
+        return range(log_offset, log_offset + count * size, size), (size,) * count
+    sizes = [overhead + size for size in batch.sizes]
+    return list(accumulate(sizes[:-1], initial=log_offset)), sizes
+
+
+def pack_batch(shared: Shared, batch: Batch, queue_offset: int, log_offset: int) -> bytes:
+    """The records, the first at ``log_offset``."""
+    bodies, properties, count = batch.bodies, batch.properties, len(batch)
+    flag, prepared_offset = batch.flags[0], batch.prepared_transaction_offsets[0]
     if (
-        len(messages) > _ALIKE_COUNT_MAX
-        or len({len(body) for body in bodies}) > 1
-        or len({len(each) for each in properties}) > 1
-        or len({message.flag for message in messages}) > 1
-        or len({message.prepared_transaction_offset for message in messages}) > 1
+        not batch.is_alike
+        or count > _ALIKE_COUNT_MAX
+        or batch.flags.count(flag) < count
+        or batch.prepared_transaction_offsets.count(prepared_offset) < count
     ):
-        return _pack_each(shared, messages, properties, queue_offset, log_offset)
-    count, first = len(messages), messages[0]
-    body_size, properties_size = len(first.body), len(properties[0])
+        return _pack_each(shared, batch, queue_offset, log_offset)
+    body_size, properties_size = len(bodies[0]), len(properties[0])
     size = shared.size + body_size + properties_size
-    rest = shared.middle + _LAST.pack(first.prepared_transaction_offset, body_size)
+    rest = shared.middle + _LAST.pack(prepared_offset, body_size)
     topic = shared.topic_field + _pack_properties_length(properties_size)
     start = _TWO.pack(size, shared.magic)
     fields: list[bytes | int]
-    fields = [start, 0, _TWO.pack(shared.queue_id, first.flag), 0, 0, rest, b"", topic, b""] * count
+    fields = [start, 0, _TWO.pack(shared.queue_id, flag), 0, 0, rest, b"", topic, b""] * count
     fields[1::9] = [crc32(body) & 0x7FFF_FFFF for body in bodies]
     fields[3::9] = range(queue_offset, queue_offset + count)
     fields[4::9] = range(log_offset, log_offset + count * size, size)
@@ -92,19 +98,13 @@ def _alike(count: int, rest: int, body: int, topic: int, properties: int) -> str
     return struct.Struct(">" + f"8si8sqq{rest}s{body}s{topic}s{properties}s" * count)
 
 
-def _pack_each(
-    shared: Shared,
-    messages: Sequence[BatchMessage],
-    property_strings: list[bytes],
-    queue_offset: int,
-    log_offset: int,
-) -> bytes:
+def _pack_each(shared: Shared, batch: Batch, queue_offset: int, log_offset: int) -> bytes:
     magic, queue_id, middle, topic_field = shared
     overhead = shared.size
     pack_head = _head(len(middle)).pack
     parts: list[bytes] = []
-    for message, properties in zip(messages, property_strings, strict=True):
-        body = message.body
+    for message in batch:
+        body, properties = message.body, message.properties
         body_size, properties_size = len(body), len(properties)
         size = overhead + body_size + properties_size
         head = pack_head(

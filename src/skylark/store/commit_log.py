@@ -22,6 +22,7 @@ Answers to Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
@@ -29,11 +30,11 @@ import msgspec
 
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
-from skylark.store.batch_records import Shared, middle_of, pack_batch
+from skylark.store.batch_records import Shared, middle_of, pack_batch, places_of
 from skylark.store.mapped_file import Lease, MappedFile, RangeNotReadableError
 from skylark.store.mapped_files import MappedFiles
 from skylark.store.results import PutResult, PutStatus
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch
 from skylark.wire.layout import (
     BLANK_RECORD,
     BLANK_SIZE_MIN,
@@ -91,10 +92,10 @@ class Draft(msgspec.Struct, gc=False):
 
 
 class AppendedBatch(msgspec.Struct, gc=False):
-    """Where the records of a batch landed: one after the other from ``log_offset``."""
+    """Where the records of a batch landed, one right behind the other."""
 
-    log_offset: int
-    sizes: list[int]
+    log_offsets: Sequence[int]
+    sizes: Sequence[int]
     store_timestamp: int
 
 
@@ -164,7 +165,7 @@ class CommitLog:
         return PutResult(_PUT_OK, log_offset, size, queue_offset, now_ms, 1)
 
     def append_batch(
-        self, draft: Draft, topic: TopicField, queue_offset: int, messages: list[BatchMessage]
+        self, draft: Draft, topic: TopicField, queue_offset: int, batch: Batch
     ) -> AppendedBatch:
         """Write one record per message, all in one file, with consecutive queue offsets.
 
@@ -178,18 +179,14 @@ class CommitLog:
             draft.born_host, now_ms, self.store_host, draft.reconsume_times, 0, 0,
         )  # fmt: skip
         shared = Shared(topic.magic, draft.queue_id, middle_of(head), topic.field)
-        properties = [message.properties for message in messages]
         if self._property_crc:
-            properties = [reserve_property_crc(each) for each in properties]
+            batch = batch.with_properties([reserve_property_crc(each) for each in batch.properties])
         overhead = shared.size
-        sizes = [
-            overhead + len(message.body) + len(each)
-            for message, each in zip(messages, properties, strict=True)
-        ]
-        file = self._file_with_room(sum(sizes))
+        file = self._file_with_room(overhead * len(batch) + sum(batch.sizes))
         position = file.wrote
         log_offset = file.start_offset + position
-        records = pack_batch(shared, messages, properties, queue_offset, log_offset)
+        records = pack_batch(shared, batch, queue_offset, log_offset)
+        log_offsets, sizes = places_of(batch, overhead, log_offset)
         if self._property_crc:
             records = _sealed(records, sizes)
         end = position + len(records)
@@ -199,7 +196,7 @@ class CommitLog:
             file.buffer[position:start] = view[: TOTAL_SIZE.size]  # last: see append
         file.last_store_timestamp = now_ms
         file.wrote = end
-        return AppendedBatch(log_offset, sizes, now_ms)
+        return AppendedBatch(log_offsets, sizes, now_ms)
 
     def _with_host_bits(self, draft: Draft) -> int:
         sys_flag = draft.sys_flag & ~FLAG_HOSTS_V6_MASK | self._store_host_bit
@@ -265,7 +262,7 @@ class CommitLog:
             return None
 
 
-def _sealed(records: bytes, sizes: list[int]) -> bytes:
+def _sealed(records: bytes, sizes: Sequence[int]) -> bytes:
     """The records with the checksums that close their properties."""
     buffer = bytearray(records)
     position = 0

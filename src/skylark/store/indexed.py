@@ -15,14 +15,15 @@ Java reads the properties of each record into a map (``CommitLog.checkMessageAnd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from skylark.core.hashing import ID_ENDING_SIZE
 from skylark.wire.properties import find_by_needle, needle_of
 
 _TAGS: Final = needle_of(b"TAGS")
 _KEYS: Final = needle_of(b"KEYS")
 _UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
-_ENDING_SIZE: Final = 8  # in ids of Java clients: half of the time, and the counter
 _SEPARATOR: Final = b"\x02"
 
 
@@ -38,7 +39,7 @@ class AlikeIds(NamedTuple):
     """The unique ids of records whose property strings have all else in common."""
 
     common: bytes  # with which each of them begins
-    endings: list[bytes]
+    endings: bytes  # joined; the last ID_ENDING_SIZE characters of each, all of them ASCII
 
 
 def indexed_values(properties: bytes) -> IndexedValues:
@@ -60,25 +61,23 @@ def indexed_values(properties: bytes) -> IndexedValues:
     return IndexedValues(tags, unique_id, keys)
 
 
-def alike_ids(property_strings: list[bytes]) -> AlikeIds | None:
+def alike_ids(property_strings: Sequence[bytes]) -> AlikeIds | None:
     """The unique ids, if nothing but their last characters tells the strings apart."""
     first = property_strings[0]
     start = (_SEPARATOR + first).rfind(_UNIQ_KEY) - 1 + len(_UNIQ_KEY)
     end = first.find(_SEPARATOR, start)
     if end < 0:
         end = len(first)
-    cut = end - _ENDING_SIZE
+    cut = end - ID_ENDING_SIZE
     if start < len(_UNIQ_KEY) - 1 or cut < start:
         return None
+    head, foot, common = first[:cut], first[end:], first[start:cut]
     endings = [properties[cut:end] for properties in property_strings]
-    if (
-        len({len(properties) for properties in property_strings}) > 1
-        or len({properties[:cut] for properties in property_strings}) > 1
-        or len({properties[end:] for properties in property_strings}) > 1
-    ):
+    if len(set(map(len, property_strings))) > 1 or head + (foot + head).join(
+        endings
+    ) + foot != b"".join(property_strings):
         return None
-    common = first[start:cut]
     joined = b"".join(endings)
     if _SEPARATOR in joined or not joined.isascii() or not common.isascii():
         return None
-    return AlikeIds(common, endings)
+    return AlikeIds(common, joined)

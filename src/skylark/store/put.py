@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import accumulate, repeat
 from typing import Final, TypeVar
 
 import msgspec
@@ -27,9 +26,9 @@ from skylark.store.consume_queue import ConsumeQueue, EntryQueue
 from skylark.store.consume_queues import ConsumeQueues
 from skylark.store.errors import StoreFullError
 from skylark.store.flags import RunningFlags, StoreFlag
-from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch
+from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch, Run
 from skylark.store.results import PutResult, PutStatus
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch
 from skylark.wire.layout import (
     FLAG_INNER_BATCH,
     FLAG_NEED_UNWRAP,
@@ -103,7 +102,7 @@ class Putter:
                 record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
                 appended.append(record)
         if appended:
-            self._dispatch.add_run(appended, now_ms)
+            self._dispatch.add_run(Run(*zip(*appended, strict=True)), now_ms)
         return results
 
     def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
@@ -139,13 +138,13 @@ class Putter:
             queue.next_offset = queue_offset + 1
         return queue, result
 
-    def put_batch(self, draft: Draft, messages: list[BatchMessage]) -> PutResult:
+    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
         """Store the messages of a batch as records of their own, all or none.
 
         Topic, queue and times are the draft's; its body is not looked at.
         """
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
-        refusal = self._batch_refusal(draft, topic, messages)
+        refusal = self._batch_refusal(draft, topic, batch)
         if refusal is not None:
             return PutResult(refusal)
         queue = self._new_queue(self._queues.get_or_create, draft)
@@ -153,24 +152,15 @@ class Putter:
             return PutResult(PutStatus.MESSAGE_ILLEGAL)
         queue_offset = queue.next_offset
         try:
-            appended = self._log.append_batch(draft, topic, queue_offset, messages)
+            appended = self._log.append_batch(draft, topic, queue_offset, batch)
         except StoreError as error:
             return PutResult(self._failure(error))
-        count = len(messages)
+        count = len(batch)
         queue.next_offset = queue_offset + count
-        log_offset, sizes, now_ms = appended.log_offset, appended.sizes, appended.store_timestamp
-        records: list[Appended] = list(
-            zip(
-                repeat(queue),
-                accumulate(sizes, initial=log_offset),  # one more than there are records
-                sizes,
-                repeat(draft.sys_flag),
-                [message.properties for message in messages],
-                strict=False,
-            )
-        )
-        self._dispatch.add_run(records, now_ms)
-        return PutResult(PutStatus.PUT_OK, log_offset, sum(sizes), queue_offset, now_ms, count)
+        offsets, sizes, now_ms = appended.log_offsets, appended.sizes, appended.store_timestamp
+        run = Run((queue,) * count, offsets, sizes, (draft.sys_flag,) * count, batch.properties)
+        self._dispatch.add_run(run, now_ms)
+        return PutResult(PutStatus.PUT_OK, offsets[0], sum(sizes), queue_offset, now_ms, count)
 
     def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
         """Store a batch body unsplit, as one record of a BatchCQ topic.
@@ -231,34 +221,29 @@ class Putter:
             return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
         return None
 
-    def _batch_refusal(
-        self, draft: Draft, topic: TopicField, messages: list[BatchMessage]
-    ) -> PutStatus | None:
-        if not messages or draft.topic.startswith(RETRY_PREFIX):
+    def _batch_refusal(self, draft: Draft, topic: TopicField, batch: Batch) -> PutStatus | None:
+        if not batch or draft.topic.startswith(RETRY_PREFIX):
             return PutStatus.MESSAGE_ILLEGAL
         if draft.sys_flag & FLAG_TRANSACTION_MASK in HIDDEN_KINDS:
             return PutStatus.MESSAGE_ILLEGAL
         delay = find_raw_property(draft.properties, _DELAY)
         if delay is not None and delay.lstrip(b"+0").isdigit():
             return PutStatus.MESSAGE_ILLEGAL
-        body_sizes = [len(message.body) for message in messages]
-        properties_sizes = [len(message.properties) for message in messages]
         usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
         if (
             self._refuses
             or not self._flags.writeable
             or len(topic.field) > _FIELD_SIZE_MAX
             or draft.sys_flag & FLAG_INNER_BATCH
-            or max(body_sizes) + max(properties_sizes) > usual_max
-            or 0 in body_sizes
-            or b"\0" in {message.properties[-1:] for message in messages}
+            or max(batch.sizes) > usual_max
+            or not all(batch.bodies)
+            or 0 in b"".join(batch.properties)
         ):  # one condition that holds for hardly any batch; which message it is comes out here
-            for message in messages:
+            for message in batch:
                 refusal = self._refusal(draft, topic, len(message.body), message.properties)
                 if refusal is not None:
                     return refusal
-        total = sum(body_sizes) + sum(properties_sizes)
-        return PutStatus.MESSAGE_ILLEGAL if total > self._record_size_max else None
+        return PutStatus.MESSAGE_ILLEGAL if sum(batch.sizes) > self._record_size_max else None
 
     def _is_long_retry(self, topic: str) -> bool:
         return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX

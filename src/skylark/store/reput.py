@@ -176,6 +176,16 @@ _Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
 Appended: TypeAlias = tuple[EntryQueue, int, int, int, bytes]
 
 
+class Run(NamedTuple):
+    """Records appended one after the other, by column: :data:`Appended` turned round."""
+
+    queues: Sequence[EntryQueue]
+    log_offsets: Sequence[int]
+    sizes: Sequence[int]
+    sys_flags: Sequence[int]
+    properties: Sequence[bytes]
+
+
 class Dispatch:
     """Feeds queues and index with the records that the log takes in."""
 
@@ -234,37 +244,37 @@ class Dispatch:
             (log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
         )
 
-    def add_run(self, records: list[Appended], store_timestamp: int) -> None:
+    def add_run(self, run: Run, store_timestamp: int) -> None:
         """:attr:`add` for records that were appended in the same moment."""
+        queues, log_offsets, sizes, sys_flags, property_strings = run
         if self._waiting is not None:
-            for queue, log_offset, size, sys_flag, properties in records:
+            for queue, log_offset, size, sys_flag, properties in zip(*run, strict=True):
                 self._hold(queue, log_offset, size, sys_flag, store_timestamp, properties)
             return
         keyed: KeyedRecords = []
-        tags_codes = self._read_alike(records, keyed) or [
+        tags_codes = self._read_alike(run, keyed) or [
             self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
-            for queue, log_offset, _, sys_flag, properties in records
+            for queue, log_offset, sys_flag, properties in zip(
+                queues, log_offsets, sys_flags, property_strings, strict=True
+            )
         ]
         self._put_into_index(keyed, store_timestamp)
-        queue, log_offset, size, _, _ = records[-1]
+        queue, count = queues[0], len(queues)
         if (
-            len(records) > 1
+            count > 1
             and type(queue) is ConsumeQueue
+            and queues.count(queue) == count
             and not self._tells(queue)
-            and {record[0] for record in records} == {queue}
             and None not in tags_codes
         ):
-            queue.append_run(
-                [
-                    CQ_ENTRY.pack(record[1], record[2], code)
-                    for record, code in zip(records, tags_codes, strict=True)
-                ],
-                log_offset + size,
-            )
-            self.dispatched_until = log_offset + size
+            log_end = log_offsets[-1] + sizes[-1]
+            queue.append_run(list(map(CQ_ENTRY.pack, log_offsets, sizes, tags_codes)), log_end)
+            self.dispatched_until = log_end
             self.dispatched_timestamp = store_timestamp
             return
-        for (queue, log_offset, size, _, properties), code in zip(records, tags_codes, strict=True):
+        for queue, log_offset, size, code, properties in zip(
+            queues, log_offsets, sizes, tags_codes, property_strings, strict=True
+        ):
             self._enter(queue, log_offset, size, code, store_timestamp, properties)
 
     def _tells(self, queue: EntryQueue) -> bool:
@@ -353,29 +363,28 @@ class Dispatch:
             return self._tags_codes.of(topic, tags, properties, store_timestamp)
         return known_code
 
-    def _read_alike(self, records: list[Appended], keyed: KeyedRecords) -> list[int | None] | None:
+    def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int | None] | None:
         """:meth:`_read` for records of which one tells everything; None if they are not so."""
-        queue, _, _, sys_flag, properties = records[0]
-        topic = queue.topic
+        count, sys_flag, topic = len(run.queues), run.sys_flags[0], run.queues[0].topic
         if (
-            len(records) < _ALIKE_MIN
+            count < _ALIKE_MIN
             or sys_flag & FLAG_TRANSACTION_MASK
             or topic == SCHEDULE_TOPIC
-            or len({record[3] for record in records}) > 1
-            or len({record[0].topic for record in records}) > 1
+            or run.sys_flags.count(sys_flag) < count
+            or len({queue.topic for queue in set(run.queues)}) > 1
         ):
             return None
-        ids = alike_ids([record[4] for record in records])
+        ids = alike_ids(run.properties)
         if ids is None:
             return None
-        tags, _, keys = indexed_values(properties)
+        tags, _, keys = indexed_values(run.properties[0])
         known_code = self._known_tags.get(tags)
         if known_code is None:
             return None
         if self._index is not None:
             key_hashes = self._index.hashes_of_alike(topic, ids, keys, tags)
-            keyed += zip([record[1] for record in records], key_hashes, strict=True)
-        return [known_code] * len(records)
+            keyed += zip(run.log_offsets, key_hashes, strict=True)
+        return [known_code] * count
 
     def _put_into_index(self, keyed: KeyedRecords, store_timestamp: int) -> None:
         if keyed and self._index is not None:

@@ -5,15 +5,20 @@ body, property length (2), properties. Topic, queue and times are those of the r
 splits the run into records with consecutive offsets, except for topics of type BatchCQ, where it is
 stored unsplit (an *inner batch*) and consumers take it apart.
 
+Taken apart, a batch is a :class:`Batch`: columns rather than messages. What the broker does with a
+batch it does with a whole column at once, and where all messages are equally long, which most
+programs bring about, it need not look at each of them.
+
 Answers to Java's ``MessageDecoder.encodeMessages``/``decodeMessages``/``countInnerMsgNum``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from operator import add
+from typing import Final, Self
 
 import msgspec
 
@@ -34,12 +39,71 @@ _ALIKE_COUNT_MAX: Final = 512  # a struct for more of them would take much memor
 
 
 class BatchMessage(msgspec.Struct, gc=False):
-    """What a message in a batch has of its own."""
+    """What a message in a batch has of its own: a row of a :class:`Batch`."""
 
     body: bytes
     properties: bytes = b""  # a raw property string
     flag: int = 0
     prepared_transaction_offset: int = 0  # not on the wire: of a final message that is stored
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """The messages of a batch by column; iteration goes over the messages."""
+
+    bodies: Sequence[bytes]
+    properties: Sequence[bytes]
+    flags: Sequence[int]
+    prepared_transaction_offsets: Sequence[int]
+    sizes: Sequence[int]  # of body and properties together
+    is_alike: bool  # all bodies have one size, and so have all property strings
+
+    @classmethod
+    def of(cls, messages: Iterable[BatchMessage]) -> Self:
+        """The batch with these messages."""
+        rows = list(messages)
+        return cls.of_columns(
+            [row.body for row in rows],
+            [row.properties for row in rows],
+            [row.flag for row in rows],
+            [row.prepared_transaction_offset for row in rows],
+        )
+
+    @classmethod
+    def of_columns(
+        cls,
+        bodies: Sequence[bytes],
+        properties: Sequence[bytes],
+        flags: Sequence[int],
+        prepared_transaction_offsets: Sequence[int],
+    ) -> Self:
+        """The batch with these columns, whatever their sizes."""
+        body_sizes, properties_sizes = list(map(len, bodies)), list(map(len, properties))
+        return cls(
+            bodies,
+            properties,
+            flags,
+            prepared_transaction_offsets,
+            list(map(add, body_sizes, properties_sizes)),
+            len(set(body_sizes)) <= 1 and len(set(properties_sizes)) <= 1,
+        )
+
+    def with_properties(self, properties: Sequence[bytes]) -> Self:
+        """The same messages with other property strings."""
+        return self.of_columns(
+            self.bodies, properties, self.flags, self.prepared_transaction_offsets
+        )
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __iter__(self) -> Iterator[BatchMessage]:
+        return map(
+            BatchMessage,
+            self.bodies,
+            self.properties,
+            self.flags,
+            self.prepared_transaction_offsets,
+        )
 
 
 def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
@@ -62,7 +126,7 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 
 def split_batch(
     body: bytes, *, size_max: int = BATCH_SIZE_MAX, count_max: int = BATCH_COUNT_MAX
-) -> list[BatchMessage]:
+) -> Batch:
     """Take a batch body apart; anything that is not a run of whole messages raises
     :class:`RemoteProtocolError`. Magic and checksum of the parts are not looked at."""
     end = len(body)
@@ -73,7 +137,9 @@ def split_batch(
         return alike
     unpack_head = BATCH_HEAD.unpack_from
     unpack_length = PROPERTIES_LENGTH.unpack_from
-    messages: list[BatchMessage] = []
+    bodies: list[bytes] = []
+    properties: list[bytes] = []
+    flags: list[int] = []
     position = 0
     while position < end:
         if end - position < BATCH_MESSAGE_SIZE_MIN:
@@ -92,19 +158,18 @@ def split_batch(
                 f"message at {position} of a batch: size {size}, sum of its parts "
                 f"{body_end + 2 + properties_size - position}"
             )
-        messages.append(
-            BatchMessage(body[body_start:body_end], body[body_end + 2 : message_end], flag)
-        )
-        if len(messages) > count_max:
+        bodies.append(body[body_start:body_end])
+        properties.append(body[body_end + 2 : message_end])
+        flags.append(flag)
+        if len(bodies) > count_max:
             raise RemoteProtocolError(f"a batch holds more than {count_max} messages")
         position = message_end
-    return messages
+    return Batch.of_columns(bodies, properties, flags, (0,) * len(bodies))
 
 
-def _split_alike(body: bytes, count_max: int) -> list[BatchMessage] | None:
-    """The messages of a batch, if all have the same size of body and properties.
-
-    That is how many programs fill their batches; one ``unpack`` takes them apart.
+def _split_alike(body: bytes, count_max: int) -> Batch | None:
+    """A batch whose messages all have the same size of body and properties; one ``unpack`` takes
+    it apart. None for any other.
     """
     end = len(body)
     if end < BATCH_MESSAGE_SIZE_MIN:
@@ -118,14 +183,18 @@ def _split_alike(body: bytes, count_max: int) -> list[BatchMessage] | None:
         return None
     fields = _alike(count, body_size, properties_size).unpack(body)
     if (
-        fields[0::8] != (size,) * count
-        or fields[4::8] != (body_size,) * count
-        or fields[6::8] != (properties_size,) * count
+        fields[0::6] != (size,) * count
+        or fields[2::6] != (body_size,) * count
+        or fields[4::6] != (properties_size,) * count
     ):
         return None
-    return list(map(BatchMessage, fields[5::8], fields[7::8], fields[3::8]))
+    own_size = body_size + properties_size
+    return Batch(
+        fields[3::6], fields[5::6], fields[1::6], (0,) * count, (own_size,) * count, is_alike=True
+    )
 
 
 @lru_cache(maxsize=64)
 def _alike(count: int, body_size: int, properties_size: int) -> struct.Struct:
-    return struct.Struct(">" + f"iiiii{body_size}sh{properties_size}s" * count)
+    # Without magic and checksum, which nobody looks at.
+    return struct.Struct(">" + f"i8xii{body_size}sh{properties_size}s" * count)

@@ -82,18 +82,28 @@ def test_index_hashes_of_keys_as_bytes(size: int, alphabet: str) -> None:
         expected = index_key_hash(reference_hash(prefix + key))
         assert index_key_hash_continue(java_hash(prefix), key.encode()) == expected
         assert index_id_hash_continue(java_hash(prefix), key.encode()) == expected
-        assert not key or index_id_hashes_continue(java_hash(prefix), [key.encode()]) == [expected]
 
 
 def test_index_hashes_of_ids_that_begin_alike() -> None:
     ids = [f"7F0000010A2B18B4AAC2{number:08X}" for number in range(0, 1 << 32, 0x0101_0107)]
     prefix = java_hash("T#7F0000010A2B18B4AAC2")
-    hashes = index_id_hashes_continue(prefix, [each[-8:].encode() for each in ids])
+    hashes = index_id_hashes_continue(prefix, "".join([each[-8:] for each in ids]).encode())
     assert hashes == [index_key_hash(reference_hash("T#" + each)) for each in ids]
-    mixed = [b"0000000A", b"order-77"]
-    assert index_id_hashes_continue(prefix, mixed) == [
-        index_key_hash(reference_hash("T#7F0000010A2B18B4AAC2" + each.decode())) for each in mixed
-    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 511, 512, 513, 1500])
+@pytest.mark.parametrize("prefix", ["", "T#", "polygenelubricants"])
+def test_index_hashes_of_any_endings(count: int, prefix: str) -> None:
+    letters = random.Random(count)
+    endings = ["\0" * 8, "\x7f" * 8, "order-77"]
+    endings += ["".join(map(chr, letters.choices(range(128), k=8))) for _ in range(count)]
+    endings = endings[:count]
+    hashes = index_id_hashes_continue(java_hash(prefix), "".join(endings).encode())
+    assert hashes == [index_key_hash(reference_hash(prefix + each)) for each in endings]
+
+
+def test_an_index_hash_without_absolute_value() -> None:
+    assert index_id_hashes_continue(java_hash("polygenelu"), b"bricants" * 2) == [0, 0]
 
 
 def test_index_hashes_of_malformed_keys() -> None:

@@ -26,7 +26,7 @@ from skylark.store.replay import IndexCatchUp
 from skylark.store.reput import Arrival, Dispatch, TagsCodes
 from skylark.store.view_sync import ViewSync
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.batch import BatchMessage, encode_batch
+from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import MessageRecord, decode_record, pack_host
 from skylark.wire.properties import encode_properties
@@ -172,15 +172,14 @@ class CrashStore:
     def put_batch(self, topic: str, queue_id: int, messages: list[BatchMessage]) -> int:
         queue = self.queues.get_or_create(topic, queue_id)
         draft = Draft(topic, queue_id, b"", born_host=HOST)
-        appended = self.log.append_batch(draft, topic_field(topic), queue.next_offset, messages)
-        queue.next_offset += len(messages)
-        log_offset = appended.log_offset
-        for message, size in zip(messages, appended.sizes, strict=True):
-            self.dispatch.add(
-                queue, log_offset, size, 0, appended.store_timestamp, message.properties
-            )
-            log_offset += size
-        return appended.log_offset
+        batch = Batch.of(messages)
+        appended = self.log.append_batch(draft, topic_field(topic), queue.next_offset, batch)
+        queue.next_offset += len(batch)
+        for log_offset, size, properties in zip(
+            appended.log_offsets, appended.sizes, batch.properties, strict=True
+        ):
+            self.dispatch.add(queue, log_offset, size, 0, appended.store_timestamp, properties)
+        return appended.log_offsets[0]
 
     def put_inner_batch(
         self, topic: str, queue_id: int, messages: Iterable[BatchMessage], **more: str

@@ -13,7 +13,7 @@ from skylark.store.errors import StoreFullError
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_files import MappedFiles
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from skylark.wire.message import Verify, decode_record, pack_host
 from tests.unit.store.hands import Hands
@@ -70,10 +70,9 @@ def test_property_checksums_are_sealed(tmp_path: Path) -> None:
     appended = log.append(draft(), TOPIC, 7)
     assert appended.size == 135
     decode_record(log.files.last.buffer, 0, 135, verify=Verify.PROPERTY)
-    batch = log.append_batch(draft(b""), TOPIC, 8, [BatchMessage(b"x1"), BatchMessage(b"x2")])
-    for size in batch.sizes:
-        decode_record(log.files.last.buffer, batch.log_offset, verify=Verify.PROPERTY)
-        batch.log_offset += size
+    two = Batch.of([BatchMessage(b"x1"), BatchMessage(b"x2", PROPERTIES)])
+    for log_offset in log.append_batch(draft(b""), TOPIC, 8, two).log_offsets:
+        decode_record(log.files.last.buffer, log_offset, verify=Verify.PROPERTY)
 
 
 @pytest.mark.spec("store.12.11")
@@ -97,9 +96,9 @@ def test_a_batch_stays_together(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     log.append(draft(bytes(4096 - 110 - 300)), TOPIC, 0)  # room for two of three
     messages = [BatchMessage(b"x%d" % number, PROPERTIES, number) for number in range(3)]
-    batch = log.append_batch(draft(b"", sys_flag=0), TOPIC, 4, messages)
-    assert batch.log_offset == 4096
-    assert batch.sizes == [112, 112, 112]
+    batch = log.append_batch(draft(b"", sys_flag=0), TOPIC, 4, Batch.of(messages))
+    assert list(batch.log_offsets) == [4096, 4096 + 112, 4096 + 224]
+    assert list(batch.sizes) == [112, 112, 112]
     position = 0
     for number in range(3):
         record = decode_record(log.files.last.buffer, position, log_start=4096)

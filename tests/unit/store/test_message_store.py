@@ -19,7 +19,7 @@ from skylark.store.reput import Arrival
 from skylark.store.results import GetStatus, PutResult, PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK
 from tests.store_machine import (
     HOST,
@@ -139,7 +139,7 @@ def test_a_batch_gets_consecutive_offsets_and_never_straddles_two_files(
 ) -> None:
     store = machine.opened(disk)
     store.put(draft(b"first"))
-    parts = [BatchMessage(b"x%d" % number, b"TAGS\x01A\x02") for number in (1, 2, 3)]
+    parts = Batch.of([BatchMessage(b"x%d" % number, b"TAGS\x01A\x02") for number in (1, 2, 3)])
     size = 91 + len("TopicTest") + 2 + len("TAGS\x01A\x02")
     result = store.put_batch(draft(b""), parts)
     assert (result.status, result.queue_offset, result.message_count) == (PutStatus.PUT_OK, 1, 3)
@@ -174,7 +174,7 @@ def test_a_topic_that_cannot_be_a_directory_is_illegal(
 ) -> None:
     store = machine.opened(disk)
     assert store.put(draft(topic=topic)).status is PutStatus.MESSAGE_ILLEGAL
-    batch = [BatchMessage(b"x")]
+    batch = Batch.of([BatchMessage(b"x")])
     assert store.put_batch(draft(topic=topic), batch).status is PutStatus.MESSAGE_ILLEGAL
     assert store.log.max_offset == 0
 

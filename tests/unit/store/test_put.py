@@ -12,7 +12,7 @@ from skylark.store.consume_queue import ConsumeQueue
 from skylark.store.files import OsFileSystem
 from skylark.store.flags import RunningFlags, StoreFlag
 from skylark.store.results import PutStatus
-from skylark.wire.batch import BatchMessage, encode_batch
+from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.message import decode_record
 from tests.unit.store.small_store import HOST, SmallStore
 
@@ -75,16 +75,16 @@ def test_only_retry_topics_may_be_long(store: SmallStore) -> None:
     ],
 )
 def test_batches_that_are_refused(store: SmallStore, wrong: Draft) -> None:
-    result = store.putter.put_batch(wrong, [BatchMessage(b"a")])
+    result = store.putter.put_batch(wrong, Batch.of([BatchMessage(b"a")]))
     assert result.status is PutStatus.MESSAGE_ILLEGAL
     assert store.log.max_offset == 0
-    assert store.putter.put_batch(draft(), []).status is PutStatus.MESSAGE_ILLEGAL
+    assert store.putter.put_batch(draft(), Batch.of([])).status is PutStatus.MESSAGE_ILLEGAL
 
 
 def test_a_batch_has_consecutive_offsets(store: SmallStore) -> None:
     store.putter.put(draft())
     messages = [BatchMessage(b"m%d" % number, b"TAGS\x01A\x02") for number in range(3)]
-    result = store.putter.put_batch(draft(), messages)
+    result = store.putter.put_batch(draft(), Batch.of(messages))
     assert (result.queue_offset, result.message_count) == (1, 3)
     queue = store.queues.get("T", 0)
     assert queue is not None
@@ -131,7 +131,7 @@ def test_flags_and_shutdown_refuse(store: SmallStore) -> None:
     assert store.putter.put(draft()).status is PutStatus.PUT_OK
     store.putter.shut_down()
     assert store.putter.put(draft()).status is PutStatus.SERVICE_NOT_AVAILABLE
-    refused = store.putter.put_batch(draft(), [BatchMessage(b"a")])
+    refused = store.putter.put_batch(draft(), Batch.of([BatchMessage(b"a")]))
     assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
@@ -161,6 +161,17 @@ def test_properties_that_recovery_would_take_for_torn_are_refused(store: SmallSt
 
 
 def test_those_of_one_message_of_a_batch_are_refused_as_well(store: SmallStore) -> None:
-    messages = [BatchMessage(b"a", b"k\x01v\x02"), BatchMessage(b"b", b"k\x01\0")]
-    assert store.putter.put_batch(draft(), messages).status is PutStatus.MESSAGE_ILLEGAL
+    usual = BatchMessage(b"a", b"k\x01v\x02")
+    for torn in (b"k\x01\0", b"k\x01v\0"):  # of another size, and of the same
+        batch = Batch.of([usual, BatchMessage(b"b", torn)])
+        assert store.putter.put_batch(draft(), batch).status is PutStatus.MESSAGE_ILLEGAL
+    assert store.log.max_offset == 0
+    within = Batch.of([usual, BatchMessage(b"b", b"k\x01\0\x02")])
+    assert store.putter.put_batch(draft(), within).status is PutStatus.PUT_OK
+
+
+def test_one_message_without_body_refuses_its_batch(store: SmallStore) -> None:
+    for bodies in ([b"a", b""], [b"", b""]):
+        batch = Batch.of([BatchMessage(body) for body in bodies])
+        assert store.putter.put_batch(draft(), batch).status is PutStatus.MESSAGE_ILLEGAL
     assert store.log.max_offset == 0

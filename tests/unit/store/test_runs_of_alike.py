@@ -10,7 +10,7 @@ from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.put import Putter
 from skylark.store.reput import Dispatch, TagsCodes
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.message import iter_records
 from tests.unit.store.crash_store import view_files
 from tests.unit.store.small_store import HOST, SmallStore, memory_store
@@ -94,7 +94,7 @@ def test_a_batch(kind: str, sys_flag: int) -> None:
     for each in drafts:
         each.sys_flag = sys_flag
         single.putter.put(each)
-    messages = [BatchMessage(each.body, each.properties) for each in drafts]
+    messages = Batch.of([BatchMessage(each.body, each.properties) for each in drafts])
     assert batch.putter.put_batch(draft(0, sys_flag=sys_flag), messages).message_count == 9
     assert batch.views() == single.views()
     last = single.store.log.files.last

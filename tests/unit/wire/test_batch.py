@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
-from skylark.wire.batch import BatchMessage, encode_batch, split_batch
+from skylark.wire.batch import Batch, BatchMessage, encode_batch, split_batch
 
 X1 = BatchMessage(b"x1", b"TAGS\x01A\x02")
 X1_BYTES = bytes.fromhex("0000001f000000000000000000000000000000027831000754414753014102")
@@ -16,7 +16,7 @@ X1_BYTES = bytes.fromhex("0000001f0000000000000000000000000000000278310007544147
 @pytest.mark.spec("store.12.12")
 def test_one_message_of_a_batch() -> None:
     assert encode_batch([X1]) == X1_BYTES
-    assert split_batch(X1_BYTES) == [X1]
+    assert list(split_batch(X1_BYTES)) == [X1]
 
 
 @pytest.mark.spec("store.12.12")
@@ -29,17 +29,17 @@ def test_three_messages_follow_each_other() -> None:
     encoded = encode_batch(messages)
     assert len(encoded) == 31 + 22 + 3026
     assert encoded.startswith(X1_BYTES)
-    assert split_batch(encoded) == messages
+    assert list(split_batch(encoded)) == messages
 
 
 def test_an_empty_body_is_an_empty_batch() -> None:
     assert encode_batch([]) == b""
-    assert split_batch(b"") == []
+    assert list(split_batch(b"")) == []
 
 
 def test_magic_and_checksum_of_the_parts_are_ignored() -> None:
     changed = X1_BYTES[:4] + b"\xff" * 8 + X1_BYTES[12:]
-    assert split_batch(changed) == [X1]
+    assert list(split_batch(changed)) == [X1]
 
 
 def patched(position: int, layout: str, value: int) -> bytes:
@@ -95,15 +95,46 @@ def walked(body: bytes) -> list[BatchMessage] | None:
 def test_messages_of_one_size_are_read_as_any_others(value: int) -> None:
     """Any byte of a batch of equal messages may be another one."""
     batch = encode_batch([X1, BatchMessage(b"x2", b"TAGS\x01B\x02", 7), X1, X1])
-    assert walked(batch) == split_batch(batch)
+    assert walked(batch) == list(split_batch(batch))
     for position in range(len(batch)):
         changed = batch[:position] + bytes([value]) + batch[position + 1 :]
         expected = walked(changed)
         if expected is not None:
-            assert split_batch(changed) == expected
+            found = split_batch(changed)
+            assert list(found) == expected
+            assert list(found.sizes) == [len(it.body) + len(it.properties) for it in expected]
+            kinds = {(len(it.body), len(it.properties)) for it in expected}
+            assert found.is_alike == (len(kinds) == 1)
         else:
             with pytest.raises(RemoteProtocolError):
                 split_batch(changed)
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_alike"),
+    [
+        ([], True),
+        ([X1], True),
+        ([X1, BatchMessage(b"yy", b"TAGS\x01B\x02", 7, 70)], True),
+        ([X1, BatchMessage(b"y", b"TAGS\x01B\x02")], False),
+        ([X1, BatchMessage(b"yy", b"TAGS\x01BB\x02")], False),
+        ([X1, BatchMessage(b"y", b"TAGS\x01BB\x02")], False),  # in sum as long
+    ],
+)
+def test_columns_and_messages(messages: list[BatchMessage], is_alike: bool) -> None:
+    batch = Batch.of(messages)
+    assert list(batch) == messages
+    assert len(batch) == len(messages)
+    assert batch.sizes == [len(it.body) + len(it.properties) for it in messages]
+    assert batch.is_alike == is_alike
+
+
+def test_other_properties() -> None:
+    batch = Batch.of([X1, BatchMessage(b"x2", b"TAGS\x01B\x02", 7, 70)])
+    assert batch.is_alike
+    other = batch.with_properties([b"", b"k\x01v\x02"])
+    assert list(other) == [BatchMessage(b"x1"), BatchMessage(b"x2", b"k\x01v\x02", 7, 70)]
+    assert (other.sizes, other.is_alike) == ([2, 6], False)
 
 
 def test_limits() -> None:
@@ -116,8 +147,7 @@ def test_limits() -> None:
 
 
 def test_properties_that_do_not_fit_are_our_mistake() -> None:
-    assert split_batch(encode_batch([BatchMessage(b"", bytes(32767))]))[0].properties == bytes(
-        32767
-    )
+    batch = split_batch(encode_batch([BatchMessage(b"", bytes(32767))]))
+    assert batch.properties == [bytes(32767)]
     with pytest.raises(LocalProtocolError, match="32768 bytes exceed 32767"):
         encode_batch([BatchMessage(b"", bytes(32768))])

@@ -46,7 +46,7 @@ from skylark.net.dispatch import Answer, Dispatcher
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire import properties as names
-from skylark.wire.batch import BatchMessage, split_batch
+from skylark.wire.batch import Batch, split_batch
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
@@ -101,17 +101,17 @@ class HalfHandlers:
         topic = checks.topic_of(connection, header)
         draft = checks.draft(connection, header, topic, b"")
         real_queue_id = draft.queue_id
-        messages = self._halves(header, topic, draft, request.body or b"")
+        batch = self._halves(header, topic, draft, request.body or b"")
         draft.topic, draft.queue_id = HALF_TOPIC, HALF_QUEUE_ID
         draft.sys_flag &= ~FLAG_TRANSACTION_MASK
-        result = self._writer.put_batch(draft, messages)
+        result = self._writer.put_batch(draft, batch)
         if not result.status.stored:
             raise self._answers.refusal(result.status)
-        self._transactions.halves_stored(header.topic, len(messages))
+        self._transactions.halves_stored(header.topic, len(batch))
         self._stats.put(HALF_TOPIC, result.message_count, result.size, is_system=True)
         ext = {
             **checks.ext,
-            "msgId": batch_ids(self._writer.store, result, messages),
+            "msgId": batch_ids(self._writer.store, result, batch),
             "queueId": str(real_queue_id),
             "queueOffset": str(result.queue_offset),
         }
@@ -123,9 +123,7 @@ class HalfHandlers:
             lambda status: response_to(request, status.code, ext=ext),
         )
 
-    def _halves(
-        self, header: SendHeader, topic: TopicConfig, draft: Draft, body: bytes
-    ) -> list[BatchMessage]:
+    def _halves(self, header: SendHeader, topic: TopicConfig, draft: Draft, body: bytes) -> Batch:
         """The messages with the properties of half messages; raises BrokerError."""
         checks = self._checks
         if checks.config.reject_transaction_message:
@@ -141,7 +139,7 @@ class HalfHandlers:
             or names.find_property(common, names.PROPERTY_PGROUP) is None
         ):
             raise self._illegal("these half messages need requests of their own")
-        messages = split_batch(body, size_max=len(body))
+        batch = split_batch(body, size_max=len(body))
         middle = (
             f"{common}{names.PROPERTY_TRAN_MSG}\x01true\x02{names.PROPERTY_TRANSACTION_ID}\x01"
         ).encode()
@@ -149,13 +147,13 @@ class HalfHandlers:
             f"\x02{checks.added_text}{names.PROPERTY_REAL_TOPIC}\x01{draft.topic}\x02"
             f"{names.PROPERTY_REAL_QID}\x01{draft.queue_id}\x02"
         ).encode()
-        for message in messages:
-            properties = message.properties
+        completed = []
+        for properties in batch.properties:
             unique_id = names.find_by_needle(properties, _UNIQUE_ID)
             if unique_id is None or not _HALF_PLAIN.fullmatch(properties):
                 raise self._illegal("a half message needs a request of its own")
-            message.properties = properties + middle + unique_id + end
-        return messages
+            completed.append(properties + middle + unique_id + end)
+        return batch.with_properties(completed)
 
     def _illegal(self, hint: str) -> BrokerError:
         return self._answers.refusal(PutStatus.MESSAGE_ILLEGAL, hint)

@@ -65,7 +65,7 @@ from skylark.net.dispatch import Answer, Dispatcher
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire import properties as names
-from skylark.wire.batch import BatchMessage, split_batch
+from skylark.wire.batch import Batch, split_batch
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import V3_4_9, RequestCode
 from skylark.wire.command import Command, response_to
@@ -261,26 +261,26 @@ class SendHandlers:
             or header.sys_flag & FLAG_TRANSACTION_MASK
         ):
             raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL)
-        messages = split_batch(body, size_max=len(body))
+        batch = split_batch(body, size_max=len(body))
         if header.topic == TIMER_TOPIC:
-            for message in messages:
-                self._check_destination(names.parse_properties(message.properties))
+            for properties in batch.properties:
+                self._check_destination(names.parse_properties(properties))
         text = header.properties or ""
         unique_id = names.find_property(text, names.PROPERTY_UNIQ_KEY)
         batch_unique_id = None
         if topic.attributes.get(QUEUE_TYPE) == "BatchCQ":
             batch_unique_id = unique_id
             draft = self._checks.draft(connection, header, topic, body)
-            result = self._put_inner_batch(draft, text, topic, messages)
+            result = self._put_inner_batch(draft, text, topic, batch)
         else:
             draft = self._checks.draft(connection, header, topic, b"")
             draft.properties = text.encode()
-            result = self._writer.put_batch(draft, messages)
+            result = self._writer.put_batch(draft, batch)
         if not result.status.stored:
             raise self._answers.refusal(result.status)
         self._count(header.topic, result)
         if batch_unique_id is None:
-            ids = batch_ids(self._store, result, messages)
+            ids = batch_ids(self._store, result, batch)
         else:
             ids = encode_offset_id(self._store.log.store_host, result.log_offset)
         sent = Sent(
@@ -294,7 +294,7 @@ class SendHandlers:
         return self._sent_answers.when_durable(connection, sent, result, text)
 
     def _put_inner_batch(
-        self, draft: Draft, text: str, topic: TopicConfig, messages: list[BatchMessage]
+        self, draft: Draft, text: str, topic: TopicConfig, batch: Batch
     ) -> PutResult:
         properties = names.parse_properties(text)
         if names.PROPERTY_UNIQ_KEY not in properties:
@@ -308,7 +308,7 @@ class SendHandlers:
             properties.pop(name, None)
         properties.update(self._checks.added_to_sends)
         draft.properties = names.encode_properties(properties).encode()
-        return self._writer.put_inner_batch(draft, len(messages))
+        return self._writer.put_inner_batch(draft, len(batch))
 
     # --- answers ----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.mapped_file import Lease
 from skylark.store.results import PutResult
 from skylark.wire import properties as names
-from skylark.wire.batch import BatchMessage
+from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.halves import HalfPlace
 from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
 from skylark.wire.message import MessageRecord, decode_record
@@ -106,7 +106,7 @@ class PlainCommits:
             seen.add(record.queue_offset)
             records.append(record)
             messages.append(self._final(record))
-        result = self._writer.put_batch(draft, messages)
+        result = self._writer.put_batch(draft, Batch.of(messages))
         if not result.status.stored:
             return None
         self._transactions.finals_stored(records, topic, result)
