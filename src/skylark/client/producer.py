@@ -54,7 +54,7 @@ from skylark.client.send_keywords import (
     with_shard,
 )
 from skylark.client.send_plan import SendMode
-from skylark.client.sender import TopicState
+from skylark.client.sender import Sender, TopicState
 from skylark.client.state import (
     ServiceState,
     Startable,
@@ -229,11 +229,10 @@ class Producer(Startable):
             return await _collect(
                 parts, state, message, queue, shard, SendMode.SYNC, timeout_s, size
             )
-        extra = with_shard(delay, shard)
+        extra, sender = with_shard(delay, shard), parts.sender
         try:
-            return await _send_now(
-                parts, state, message, extra, SendMode.SYNC, timeout_s, began, queue
-            )
+            parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
+            return await sender.send(state, parcel, SendMode.SYNC, timeout_s, began, queue)
         finally:
             if batching:
                 collector.end_alone()
@@ -274,7 +273,7 @@ class Producer(Startable):
             return _collect(parts, state, message, queue, shard, SendMode.ASYNC, timeout_s, size)
         future: asyncio.Future[SendResult] = parts.link.loop.create_future()
         extra = with_shard(delay, shard)
-        work = _send_now(parts, state, message, extra, SendMode.ASYNC, timeout_s, began, queue)
+        work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
         try:
             parts.sends.spawn(_settle(future, work, parts.permits, size), name="send")
         except LifecycleError:  # it was stopped while this waited for a permit
@@ -497,20 +496,18 @@ class Producer(Startable):
         return await self._use().requests.reply(request, body, timeout_s)
 
 
-async def _send_now(
-    parts: ProducerParts,
+async def _send_alone(
+    sender: Sender,
     state: TopicState,
     message: Message,
     extra: dict[str, str] | None,
-    mode: SendMode,
     timeout_s: float,
     began: float,
     queue: MessageQueue | None,
 ) -> SendResult:
-    """Send a message by itself."""
-    sender = parts.sender
+    """Send a message by itself, for whoever waits for it later."""
     parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
-    return await sender.send(state, parcel, mode, timeout_s, began, queue)
+    return await sender.send(state, parcel, SendMode.ASYNC, timeout_s, began, queue)
 
 
 def _collect(

@@ -59,6 +59,8 @@ from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
 #: Bodies up to this are compressed at once (under a millisecond); larger ones in a thread.
 COMPRESS_INLINE_MAX: Final = 32 * 1024
 REPLY_TYPE: Final = "reply"
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _DELAY_NAMES: Final = (
     names.PROPERTY_DELAY,
     names.PROPERTY_TIMER_DELAY_SEC,
@@ -216,18 +218,18 @@ class Sender:
     def _parcel(
         self, message: Message, extra: Mapping[str, str] | None, body: bytes, sys_flag: int
     ) -> Parcel:
-        added = {**(extra or {}), **(self.common or {})}
         unique_id = self.next_id()
-        message_type = "Normal"
-        code = RequestCode.SEND_MESSAGE_V2
-        if added:
+        message_type, code = "Normal", _SEND
+        added: dict[str, str] | None = None
+        if extra or self.common:
+            added = {**(extra or {}), **(self.common or {})}
             if added.get(names.PROPERTY_TRAN_MSG) == "true":
                 sys_flag |= FLAG_TRANSACTION_PREPARED
                 message_type = "Trans_Half"
             elif any(name in added for name in _DELAY_NAMES):
                 message_type = "Delay"
             if added.get(names.PROPERTY_MSG_TYPE) == REPLY_TYPE:
-                code = RequestCode.SEND_REPLY_MESSAGE_V2
+                code = _SEND_REPLY
         return Parcel(
             messages=(message,),
             properties=property_text(message, unique_id, added),
@@ -283,55 +285,42 @@ class Sender:
 
         ``began`` is when the time started to run.
         """
-        meter, count = state.meter, len(parcel.messages)
-        meter.begin(count)
-        try:
-            result = await self._send(state, parcel, mode, timeout_s, began, queue)
-        except BaseException as error:
-            meter.failed(error, self._clock.monotonic() - began, count)
-            raise
-        meter.done(result.status, self._clock.monotonic() - began, count)
-        return result
-
-    async def _send(
-        self,
-        state: TopicState,
-        parcel: Parcel,
-        mode: SendMode,
-        timeout_s: float,
-        began: float,
-        queue: MessageQueue | None,
-    ) -> SendResult:
         plan: SendPlan[SendResult] = SendPlan(
             self._policy, mode, timeout_s, began, one_queue=queue is not None
         )
-        queues: Sequence[MessageQueue] = ()
-        if queue is None:
-            route = self._routes.get(state.topic)  # nearly always known: nobody waits for it
-            queues = (route and route.publish) or await self.queues(state)
-        monotonic = self._clock.monotonic
+        monotonic, meter, count = self._clock.monotonic, state.meter, len(parcel.messages)
         last_broker: str | None = None
-        while True:
-            chosen = queue or choose_in_turn(queues, state.turn, last_broker, self._faults)
-            start = monotonic()
-            attempt_s = plan.begin(start)
-            try:
-                result = await self._attempt(state, parcel, chosen, attempt_s, mode)
-            except SkylarkError as error:
-                now = monotonic()
-                self._note_failure(chosen.broker_name, now - start, error, mode)
-                outcome = plan.failed(error, now)
-            else:
-                now = monotonic()
-                if self._faults is not None:
-                    self._faults.update(
-                        chosen.broker_name, now - start, isolated=False, reachable=True
-                    )
-                outcome = plan.done(result, result.status, now)
-            if outcome is not None:
-                return outcome
-            last_broker = chosen.broker_name
-            state.meter.retry()
+        meter.begin(count)
+        try:
+            queues: Sequence[MessageQueue] = ()
+            if queue is None:
+                route = self._routes.get(state.topic)  # nearly always known: nobody waits for it
+                queues = (route and route.publish) or await self.queues(state)
+            while True:
+                chosen = queue or choose_in_turn(queues, state.turn, last_broker, self._faults)
+                start = monotonic()
+                attempt_s = plan.begin(start)
+                try:
+                    result = await self._attempt(state, parcel, chosen, attempt_s, mode)
+                except SkylarkError as error:
+                    now = monotonic()
+                    self._note_failure(chosen.broker_name, now - start, error, mode)
+                    outcome = plan.failed(error, now)
+                else:
+                    now = monotonic()
+                    if self._faults is not None:
+                        self._faults.update(
+                            chosen.broker_name, now - start, isolated=False, reachable=True
+                        )
+                    outcome = plan.done(result, result.status, now)
+                if outcome is not None:
+                    meter.done(outcome.status, now - began, count)
+                    return outcome
+                last_broker = chosen.broker_name
+                meter.retry()
+        except BaseException as error:
+            meter.failed(error, monotonic() - began, count)
+            raise
 
     async def send_oneway(
         self, state: TopicState, parcel: Parcel, timeout_s: float, queue: MessageQueue | None

@@ -105,17 +105,41 @@ class RemotingClient:
         ConfigError for what is no address. The command is stamped with our version and language
         as it is sent, and may be sent again.
         """
-        deadline = self._clock.monotonic() + timeout_s
+        monotonic = self._clock.monotonic
+        deadline = monotonic() + timeout_s
         connection = self._connection(address) or await self._connect(address, deadline)
-        response = await self._call_on(connection, address, request, deadline)
-        if response.code != ResponseCode.GO_AWAY:
-            return response
-        self._retire(address, connection)
-        connection = self._connection(address) or await self._connect(address, deadline)
-        response = await self._call_on(connection, address, request, deadline)
-        if response.code == ResponseCode.GO_AWAY:
-            raise GoAwayError(response.remark or f"{address} is shutting down")
-        return response
+        sent_away = False
+        while True:
+            if connection.write_paused:
+                await self._wait_for_room(connection.room(), address, deadline)
+            left_s = deadline - monotonic()
+            if left_s <= 0:
+                raise RequestTimeoutError(f"no time left to call {address} after connecting")
+            self._stamp(request)
+            try:
+                answer = connection.call(request, left_s)
+            except TooManyRequestsError:
+                await self._wait_for_room(connection.room(), address, deadline)
+                continue
+            opaque = request.opaque
+            try:
+                response = await answer
+            except asyncio.CancelledError:
+                connection.forget_call(opaque)
+                raise
+            except RequestTimeoutError:
+                # The path may be dead without either end knowing. Java closes the socket here; we
+                # keep it for the calls that still wait on it, and open a new one for the next.
+                if left_s > RETIRE_AFTER_TIMEOUT_S:
+                    self._retire(address, connection)
+                raise
+            if response.code != ResponseCode.GO_AWAY:
+                return response
+            if sent_away:
+                raise GoAwayError(response.remark or f"{address} is shutting down")
+            sent_away = True
+            self._retire(address, connection)
+            connection = self._connection(address) or await self._connect(address, deadline)
 
     async def oneway(self, address: str, request: Command, timeout_s: float = 3.0) -> None:
         """Send a request that gets no response; returns when it is handed to the connection."""
@@ -132,33 +156,6 @@ class RemotingClient:
         request.serialize_type = self._serialize_type
         if request.code > CODE_MAX:
             request.serialize_type = SERIALIZE_JSON
-
-    async def _call_on(
-        self, connection: Connection, address: str, request: Command, deadline: float
-    ) -> Command:
-        if connection.write_paused:
-            await self._wait_for_room(connection.room(), address, deadline)
-        left_s = deadline - self._clock.monotonic()
-        if left_s <= 0:
-            raise RequestTimeoutError(f"no time left to call {address} after connecting")
-        self._stamp(request)
-        try:
-            answer = connection.call(request, left_s)
-        except TooManyRequestsError:
-            await self._wait_for_room(connection.room(), address, deadline)
-            return await self._call_on(connection, address, request, deadline)
-        opaque = request.opaque
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            connection.forget_call(opaque)
-            raise
-        except RequestTimeoutError:
-            # The path may be dead without either end knowing. Java closes the socket here; we
-            # keep it for the calls that still wait on it, and open a new one for the next.
-            if left_s > RETIRE_AFTER_TIMEOUT_S:
-                self._retire(address, connection)
-            raise
 
     async def _wait_for_room(self, room: Awaitable[None], address: str, deadline: float) -> None:
         try:

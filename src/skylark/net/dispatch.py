@@ -210,6 +210,8 @@ class Dispatcher:
         """Those that a handler is to see; of one code, the first may speak for the others."""
         if self.shutting_down or not self._judged_alike:
             return [each for each in requests if self._is_admitted(connection, each)]
+        if len(requests) == 1:
+            return requests if self._is_admitted(connection, requests[0]) else []
         spoken_for: set[int] = set()
         admitted: list[Command] = []
         for index, request in enumerate(requests):

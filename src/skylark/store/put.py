@@ -92,6 +92,8 @@ class Putter:
 
     def put_run(self, drafts: list[Draft]) -> list[PutResult]:
         """Store messages that came together, in their order, each on its own."""
+        if len(drafts) == 1:
+            return [self.put(drafts[0])]
         results: list[PutResult] = []
         appended: list[Appended] = []
         now_ms = self._log.now_ms()

@@ -96,12 +96,12 @@ class PutRuns:
             results = self._writer.put_run([draft for draft, _, _ in plain])
         except Exception as error:  # noqa: BLE001 - becomes code 1; what came before is answered
             return _errors(plain, error)
+        part = self._parts[plain[0][1].code]
+        if len(plain) == 1 or all(self._parts[request.code] is part for _, request, _ in plain):
+            return _told(part, connection, plain, results, as_frames)
         by_part: dict[RunPart[Any], list[int]] = {}
         for index, (_, request, _) in enumerate(plain):
             by_part.setdefault(self._parts[request.code], []).append(index)
-        if len(by_part) == 1:
-            (part,) = by_part
-            return _told(part, connection, plain, results, as_frames)
         answers: list[Answer | bytes] = [None] * len(plain)
         for part, indexes in by_part.items():
             own = [plain[index] for index in indexes]
