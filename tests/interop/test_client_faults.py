@@ -142,9 +142,10 @@ async def test_a_broker_that_refuses(pair: Pair, topic: str) -> None:
         with pair.setting(pair.b, "brokerPermission", "4", "6"):
             results = [await patient.send(message) for message in messages(topic)]
             assert {result.queue.broker_name for result in results} == {"broker-a"}
-            # In turn: each second queue is of broker b, and refused once.
+            # In turn: each second queue is of broker b, and refused once. Where the queues of a
+            # broker stand together that is every fourth message, and the first four may be of a.
             refused = attempts.at[pair.b.address]
-            assert COUNT // 4 <= refused <= COUNT
+            assert COUNT // 4 - 1 <= refused <= COUNT
             assert attempts.at == {pair.a.address: COUNT, pair.b.address: refused}
 
             futures = [await hasty.submit(message) for message in messages(topic)]
@@ -221,7 +222,10 @@ async def test_a_broker_that_is_gone(pair: Pair, topic: str) -> None:
 
 @pytest.mark.parametrize("release", SITES)
 async def test_stored_but_not_safe(release: str, tmp_path: Path) -> None:
-    """Item 12: a broker that waits for its disk, but not long enough, answers 10."""
+    """Item 12: a broker that waits for its disk, but not long enough, answers 10.
+
+    Its disk may be faster than the thread that looks at the clock: then it answers 0 now and then.
+    """
     hasty = {"flushDiskType": "SYNC_FLUSH", "syncFlushTimeout": 0}
     with (
         ApacheNamesrv(folder=tmp_path / "namesrv", heap_mb=256, version=release) as namesrv,
@@ -236,6 +240,10 @@ async def test_stored_but_not_safe(release: str, tmp_path: Path) -> None:
             async with Producer(
                 "p", options, hooks=[attempts], retry_another_broker=again, send_timeout=10.0
             ) as producer:
-                result = await producer.send(Message("T", b"x"))
+                for _ in range(100):
+                    attempts.at.clear()
+                    result = await producer.send(Message("T", b"x"))
+                    if result.status is not SendStatus.SEND_OK:
+                        break
             assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
             assert attempts.at == {broker.address: expected}
