@@ -15,10 +15,10 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
-from skylark.wire.batch import Batch
+from skylark.wire.batch import ALIKE_COUNT_MAX, Batch
 from skylark.wire.layout import (
     BODY_LENGTH_SIZE,
     PREPARED_OFFSET_SIZE,
@@ -29,7 +29,6 @@ from skylark.wire.layout import (
 _TWO = struct.Struct(">ii")
 _LAST = struct.Struct(">qi")  # prepared transaction offset, body length
 assert _LAST.size == PREPARED_OFFSET_SIZE + BODY_LENGTH_SIZE
-_ALIKE_COUNT_MAX: Final = 512  # a struct for more of them would take much memory
 _pack_properties_length = PROPERTIES_LENGTH.pack
 
 
@@ -73,7 +72,7 @@ def pack_batch(shared: Shared, batch: Batch, queue_offset: int, log_offset: int)
     flag, prepared_offset = batch.flags[0], batch.prepared_transaction_offsets[0]
     if (
         not batch.is_alike
-        or count > _ALIKE_COUNT_MAX
+        or count > ALIKE_COUNT_MAX
         or batch.flags.count(flag) < count
         or batch.prepared_transaction_offsets.count(prepared_offset) < count
     ):
@@ -93,7 +92,7 @@ def pack_batch(shared: Shared, batch: Batch, queue_offset: int, log_offset: int)
     return _alike(count, len(rest), body_size, len(topic), properties_size).pack(*fields)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _alike(count: int, rest: int, body: int, topic: int, properties: int) -> struct.Struct:
     return struct.Struct(">" + f"8si8sqq{rest}s{body}s{topic}s{properties}s" * count)
 

@@ -35,7 +35,8 @@ from skylark.wire.layout import (
 BATCH_SIZE_MAX: Final = 4 * 1024 * 1024
 #: A batch of 4 MiB with unique ids and tags holds fewer.
 BATCH_COUNT_MAX: Final = 65_535
-_ALIKE_COUNT_MAX: Final = 512  # a struct for more of them would take much memory
+#: Equally long messages that are packed or unpacked at once: a struct for more takes much memory.
+ALIKE_COUNT_MAX: Final = 512
 
 
 class BatchMessage(msgspec.Struct, gc=False):
@@ -132,7 +133,7 @@ def split_batch(
     end = len(body)
     if end > size_max:
         raise RemoteProtocolError(f"a batch of {end} bytes exceeds {size_max}")
-    alike = _split_alike(body, min(count_max, _ALIKE_COUNT_MAX))
+    alike = _split_alike(body, min(count_max, ALIKE_COUNT_MAX))
     if alike is not None:
         return alike
     unpack_head = BATCH_HEAD.unpack_from
@@ -194,7 +195,7 @@ def _split_alike(body: bytes, count_max: int) -> Batch | None:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _alike(count: int, body_size: int, properties_size: int) -> struct.Struct:
     # Without magic and checksum, which nobody looks at.
     return struct.Struct(">" + f"i8xii{body_size}sh{properties_size}s" * count)
