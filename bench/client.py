@@ -175,7 +175,7 @@ class Bench:
         result = self._run(row.side, row.kind, row.how, topic, row.count, row.body_size)
         result["missing"] = 0
         if row.kind == "send":
-            found = self._run("ours", "stored", "", topic, 0, row.body_size)
+            found = self._run("ours", "stored", "body", topic, 0, row.body_size)
             result["missing"] = result["stored"] - found["different"]
         return result
 

@@ -25,9 +25,9 @@ round; ``noise`` is Apache against itself, its lowest figure over its highest
 (:mod:`bench.compare_load.summary`). Apache has a heap of 2 GB, Skylark its released defaults;
 both keep theirs otherwise (:mod:`bench.compare_load.systems`).
 
-After each row the messages that were acknowledged are counted in the topic: by the ends of its
-queues where Java programs sent, by reading all bodies where our client did. If one is missing, the
-row is void. Rows that Apache wins stay in the table.
+After each row all messages of its topic are read back, and those that differ counted: by their ids,
+where our client sent by their bodies. If fewer are there than were acknowledged, the row is void.
+Rows that Apache wins stay in the table.
 
 A run of all rows leaves a file in ``bench/history``; ``--history`` makes one of any run.
 """

@@ -99,13 +99,16 @@ async def send(job: Job) -> dict[str, Any]:
 
 
 async def stored(job: Job) -> dict[str, Any]:
-    """How many different messages a topic holds, by reading them."""
-    seen: set[bytes] = set()
-    count = 0
-    async for batch in read_arrow(job.topic, options(job), columns=["body"]):
-        count += batch.num_rows
-        seen.update(body[:8] for body in batch.column(0).to_pylist())
-    return {"count": count, "different": len(seen)}
+    """How many different messages a topic holds, by reading them; ``how`` names their column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: list[pa.Array] = []
+    async for batch in read_arrow(job.topic, options(job), columns=[job.how]):
+        column = batch.column(0)
+        found.append(pc.binary_slice(column, 0, 8) if job.how == "body" else column)
+    different = pc.count_distinct(pa.chunked_array(found)).as_py() if found else 0
+    return {"count": sum(map(len, found)), "different": different}
 
 
 # ---- receiving ----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def _java_sample(session: Session, client: JavaClient, topic: str) -> Found:
     return {
         "figures": _rate_figures(claimed or stored_rate, begin, end, count),
         "acknowledged": acknowledged,
-        "stored": session.stored_finally(topic, acknowledged),
+        "stored": session.read_back(topic, acknowledged),
         "void": claim_fault(lines, looks),
         "notes": {
             "lines": len(lines),
@@ -152,7 +152,7 @@ def at_once(session: Session, row: Row) -> Found:
     return {
         "figures": _rate_figures(min(rates), begin, end, after[0] - before[0]),
         "acknowledged": acknowledged,
-        "stored": stored,
+        "stored": session.read_back(topic, acknowledged),
         "void": void,
         "notes": {"sent_per_s": rates[0], "received_per_s": rates[1]},
     }
@@ -200,7 +200,7 @@ def catch_up(session: Session, row: Row) -> Found:
     return {
         "figures": _rate_figures(rate, begin, end, stored),
         "acknowledged": acknowledged,
-        "stored": stored,
+        "stored": session.read_back(topic, acknowledged),
         "void": f"{missing} of {stored} messages were not consumed" if missing else None,
         "notes": {"looks": len(seen)},
     }
@@ -215,7 +215,7 @@ def client_send(session: Session, row: Row) -> Found:
     begin = session.mark()
     result = session.client("send", str(row.options["how"]), topic, count, size)
     end = session.mark()
-    found = session.client("stored", "", topic, 0, size)
+    found = session.client("stored", "body", topic, 0, size)
     return {
         "figures": _rate_figures(count / result["wall_s"], begin, end, result["stored"]),
         "acknowledged": result["stored"],
@@ -252,7 +252,7 @@ def latency(session: Session, row: Row) -> Found:
     return {
         "figures": {name: percentile(ordered, share) for name, share in shares.items()},
         "acknowledged": count,
-        "stored": session.stored(topic),
+        "stored": session.read_back(topic, count),
     }
 
 
@@ -303,7 +303,7 @@ def connections(session: Session, row: Row) -> Found:
     return {
         "figures": _rate_figures(result["count"] / result["wall_s"], begin, end, result["stored"]),
         "acknowledged": result["stored"],
-        "stored": session.stored_finally(topic, result["stored"]),
+        "stored": session.read_back(topic, result["stored"]),
         "notes": {"refused": result["errors"]},
     }
 

@@ -195,6 +195,11 @@ class Session:
             self.wait_until(lambda: self.stored(topic) >= expected, "all messages")
         return self.stored(topic)
 
+    def read_back(self, topic: str, expected: int) -> int:
+        """How many different messages a topic has, by reading all of them."""
+        self.stored_finally(topic, expected)
+        return int(self.client("stored", "msgId", topic, 0, 0)["different"])
+
     def mark(self) -> Mark:
         return Mark(time.perf_counter(), time.time(), self.system.processor_s())
 
@@ -231,7 +236,8 @@ class Session:
         except subprocess.TimeoutExpired as error:
             raise BenchError(f"{module} takes longer than {JOB_TIMEOUT_S:g} s") from error
         if done.returncode or not done.stdout:
-            raise BenchError(f"{module} failed: {done.stderr[-1000:]}")
+            why = (done.stderr.splitlines() or ["it said nothing"])[-1]
+            raise BenchError(f"{module} failed: {why}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
