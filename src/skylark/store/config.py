@@ -29,6 +29,7 @@ from skylark.wire.layout import (
     INDEX_SLOT_SIZE,
 )
 
+RECORD_OVERHEAD_MAX: Final = 64 << 10  # Java: a record may be this much longer than a body
 _INT_MAX: Final = (1 << 31) - 1
 _DELAY_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -430,6 +431,11 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     def commit_log_path(self) -> Path:
         """Directory of the commit log."""
         return self.store_path_commit_log or self.store_path_root_dir / "commitlog"
+
+    @property
+    def record_size_max(self) -> int:
+        """Bytes of a record, or of all records of a batch."""
+        return self.max_message_size + RECORD_OVERHEAD_MAX
 
     @property
     def consume_queue_file_size(self) -> int:

@@ -351,9 +351,10 @@ class IndexService:
     def _open_newest(self) -> IndexFile:
         if not self._index_files:
             self._add(self._create(0))
-        self._newest = self._index_files[-1]
-        self._newest.open(self._files)
-        return self._newest
+        newest = self._index_files[-1]
+        newest.open(self._files)
+        self._newest = newest
+        return newest
 
     def _put_and_roll(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
         """Add entries that need a new file. It is there before the first of them is written."""

@@ -26,6 +26,7 @@ from skylark.store.consume_queue import ConsumeQueue, EntryQueue
 from skylark.store.consume_queues import ConsumeQueues
 from skylark.store.errors import StoreFullError
 from skylark.store.flags import RunningFlags, StoreFlag
+from skylark.store.replay import SECTOR_SIZE
 from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch, Run
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.batch import Batch
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 Queue = TypeVar("Queue", bound=EntryQueue)
 
 RETRY_TOPIC_SIZE_MAX: Final = 255
-RECORD_OVERHEAD_MAX: Final = 64 << 10  # Java: a record may be this much longer than a body
+_ZERO_SECTOR: Final = bytes(SECTOR_SIZE)
 _CACHED_TOPICS_MAX: Final = 100_000
 _DELAY: Final = b"DELAY"
 _FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the length
@@ -66,8 +67,9 @@ class Putter:
         self._dispatch = dispatch
         self._flags = flags
         self._body_size_max = config.max_message_size
-        self._record_size_max = config.max_message_size + RECORD_OVERHEAD_MAX
-        crc_size = PROPERTY_CRC_SIZE if config.enabled_append_prop_crc else 0
+        self._record_size_max = config.record_size_max
+        self._adds_crc = config.enabled_append_prop_crc
+        crc_size = PROPERTY_CRC_SIZE if self._adds_crc else 0
         self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
         self._refuses = config.broker_role is BrokerRole.SLAVE
         self._topics: dict[str, TopicField] = {}
@@ -115,9 +117,9 @@ class Putter:
         if not (
             self._flags.writeable
             and 0 < len(draft.body) <= self._body_size_max
-            and len(properties) <= self._properties_size_max
+            and len(properties) < self._properties_size_max
             and len(topic.field) <= _FIELD_SIZE_MAX
-            and not (properties and properties[-1] == 0)
+            and 0 not in properties
             and not sys_flag & FLAG_INNER_BATCH
             and not self._refuses
         ):
@@ -210,10 +212,11 @@ class Putter:
             return PutStatus.MESSAGE_ILLEGAL
         if body_size == 0:
             return PutStatus.MESSAGE_ILLEGAL
-        if properties_size > self._properties_size_max:
+        if properties_size > self._properties_size_max - self._missing_end(properties):
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
-        if properties[-1:] == b"\0":
-            # Recovery takes a record that ends in a zero for a torn one: it must not be taken in.
+        if properties[-1:] == b"\0" or _ZERO_SECTOR in properties:
+            # Recovery takes a record that ends in a zero, or has a sector of them where no checksum
+            # is, for one that the disk has only in part: it must not be taken in.
             return PutStatus.MESSAGE_ILLEGAL
         if body_size > self._body_size_max or (
             body_size + properties_size + len(topic.field) + 128 > self._record_size_max
@@ -246,6 +249,10 @@ class Putter:
                 if refusal is not None:
                     return refusal
         return PutStatus.MESSAGE_ILLEGAL if sum(batch.sizes) > self._record_size_max else None
+
+    def _missing_end(self, properties: bytes) -> int:
+        """Bytes that a checksum needs before it, beside its own."""
+        return self._adds_crc and bool(properties) and properties[-1:] != b"\x02"
 
     def _is_long_retry(self, topic: str) -> bool:
         return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX

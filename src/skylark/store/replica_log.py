@@ -136,7 +136,7 @@ class ReplicaLog:
         self._catch_up_index = catch_up_index
         self._synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._views_wait = self._synchronous and not config.read_un_committed
-        self._record_size_max = max(RECORD_SIZE_MAX, config.max_message_size + (64 << 10))
+        self._record_size_max = max(RECORD_SIZE_MAX, config.record_size_max)
         self._stream: RecordStream | None = None
         self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
         self._posted = False

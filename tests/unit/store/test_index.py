@@ -405,6 +405,22 @@ def test_an_index_that_cannot_be_written_falls_behind_and_catches_up(
     assert found(index, "also") == [400, 500, 600, 700]  # none of them twice
 
 
+def test_an_index_whose_file_could_not_be_opened_catches_up() -> None:
+    plan = FaultPlan(0)
+    disk = FaultyFileSystem(plan)
+    index = open_index(disk)
+    put(index, 1)
+    index.close()
+    index = open_index(disk)
+    plan.at("files.open", nth=1, error=errno.EMFILE)
+    put(index, 2)
+    assert index.behind_from == 200
+    put(index, 2, replay=True)
+    index.caught_up()
+    put(index, 3)
+    assert [found(index, f"k{number}") for number in (1, 2, 3)] == [[100], [200], [300]]
+
+
 def test_an_error_of_a_replay_is_raised_and_the_record_repeated() -> None:
     plan = FaultPlan(0)
     index = open_index(FaultyFileSystem(plan))

@@ -131,7 +131,7 @@ def test_a_lost_sector_within_the_properties_is_seen(
         disk.install(ROOT / "abort", b"")
 
 
-@pytest.mark.parametrize("properties", [b"", b"a\x01\0\0\0\0\x02"])
+@pytest.mark.parametrize("properties", [b"", b"a\x01\0\0\0\0\x02", b"a\x01" + bytes(511) + b"\x02"])
 def test_zeros_that_were_put_are_kept(
     machine: Machine, disk: FaultyFileSystem, properties: bytes
 ) -> None:

@@ -49,6 +49,20 @@ def test_sizes_at_their_limits(tmp_path: Path) -> None:
     assert put(draft(body=b"")).status is PutStatus.MESSAGE_ILLEGAL
 
 
+def test_a_checksum_needs_an_end_before_it(tmp_path: Path) -> None:
+    settings = {**BIG, "enabled_append_prop_crc": True}
+    putter = SmallStore(OsFileSystem(), tmp_path / "store", **settings).putter
+    for properties, status in (
+        (b"k\x01" + b"p" * 32744 + b"\x02", PutStatus.PUT_OK),
+        (b"k\x01" + b"p" * 32744, PutStatus.PUT_OK),
+        (b"k\x01" + b"p" * 32745, PutStatus.PROPERTIES_SIZE_EXCEEDED),
+        (b"k\x01" + b"p" * 32745 + b"\x02", PutStatus.PROPERTIES_SIZE_EXCEEDED),
+    ):
+        assert putter.put(draft(properties=properties)).status is status
+        batch = Batch.of([BatchMessage(b"a", properties)])
+        assert putter.put_batch(draft(), batch).status is status
+
+
 @pytest.mark.spec("store.12.5")
 def test_only_retry_topics_may_be_long(store: SmallStore) -> None:
     put = store.putter.put
@@ -157,12 +171,20 @@ def test_running_flags() -> None:
 
 def test_properties_that_recovery_would_take_for_torn_are_refused(store: SmallStore) -> None:
     assert store.putter.put(draft(properties=b"k\x01v\0")).status is PutStatus.MESSAGE_ILLEGAL
-    assert store.putter.put(draft(properties=b"k\x01\0v")).status is PutStatus.PUT_OK
+    sector = b"k\x01" + bytes(512) + b"\x02"
+    assert store.putter.put(draft(properties=sector)).status is PutStatus.MESSAGE_ILLEGAL
+    assert store.putter.put_run([draft(properties=sector)] * 2)[1].status is (
+        PutStatus.MESSAGE_ILLEGAL
+    )
+    assert store.log.max_offset == 0
+    for zeros in (b"k\x01\0v", b"k\x01" + bytes(511) + b"\x02"):
+        assert store.putter.put(draft(properties=zeros)).status is PutStatus.PUT_OK
 
 
 def test_those_of_one_message_of_a_batch_are_refused_as_well(store: SmallStore) -> None:
     usual = BatchMessage(b"a", b"k\x01v\x02")
-    for torn in (b"k\x01\0", b"k\x01v\0"):  # of another size, and of the same
+    sector = b"k\x01" + bytes(512) + b"\x02"
+    for torn in (b"k\x01\0", b"k\x01v\0", sector):  # of another size, and of the same
         batch = Batch.of([usual, BatchMessage(b"b", torn)])
         assert store.putter.put_batch(draft(), batch).status is PutStatus.MESSAGE_ILLEGAL
     assert store.log.max_offset == 0

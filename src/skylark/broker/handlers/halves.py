@@ -147,6 +147,9 @@ class HalfHandlers:
             f"\x02{checks.added_text}{names.PROPERTY_REAL_TOPIC}\x01{draft.topic}\x02"
             f"{names.PROPERTY_REAL_QID}\x01{draft.queue_id}\x02"
         ).encode()
+        added = len(batch) * (len(middle) + len(end))
+        if sum(batch.sizes) + added > self._writer.store.config.record_size_max:
+            raise self._illegal("these half messages are too large for one request")
         completed = []
         for properties in batch.properties:
             unique_id = names.find_by_needle(properties, _UNIQUE_ID)

@@ -173,6 +173,19 @@ async def test_requests_that_cannot_be(tmp_path: Path) -> None:
         assert world.records(HALF) == []
 
 
+async def test_common_properties_are_multiplied_only_within_limits(tmp_path: Path) -> None:
+    """A hundred times 100 kB would be ten megabytes; more of both, all memory."""
+    async with shop(tmp_path) as world:
+        parts = [part(number) for number in range(100)]
+        long = f"{COMMON}x\x01{'a' * 100_000}\x02"
+        answer = await send(world, *parts, common=long)
+        assert answer.code == 13
+        assert "too large for one request" in (answer.remark or "")
+        assert (await send(world, part(0), common=long)).code == 13  # no property is that long
+        assert world.records(HALF) == []
+        await sent(world, *parts)
+
+
 async def test_a_broker_that_takes_no_transactions(tmp_path: Path) -> None:
     async with shop(tmp_path, rejectTransactionMessage="true") as world:
         assert (await send(world, part(0))).code == 16
