@@ -1,12 +1,15 @@
 """Skylark beside Apache RocketMQ 5.5.0: the same clients, the same disk, in alternating rounds.
 
-``make bench`` or ``make bench PART=compare``; it needs a JDK and Maven (jars come once, into
-``build/interop``), about six gigabytes of disk, and the machine for itself for about an hour.
-``ROWS='16*,catch-up'`` picks rows, ``ARGS="--rounds 1 --seconds 3 --warm-up 1 --messages 20000"``
-makes it small, ``ARGS="--json FILE"`` appends each sample to a file from which a second run at the
-same commit goes on. ``ARGS=--growth`` measures rates against the numbers of queues and connections,
-the size of messages and the length of the log instead. ``python -m bench.compare --chart FILE``
-draws a result of ``bench/history`` into ``docs/performance.svg``.
+``make bench`` or ``make bench PART=compare``; it needs Linux, a JDK and Maven (jars come once, into
+``build/interop``), about ten gigabytes of disk, and the machine for itself for an hour and a half.
+It ends with an error if a goal is missed. ``ROWS='16*,catch-up'`` picks rows; ``ARGS`` may be:
+
+``--rounds 1 --seconds 3 --warm-up 1 --messages 20000``  to make it small
+``--json FILE``  to append each sample to a file, from which a second run at the same commit goes on
+``--growth``     to measure rates against the numbers of queues and connections, the size of
+                 messages and the length of the log instead; that takes 40 gigabytes of disk
+``--publish``    to measure nothing, but put the results of ``bench/history`` that
+                 ``docs/performance.md`` names into its tables and its chart
 
 What is measured (:mod:`bench.compare_load.rows`):
 
@@ -23,7 +26,8 @@ is a session of each system, and rounds alternate: A S, S A, A S, S A. Figures a
 rounds with the distance of the quartiles as spread; a ratio is the median of the ratios within each
 round; ``noise`` is Apache against itself, its lowest figure over its highest
 (:mod:`bench.compare_load.summary`). Apache has a heap of 2 GB, Skylark its released defaults;
-both keep theirs otherwise (:mod:`bench.compare_load.systems`).
+both keep theirs otherwise (:mod:`bench.compare_load.systems`). Processor time and memory are those
+of broker and name server together.
 
 After each row all messages of its topic are read back, and those that differ counted: by their ids,
 where our client sent by their bodies. If fewer are there than were acknowledged, the row is void.
@@ -61,17 +65,20 @@ from skylark import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.sync import Admin
 from tests.interop.process import ProcessError
-from tests.interop.toolchain import CURRENT, ToolchainError, check_tools, classpath, java_version
+from tests.interop.toolchain import (
+    CURRENT,
+    ToolchainError,
+    check_tools,
+    classpath,
+    compiled,
+    java_version,
+)
 
 BENCH = "compare"
 ROUNDS = 4
-SESSION_SETTINGS: dict[str, dict[str, object]] = {
-    "load": {"flushDiskType": "ASYNC_FLUSH"},
-    "sync": {"flushDiskType": "SYNC_FLUSH"},
-    "idle": {"flushDiskType": "ASYNC_FLUSH"},
-    "growth": {"flushDiskType": "ASYNC_FLUSH"},
-    "log": {"flushDiskType": "ASYNC_FLUSH"},
-}
+SYNC_SESSION = "sync"
+#: Of one row or session; the others go on.
+FAILURES = (BenchError, ProcessError, SkylarkError, OSError)
 
 
 class Run:
@@ -118,12 +125,27 @@ class Run:
         wanted = self.missing(chosen, system, number)
         if not wanted:
             return
+        try:
+            self._measure(kind, wanted, system, number, report)
+        except FAILURES as error:
+            for row in self.missing(wanted, system, number):
+                report(self._failed(row, system, number, error))
+
+    def _measure(
+        self,
+        kind: str,
+        wanted: Sequence[Row],
+        system: str,
+        number: int,
+        report: Callable[[Sample], None],
+    ) -> None:
         settle_disk(self._timing.pause_s)
+        settings = {"flushDiskType": "SYNC_FLUSH" if kind == SYNC_SESSION else "ASYNC_FLUSH"}
         with (
             tempfile.TemporaryDirectory(
                 dir=Path.cwd(), prefix=".bench-compare-", ignore_cleanup_errors=True
             ) as folder,
-            SYSTEMS[system](Path(folder), SESSION_SETTINGS[kind]) as running,
+            SYSTEMS[system](Path(folder), settings) as running,
             Admin(ClientOptions(namesrv=running.namesrv), timeout=ADMIN_TIMEOUT_S) as admin,
         ):
             session = Session(running, admin, self._timing)
@@ -134,15 +156,19 @@ class Run:
                 report(self._sample(session, row, number))
 
     def _sample(self, session: Session, row: Row, number: int) -> Sample:
-        """A row that fails is void, and not kept: the others go on, and another run may try."""
         try:
             sample = measure(session, row, number)
-        except (BenchError, ProcessError, SkylarkError) as error:
-            why = f"failed: {error}".partition("\n")[0]
-            sample = Sample(row.name, session.system.name, number, {}, void=why)
-        else:
-            if self._ledger is not None:
-                self._ledger.append(self._stamp | asdict(sample))
+        except FAILURES as error:
+            return self._failed(row, session.system.name, number, error)
+        if self._ledger is not None:
+            self._ledger.append(self._stamp | asdict(sample))
+        self.samples.append(sample)
+        return sample
+
+    def _failed(self, row: Row, system: str, number: int, error: Exception) -> Sample:
+        """A row that fails is void, and not kept: the others go on, and another run may try."""
+        why = f"failed: {error}".partition("\n")[0]
+        sample = Sample(row.name, system, number, {}, void=why)
         self.samples.append(sample)
         return sample
 
@@ -176,7 +202,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1_000_000, help="to catch up with")
     parser.add_argument("--growth", action="store_true", help="measure growth instead")
     parser.add_argument("--history", action="store_true", help="keep the result in bench/history")
-    parser.add_argument("--chart", type=Path, help="only draw this result of bench/history")
+    parser.add_argument("--publish", action="store_true", help=f"only renew {history.PAGE}")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.seconds <= 0 or options.messages < 1 or options.warm_up < 0:
         raise BenchError("--rounds, --seconds and --messages must be positive")
@@ -186,13 +212,15 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     """Measure and print; whether no goal is missed."""
     options = parse_arguments(arguments)
-    if options.chart:
-        history.draw(options.chart, history.CHART)
-        stdout.write(f"{history.CHART}\n")
+    if options.publish:
+        for path in history.publish(history.PAGE, history.FOLDER):
+            stdout.write(f"{path}\n")
         return True
     chosen = select(growth_rows() if options.growth else rows(), options.rows)
     check_tools()
-    classpath()  # fetches the jars, before anything is timed
+    stdout.write("the jars and our launcher, once, into build/interop\n")
+    classpath()
+    compiled("Leashed")
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     facts = all_facts()
@@ -207,7 +235,8 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     if options.history or not (options.rows or options.growth):
         settings = asdict(timing) | {"rounds": options.rounds}
         day = datetime.now(UTC).date()
-        path = history.save(history.FOLDER, day, commit, settings, facts, results)
+        kind = "growth" if options.growth else "part" if options.rows else ""
+        path = history.save(history.FOLDER, day, commit, settings, facts, results, kind)
         stdout.write(f"{path}\n")
     return not missed(results)
 

@@ -286,7 +286,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def current_commit(folder: Path) -> str | None:
-    """The commit of the checkout; ``None`` outside of one and when files differ from it."""
+    """The commit of the checkout; ``None`` outside of one and when files differ from it.
+
+    Results that were kept make no difference.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -294,7 +297,8 @@ def current_commit(folder: Path) -> str | None:
         ).stdout.strip()
 
     try:
-        return None if git("status", "--porcelain") else git("rev-parse", "HEAD")
+        others = (":(top)", ":(top,exclude)bench/history")
+        return None if git("status", "--porcelain", "--", *others) else git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -1,31 +1,40 @@
-"""Results that stay: a file per run in ``bench/history``, and a chart made from one.
+"""Results that stay: a file per run in ``bench/history``, and the page that is made from them.
 
 A file is called by date and commit, and holds the lines of the table with the figures of every
 round, what the machine is, and how long was measured. Nothing in it names the machine or its user.
+
+``docs/performance.md`` names the files that it shows, in comments around their tables; its chart is
+drawn from the first.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench.compare_load.summary import Result
+from bench.compare_load.summary import Result, format_markdown
+from bench.harness import BenchError
 
 FOLDER = Path("bench") / "history"
-CHART = Path("docs") / "performance.svg"
+PAGE = Path("docs") / "performance.md"
 COMMIT_SIZE = 10
+#: Pages of mapped files are page cache, and not taken from anybody.
+_NO_MERIT = ("mapped files", "open files")
+_SHOWN = re.compile(r"(<!-- result: (\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
 
 _SKYLARK_COLOR = "#2a6f97"
 _WORSE_COLOR = "#bc6c25"
 
 
-def file_name(day: date, commit: str | None) -> str:
-    """``commit`` is ``None`` where files differ from it."""
-    return f"{day.isoformat()}-{commit[:COMMIT_SIZE] if commit else 'changed'}.json"
+def file_name(day: date, commit: str | None, kind: str = "") -> str:
+    """``commit`` is ``None`` where files differ from it; ``kind`` if not all rows were measured."""
+    parts = (day.isoformat(), commit[:COMMIT_SIZE] if commit else "changed", kind)
+    return f"{'-'.join(filter(None, parts))}.json"
 
 
 def save(
@@ -35,10 +44,11 @@ def save(
     settings: dict[str, Any],
     facts: dict[str, Any],
     results: Sequence[Result],
+    kind: str = "",
 ) -> Path:
-    """Write the file of a run; one of the same day and commit is replaced."""
+    """Write the file of a run; one of the same day, commit and kind is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(day, commit)
+    path = folder / file_name(day, commit, kind)
     content = {
         "date": day.isoformat(),
         "commit": commit,
@@ -60,9 +70,30 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
     return content, results
 
 
+def renew(text: str, folder: Path) -> str:
+    """The text of a page with the tables of the files that it names."""
+
+    def table(found: re.Match[str]) -> str:
+        _, results = load(folder / found[2])
+        return f"{found[1]}\n{format_markdown(results)}\n\n{found[3]}"
+
+    return _SHOWN.sub(table, text)
+
+
+def publish(page: Path, folder: Path) -> list[Path]:
+    """Renew the tables and the chart of a page; the files that are written."""
+    text = page.read_text()
+    if (first := _SHOWN.search(text)) is None:
+        raise BenchError(f"{page} names no result: <!-- result: FILE --><!-- end of result -->")
+    page.write_text(renew(text, folder))
+    chart = page.with_suffix(".svg")
+    draw(folder / first[2], chart)
+    return [page, chart]
+
+
 def advantage(result: Result) -> float | None:
     """How many times better Skylark is: the ratio, turned round where less is better."""
-    if not result.ratio:
+    if not result.ratio or result.figure in _NO_MERIT:
         return None
     return result.ratio if result.unit == "msg/s" else 1 / result.ratio
 
@@ -88,6 +119,5 @@ def draw(source: Path, target: Path) -> None:
         axes.set_xlabel("times better than Apache RocketMQ 5.5.0, logarithmic")
         axes.set_title(f"{machine['cpu']}, {machine['cores']} cores; {content['date']}", loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-        target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, format="svg", metadata={"Date": None})
         plt.close(figure)

@@ -41,7 +41,7 @@ class Line:
     """One line of statistics."""
 
     rate: float  #: messages per second
-    failed: int  #: requests that failed, in the same time
+    failed: int  #: requests that failed, since the start or in the same time; no part of the rate
     at_s: float = 0.0  #: when it was printed, in seconds of the epoch
 
 
@@ -79,12 +79,12 @@ def steady_rate(lines: Sequence[Line], since_s: float) -> float | None:
 def acknowledged_at_least(lines: Sequence[Line]) -> int:
     """How many messages were acknowledged for certain."""
     apart = lines[::-WINDOW_S]
-    return sum(max(0, int(line.rate * WINDOW_S * CERTAIN_SHARE) - line.failed) for line in apart)
+    return sum(int(line.rate * WINDOW_S * CERTAIN_SHARE) for line in apart)
 
 
 def failed_count(lines: Sequence[Line]) -> int:
     """How many requests failed at least."""
-    return sum(line.failed for line in lines[::-WINDOW_S])
+    return max((line.failed for line in lines), default=0)
 
 
 # ---- lines against the topic ---------------------------------------------------------------------
@@ -106,7 +106,7 @@ def claim_fault(lines: Sequence[Line], looks: Looks) -> str | None:
     for line in lines[::-WINDOW_S]:
         first, last = count_at(looks, line.at_s - WINDOW_S), count_at(looks, line.at_s)
         if first is not None and last is not None:
-            claimed += line.rate * WINDOW_S - line.failed
+            claimed += line.rate * WINDOW_S
             grown += last - first
     if claimed <= grown * CLAIM_MAX + CLAIM_SLACK:
         return None

@@ -22,7 +22,7 @@ from bench.compare_load.lines import (
     failed_count,
     steady_rate,
 )
-from bench.compare_load.rows import PROCESSOR, RATE, Row
+from bench.compare_load.rows import FILES, PROCESSOR, RATE, Row
 from bench.compare_load.session import QUEUES, JavaClient, Mark, Session, settle_disk
 from bench.compare_load.summary import Sample, judged
 from bench.harness import BenchError
@@ -33,6 +33,8 @@ FROM_SHARE, TO_SHARE = 0.1, 0.9
 #: After transactions, before the processor is watched: clients are noticed to be gone.
 CALM_S: Final = 5.0
 IDLE_LOAD_S: Final = 10.0
+#: Brokers register, and look for open transactions, every 30 seconds.
+IDLE_PERIODS_S: Final = 30.0
 #: Bytes of the disk that a long log leaves free.
 DISK_LEFT: Final = 5 * 10**9
 
@@ -87,7 +89,10 @@ def producer(session: Session, row: Row) -> Found:
     topic = session.topic(int(row.options.get("queues", QUEUES)))
     threads, size = _option(row, "threads"), _option(row, "size")
     client = session.java("Producer", topic, w=threads, s=size)
-    return _java_sample(session, client, topic)
+    found = _java_sample(session, client, topic)
+    if any(figure.name == FILES for figure in row.figures):
+        found["figures"][FILES] = session.system.open_files()
+    return found
 
 
 def long_log(session: Session, row: Row) -> Found:
@@ -192,6 +197,8 @@ def catch_up(session: Session, row: Row) -> Found:
     begin = session.mark()
     with _consumer(session, topic, group) as client:
         seen = _wait_consumed(session, client, group, topic, stored)
+    if not seen:
+        raise client.failure("ended early")
     end = session.mark()
     consumed = seen[-1][1]
     took_s = crossing(seen, TO_SHARE * stored) - crossing(seen, FROM_SHARE * stored)
@@ -278,9 +285,9 @@ def idle(session: Session, row: Row) -> Found:
     threads, size = _option(row, "threads"), _option(row, "size")
     with session.java("TransactionProducer", topic, w=threads, s=size) as client:
         client.work(min(IDLE_LOAD_S, session.timing.warm_up_s + session.timing.seconds))
-    time.sleep(min(CALM_S, session.timing.seconds))
+    time.sleep(CALM_S)
     begin = session.mark()
-    time.sleep(session.timing.seconds)
+    time.sleep(max(IDLE_PERIODS_S, session.timing.seconds))
     end = session.mark()
     share = (end.processor_s - begin.processor_s) / (end.at_s - begin.at_s)
     return {"figures": {PROCESSOR: 100 * share}, "notes": {"transactions": session.stored(topic)}}

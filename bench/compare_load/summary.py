@@ -144,8 +144,8 @@ def _cell(values: tuple[float, ...]) -> tuple[str, str]:
     return shown(side.median), f"{side.spread:.0%}"
 
 
-def format_table(results: Sequence[Result]) -> str:
-    """Aligned text; what is void says why below."""
+def table_lines(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """The cells of the table, its head first."""
     head = ("row", "unit", "Apache", "spread", "Skylark", "spread", "ratio", "noise", "goal")
     lines: list[tuple[str, ...]] = [head]
     for result in results:
@@ -155,6 +155,12 @@ def format_table(results: Sequence[Result]) -> str:
         goal = f"{result.goal}{verdict}" if result.goal else ""
         sides = *_cell(result.apache), *_cell(result.skylark)
         lines.append((result.title, result.unit, *sides, ratio, noise, goal))
+    return lines
+
+
+def format_table(results: Sequence[Result]) -> str:
+    """Aligned text; what is void says why below."""
+    lines = table_lines(results)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = {0, 1, 8}
     text = [
@@ -164,8 +170,18 @@ def format_table(results: Sequence[Result]) -> str:
         ).rstrip()
         for line in lines
     ]
-    reasons = dict.fromkeys(f"VOID {r.row}: {why}" for r in results for why in r.void)
-    return "\n".join([*text, *reasons])
+    return "\n".join([*text, *_void_reasons(results)])
+
+
+def format_markdown(results: Sequence[Result]) -> str:
+    """The same for a page."""
+    head, *lines = (f"| {' | '.join(line)} |" for line in table_lines(results))
+    table = "\n".join([head, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines])
+    return "\n\n".join([table, *_void_reasons(results), f"{format_noise(results)}."])
+
+
+def _void_reasons(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(f"VOID {r.row}: {why}" for r in results for why in r.void))
 
 
 def format_noise(results: Sequence[Result]) -> str:

@@ -156,6 +156,11 @@ class System(ABC):
         found = [parse_memory(self._proc(each, "status")) for each in self._processes]
         return Memory(sum(each.own for each in found), sum(each.mapped for each in found))
 
+    def open_files(self) -> float:
+        """Descriptors, of connections too."""
+        found = [Path(f"/proc/{each.pid}/fd") for each in self._processes]
+        return float(sum(len(list(folder.iterdir())) for folder in found))
+
     def processor_s(self) -> float:
         """Seconds of processor time so far."""
         ticks = sum(parse_processor_ticks(self._proc(each, "stat")) for each in self._processes)

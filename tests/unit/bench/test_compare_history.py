@@ -11,6 +11,7 @@ import pytest
 from bench import compare
 from bench.compare_load import history
 from bench.compare_load.summary import Result
+from bench.harness import BenchError
 
 DAY = date(2026, 3, 1)
 COMMIT = "0123456789abcdef"
@@ -43,6 +44,7 @@ RESULTS = [
 def test_files_are_called_by_date_and_commit() -> None:
     assert history.file_name(DAY, COMMIT) == "2026-03-01-0123456789.json"
     assert history.file_name(DAY, None) == "2026-03-01-changed.json"
+    assert history.file_name(DAY, COMMIT, "growth") == "2026-03-01-0123456789-growth.json"
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
@@ -63,14 +65,40 @@ def test_where_less_is_better_the_ratio_is_turned_round() -> None:
     assert found == [1.25, pytest.approx(20.0), None]
 
 
-def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(
+PAGE = "# Page\n\n<!-- result: {} -->\n<!-- end of result -->\n\nThe end.\n"
+
+
+def test_a_page_shows_the_tables_of_the_files_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = history.save(tmp_path, DAY, COMMIT, {}, FACTS, RESULTS)
-    monkeypatch.setattr(history, "CHART", tmp_path / "docs" / "chart.svg")
+    page, chart = tmp_path / "page.md", tmp_path / "page.svg"
+    page.write_text(PAGE.format(source.name))
+    monkeypatch.setattr(history, "PAGE", page)
+    monkeypatch.setattr(history, "FOLDER", tmp_path)
     stdout = io.StringIO()
-    assert compare.run(["--chart", str(source)], stdout=stdout)
-    drawn = (tmp_path / "docs" / "chart.svg").read_text()
+    assert compare.run(["--publish"], stdout=stdout)
+    assert stdout.getvalue() == f"{page}\n{chart}\n"
+    shown = page.read_text()
+    assert (
+        "| 16 threads | msg/s | 1.5 | 33% | 3.5 | 14% | 1.25x | 0.50 | at least 1x: met |" in shown
+    )
+    assert "VOID lost: skylark, round 1: gone" in shown
+    assert shown.endswith("<!-- end of result -->\n\nThe end.\n")
+    assert history.renew(shown, tmp_path) == shown
+
+
+def test_a_page_that_names_no_file_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n")
+    with pytest.raises(BenchError, match="names no result"):
+        history.publish(page, tmp_path)
+
+
+def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(tmp_path: Path) -> None:
+    source = history.save(tmp_path, DAY, COMMIT, {}, FACTS, RESULTS)
+    history.draw(source, tmp_path / "chart.svg")
+    drawn = (tmp_path / "chart.svg").read_text()
     assert all(text in drawn for text in ("16 threads", "start-up", "Some CPU, 2 cores"))
     assert "lost" not in drawn
     history.draw(source, tmp_path / "again.svg")
