@@ -30,7 +30,7 @@ from skylark.client.send_plan import SendMode
 from skylark.client.sender import Sender, TopicState
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import ClientStateError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import LifecycleError, Tasks
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.layout import BATCH_HEAD_SIZE, BATCH_MESSAGE_SIZE_MIN
 from skylark.wire.properties import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_SHARDING_KEY
@@ -204,7 +204,12 @@ class Collector:
     # ---- batches on their way --------------------------------------------------------------------
 
     def _start(self, batch: Batch[_Key, _Entry]) -> None:
-        self._tasks.spawn(self._send(batch), name="batch")
+        """Send a batch; never raises, for the message that its caller brings may be in another."""
+        try:
+            self._tasks.spawn(self._send(batch), name="batch")
+        except LifecycleError as error:
+            self._fail(batch.entries, error)
+            self._ended(batch)
 
     async def _send(self, batch: Batch[_Key, _Entry]) -> None:
         state, queue, _, _, is_sync, timeout_s = batch.key
@@ -225,9 +230,14 @@ class Collector:
                 if not future.done():
                     future.set_result(own_result)
         finally:
-            self._permits.give(sum([entry.held_size for entry in entries]), len(entries))
-            self._accumulator.ended(batch)
-            self._schedule()
+            self._ended(batch)
+
+    def _ended(self, batch: Batch[_Key, _Entry]) -> None:
+        """A batch has its outcome: what it held is free, and the next may go."""
+        entries = batch.entries
+        self._permits.give(sum([entry.held_size for entry in entries]), len(entries))
+        self._accumulator.ended(batch)
+        self._schedule()
 
     def _parcel(self, entries: list[_Entry]) -> Parcel:
         if len(entries) > 1:

@@ -74,7 +74,6 @@ from skylark.client.txn_producer import (
 )
 from skylark.client.validation import check_group, check_hooks, check_topic, checked_messages
 from skylark.core.errors import ClientError, ClientStateError, InvalidMessageError
-from skylark.core.lifecycle import LifecycleError
 from skylark.core.names import is_dlq_topic, is_retry_topic
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.headers.send import RecallMessageRequestHeader
@@ -271,15 +270,13 @@ class Producer(Startable):
             await parts.permits.take(size, timeout_s)
         if self.settings.batching and delay is None and parts.collector.suits(state, message):
             return _collect(parts, state, message, queue, shard, SendMode.ASYNC, timeout_s, size)
+        if parts.sends.closed:  # it was stopped while this waited for a permit
+            parts.permits.give(size)
+            raise ClientStateError(STOPPED)
         future: asyncio.Future[SendResult] = parts.link.loop.create_future()
         extra = with_shard(delay, shard)
         work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
-        try:
-            parts.sends.spawn(_settle(future, work, parts.permits, size), name="send")
-        except LifecycleError:  # it was stopped while this waited for a permit
-            work.close()
-            parts.permits.give(size)
-            raise ClientStateError(STOPPED) from None
+        parts.sends.spawn(_settle(future, work, parts.permits, size), name="send")
         return future
 
     async def send_batch(

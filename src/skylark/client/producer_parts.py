@@ -74,7 +74,7 @@ class ProducerParts:
             faults=self.faults,
             metrics=instance.metrics,
         )
-        self.sends = Tasks(f"producer {group}", limit=settings.pending_max + 1)
+        self.sends = Tasks(f"producer {group}", limit=None)  # permits bound them
         self.checks = Tasks(f"transactions of {group}")
         self.permits = Permits(
             clock,

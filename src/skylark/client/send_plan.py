@@ -7,7 +7,8 @@ asks and tells, in this order::
     plan.done(result, status, now)      the result of the send, or None: try again
     plan.failed(error, now)             the same, or raises what the send ends with
 
-Two sets of rules (:class:`SendMode`), Java's two ways to send. One deadline bounds all attempts.
+Two sets of rules (:class:`SendMode`), Java's two ways to send. One deadline bounds all attempts,
+and none follows another in the last ``REST_MIN_S`` before it.
 
 ======================  ==========================================  ============================
 attempt ends with       SYNC, awaited                               ASYNC, a future
@@ -66,6 +67,10 @@ RETRY_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
+
+#: With less than this left, time is up. Timers may fire 1.5 ms early (``core.clock``): an attempt
+#: that had all the time would be followed by one more, which could only store the message twice.
+REST_MIN_S: Final = 0.002
 
 CONNECT_BROKER: Final = 10001
 ACCESS_BROKER_TIMEOUT: Final = 10002
@@ -131,9 +136,9 @@ class SendPlan(Generic[T]):
             raise self._timed_out()
         self.attempts += 1
         cap_s = self._policy.attempt_timeout_s
-        if cap_s is not None and self.attempts < self._attempts_max:
-            return min(left_s, cap_s)
-        return left_s
+        if cap_s is None or self.attempts >= self._attempts_max or left_s < cap_s + REST_MIN_S:
+            return left_s
+        return cap_s
 
     def done(self, result: T, status: SendStatus, now: float) -> T | None:
         """The attempt has a result: what the send returns, or None to try again."""
@@ -142,7 +147,7 @@ class SendPlan(Generic[T]):
             or self._mode is SendMode.ASYNC
             or not self._policy.retry_not_ok
             or self.attempts >= self._attempts_max
-            or now >= self._deadline
+            or not self._leaves_time(now)
         ):
             return result
         self._earlier = result
@@ -154,7 +159,7 @@ class SendPlan(Generic[T]):
             if self._earlier is not None and isinstance(error, BrokerError):
                 return self._earlier
             raise error
-        if self.attempts < self._attempts_max and now < self._deadline:
+        if self.attempts < self._attempts_max and self._leaves_time(now):
             return None
         if self._earlier is not None:
             return self._earlier
@@ -163,6 +168,10 @@ class SendPlan(Generic[T]):
         if self.attempts < self._attempts_max:
             raise self._timed_out() from error
         raise self._all_failed(error) from error
+
+    def _leaves_time(self, now: float) -> bool:
+        """Whether another attempt is worth while; the first one has what it is given."""
+        return self._deadline - now >= REST_MIN_S
 
     def _may_follow(self, error: SkylarkError) -> bool:
         if self._mode is SendMode.ASYNC:

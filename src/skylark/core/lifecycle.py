@@ -149,16 +149,19 @@ class Lifecycle:
 class Tasks:
     """The owner of background tasks.
 
-    ``limit`` bounds how many may run at once. ``on_failure`` is told of every task that fails on
-    its own (after it was logged); tasks that fail while the owner ends are raised from
-    :meth:`cancel_and_wait` instead.
+    ``limit`` bounds how many may run at once; a task counts until the turn of the loop after its
+    end. None is for an owner whose tasks each hold a permit: what a task gives back as it ends may
+    be taken again, and a task begun with it, before the old one is forgotten.
+
+    ``on_failure`` is told of every task that fails on its own (after it was logged); tasks that
+    fail while the owner ends are raised from :meth:`cancel_and_wait` instead.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        limit: int = TASK_COUNT_MAX,
+        limit: int | None = TASK_COUNT_MAX,
         on_failure: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self.name = name
@@ -185,7 +188,7 @@ class Tasks:
         if self._closed:
             work.close()
             raise LifecycleError(f"{self.name} is closed: {name} cannot start")
-        if len(self._tasks) >= self.limit:
+        if self.limit is not None and len(self._tasks) >= self.limit:
             work.close()
             raise TaskLimitError(
                 f"{self.name} already runs {self.limit} tasks: {name} cannot start"

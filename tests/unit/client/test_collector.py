@@ -7,11 +7,13 @@ import gc
 import random
 import weakref
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from skylark.client.message import Message, SendResult, SendStatus
+from skylark.client.send_keywords import SendKeywords
 from skylark.core.errors import (
     BrokerError,
     ClientStateError,
@@ -21,6 +23,7 @@ from skylark.core.errors import (
     SystemBusyError,
     TooManyRequestsError,
 )
+from skylark.core.lifecycle import LifecycleError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.codes import V4_9_4, V5_0_0, RequestCode
 from skylark.wire.command import Command, response_to
@@ -239,6 +242,45 @@ async def test_messages_under_way_are_bounded(tmp_path: Path, batching: bool) ->
             with pytest.raises(TimeoutError):
                 await future
         assert (await (await patient)).status is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "how"),
+    [
+        ({"batching": False}, MESSAGE, {}),
+        ({}, MESSAGE, {"delay": 5}),
+        ({}, Message("T", bytes(5000)), {}),
+    ],
+)
+async def test_a_burst_of_messages_that_go_alone_waits_for_room(
+    tmp_path: Path, settings: dict[str, Any], message: Message, how: SendKeywords
+) -> None:
+    """Permits of several sends come back in one turn, before their tasks are forgotten."""
+    async with scripted(tmp_path, "a", pending_max=4, **settings) as script:
+
+        async def burst() -> list[SendResult]:
+            futures = [await script.producer.submit(message, **how) for _ in range(40)]
+            return await asyncio.gather(*futures)
+
+        results = await script.world.finish(burst())
+        assert len({result.msg_id for result in results}) == 40
+        parts = script.producer._use()
+        assert (len(parts.sends), parts.permits.count, parts.permits.size) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 300])
+async def test_a_batch_that_cannot_start_fails_and_gives_each_permit_back_once(
+    tmp_path: Path, size: int
+) -> None:
+    """Also a full one, which goes while the next message is taken."""
+    async with scripted(tmp_path, "a", max_message_size=800) as script:
+        parts = script.producer._use()
+        parts.sends.close()
+        futures = [await script.producer.submit(Message("T", bytes(size))) for _ in range(5)]
+        await script.clock.drain()
+        for future in futures:
+            assert isinstance(future.exception(), LifecycleError)
+        assert (parts.collector.size, parts.permits.count, parts.permits.size) == (0, 0, 0)
 
 
 async def test_bytes_under_way_are_bounded(tmp_path: Path) -> None:

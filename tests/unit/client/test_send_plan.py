@@ -109,6 +109,29 @@ def test_no_attempt_begins_after_the_deadline() -> None:
         plan().begin(13.0)
 
 
+@pytest.mark.parametrize("early_s", [0.0015, 0.0, -0.001])
+def test_a_timer_that_fires_early_leaves_no_time_for_another_attempt(early_s: float) -> None:
+    """The broker may have stored the message: a last moment is no reason to send it again."""
+    for mode in (SendMode.SYNC, SendMode.ASYNC):
+        for error in (RequestTimeoutError("no answer"), CLOSED):
+            with pytest.raises(SendTimeoutError, match="1 attempts"):
+                begun(plan(mode)).failed(error, 13.0 - early_s)
+    capped = plan(attempt_timeout_s=1.5)
+    assert capped.begin(10.0) == 1.5
+    assert capped.failed(RequestTimeoutError("no answer"), 11.5 - early_s) is None
+    assert capped.begin(11.5 - early_s) == pytest.approx(1.5 + early_s)  # all that is left
+    with pytest.raises(SendTimeoutError, match="2 attempts"):
+        capped.failed(RequestTimeoutError("no answer"), 13.0 - early_s)
+    assert begun(plan(retry_not_ok=True)).done("stored", NOT_OK, 13.0 - early_s) == "stored"
+
+
+def test_whoever_is_in_a_hurry_has_one_attempt() -> None:
+    hurried: SendPlan[str] = SendPlan(SendPolicy(), SendMode.SYNC, 0.001, 10.0)
+    assert hurried.begin(10.0) == pytest.approx(0.001)
+    with pytest.raises(SendTimeoutError, match="1 attempts"):
+        hurried.failed(CLOSED, 10.0)
+
+
 @pytest.mark.spec("client.8.12")
 def test_a_result_that_is_not_ok_is_a_result() -> None:
     assert begun(plan()).done("r", NOT_OK, 10.1) == "r"

@@ -65,6 +65,26 @@ async def test_a_broker_that_never_answers(tmp_path: Path) -> None:
         assert len(script.sent()) == 1
 
 
+@pytest.mark.parametrize("batching", [True, False])
+async def test_an_early_timer_does_not_send_a_message_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batching: bool
+) -> None:
+    """As uvloop's timers, which count in whole milliseconds: see the rules of ``core.clock``."""
+    async with scripted(tmp_path, batching=batching) as script:
+        script.answer(None)
+        call_at = script.clock.call_at
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                script.clock, "call_at", lambda when, *rest: call_at(when - 0.0015, *rest)
+            )
+            with pytest.raises(SendTimeoutError, match="1 attempts"):
+                await script.world.finish(script.producer.send(MESSAGE))
+            future = await script.producer.submit(MESSAGE)
+            with pytest.raises(SendTimeoutError, match="1 attempts"):
+                await script.world.finish(future)
+        assert len(script.sent()) == 2
+
+
 @pytest.mark.spec("client.8.11")
 async def test_attempts_with_a_time_of_their_own(tmp_path: Path) -> None:
     async with scripted(tmp_path, attempt_timeout=0.5) as script:

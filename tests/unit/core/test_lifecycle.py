@@ -9,6 +9,7 @@ import pytest
 
 from skylark.core.clock import yield_once
 from skylark.core.lifecycle import (
+    TASK_COUNT_MAX,
     Lifecycle,
     LifecycleError,
     State,
@@ -258,6 +259,14 @@ async def test_limit_and_its_answer() -> None:
     first.cancel()
     await VirtualClock().drain()
     tasks.spawn(forever(), name="third")
+    await tasks.cancel_and_wait()
+
+
+async def test_an_owner_without_a_limit() -> None:
+    tasks = Tasks("owner", limit=None)
+    for number in range(TASK_COUNT_MAX + 1):
+        tasks.spawn(forever(), name=str(number))
+    assert len(tasks) == TASK_COUNT_MAX + 1
     await tasks.cancel_and_wait()
 
 
