@@ -15,6 +15,10 @@ begins it, and a descriptor that an event loop can watch becomes readable when i
 :func:`open_kernel_syncs` says whether this machine can: others than Linux, processors whose call
 numbers are not listed here, and kernels or sandboxes without these calls cannot, and keep a thread.
 A file system that cannot refuses the submission with EINVAL.
+
+A kernel that does not give account of its syncs (``io_getevents`` fails, as under a sandbox that
+was put on later) would leave everybody waiting: they are told that the sync failed, for it may
+have, and nothing more is submitted.
 """
 
 from __future__ import annotations
@@ -79,6 +83,7 @@ class KernelSyncs:
         self._waiting: dict[int, Done] = {}
         self._next = 0
         self._closed = False
+        self._broken: OSError | None = None  # why no account can be had
 
     def fileno(self) -> int:
         """Readable when a sync is done."""
@@ -94,6 +99,8 @@ class KernelSyncs:
 
         The file may be closed meanwhile. Raises OSError if the sync was not begun.
         """
+        if self._broken is not None:
+            raise self._broken
         token = self._next
         self._next += 1
         _IOCB.pack_into(
@@ -104,12 +111,23 @@ class KernelSyncs:
 
     def reap(self, *, wait: bool = False) -> None:
         """Tell whose syncs are done; with ``wait``, at least one of those under way."""
+        try:
+            count = self._events_ready(wait)
+        except Exception as error:  # noqa: BLE001 - told to those who wait: nothing else wakes them
+            self._give_up(error if isinstance(error, OSError) else OSError(repr(error)))
+            return
+        for index in range(count):
+            token, _, result, _ = _EVENT.unpack_from(self._events, index * _EVENT.size)
+            done = self._waiting.pop(token)
+            done(None if result == 0 else OSError(-result, os.strerror(-result)))
+
+    def _events_ready(self, wait: bool) -> int:
         # Read even if nothing is under way: a loop that watches it would not come to rest.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
         if not self._waiting:
-            return
-        count = self._call(
+            return 0
+        return self._call(
             self._numbers.get_events,
             self._context,
             _ONE if wait else _NONE,
@@ -117,10 +135,13 @@ class KernelSyncs:
             self._events,
             None if wait else _AT_ONCE,
         )
-        for index in range(count):
-            token, _, result, _ = _EVENT.unpack_from(self._events, index * _EVENT.size)
-            done = self._waiting.pop(token)
-            done(None if result == 0 else OSError(-result, os.strerror(-result)))
+
+    def _give_up(self, error: OSError) -> None:
+        """Whoever waits is told of a failure: what became of the syncs will never be known."""
+        self._broken = error
+        waiting, self._waiting = self._waiting, {}
+        for done in waiting.values():
+            done(error)
 
     def close(self) -> None:
         """Wait for what is under way, and tell nobody. Closing again does nothing."""

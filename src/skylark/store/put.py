@@ -7,6 +7,11 @@ gap. Statuses and their response codes are in :mod:`skylark.store.results`.
 The result comes back at once; whether the message is *durable* is another question, which
 :meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
 try another broker, and the store stops accepting until retention sees room again.
+
+**Errors that nobody foresaw.** What the log has must be in the views: a record without an entry is
+invisible, and the next one of its queue takes its place. So each message of a run fails alone, and
+a dispatch that breaks off (because whoever is told of arrivals has a defect) is gone on with. A put
+is an error only if its record is not in the log, or if its entries cannot be made.
 """
 
 from __future__ import annotations
@@ -82,14 +87,18 @@ class Putter:
         """Store one message."""
         queue, result = self._append(draft, None)
         if queue is not None:
-            self._dispatch.add(
-                queue,
-                result.log_offset,
-                result.size,
-                draft.sys_flag,
-                result.store_timestamp,
-                draft.properties,
-            )
+            try:
+                self._dispatch.add(
+                    queue,
+                    result.log_offset,
+                    result.size,
+                    draft.sys_flag,
+                    result.store_timestamp,
+                    draft.properties,
+                )
+            except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
+                self._go_on([record], result.store_timestamp, error)
         return result
 
     def put_run(self, drafts: list[Draft]) -> list[PutResult]:
@@ -100,14 +109,42 @@ class Putter:
         appended: list[Appended] = []
         now_ms = self._log.now_ms()
         for draft in drafts:
-            queue, result = self._append(draft, now_ms)
+            try:
+                queue, result = self._append(draft, now_ms)
+            except Exception:
+                logger.exception("a message could not be stored")
+                queue, result = None, PutResult(PutStatus.UNKNOWN_ERROR)
             results.append(result)
             if queue is not None:
                 record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
                 appended.append(record)
         if appended:
-            self._dispatch.add_run(Run(*zip(*appended, strict=True)), now_ms)
+            self._add_run(Run(*zip(*appended, strict=True)), now_ms)
         return results
+
+    def _add_run(self, run: Run, now_ms: int) -> None:
+        try:
+            self._dispatch.add_run(run, now_ms)
+        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+            self._go_on(list(zip(*run, strict=True)), now_ms, error)
+
+    def _go_on(self, records: list[Appended], now_ms: int, error: Exception) -> None:
+        """Dispatch what an error has left over; raises it if that is not possible."""
+        dispatch = self._dispatch
+        if dispatch.waiting_count:
+            raise error  # out of memory: which of them wait for the disk already cannot be told
+        logger.error("the dispatch of %s messages broke off", len(records), exc_info=error)
+        missing = False
+        for queue, log_offset, size, sys_flag, properties in records:
+            if log_offset < dispatch.dispatched_until:
+                continue  # the error came after its entries
+            try:
+                dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
+            except Exception as again:
+                logger.debug("a dispatch broke off again", exc_info=again)
+                missing |= dispatch.dispatched_until < log_offset + size
+        if missing:
+            raise error
 
     def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
         """Write a message into the log, if nothing speaks against it, and which queue it is for."""
@@ -163,7 +200,7 @@ class Putter:
         queue.next_offset = queue_offset + count
         offsets, sizes, now_ms = appended.log_offsets, appended.sizes, appended.store_timestamp
         run = Run((queue,) * count, offsets, sizes, (draft.sys_flag,) * count, batch.properties)
-        self._dispatch.add_run(run, now_ms)
+        self._add_run(run, now_ms)
         return PutResult(PutStatus.PUT_OK, offsets[0], sum(sizes), queue_offset, now_ms, count)
 
     def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
@@ -195,9 +232,12 @@ class Putter:
         except StoreError as error:
             return PutResult(self._failure(error))
         queue.next_offset = queue_offset + message_count
-        self._dispatch.add(
-            queue, result.log_offset, result.size, sys_flag, result.store_timestamp, properties
-        )
+        now_ms = result.store_timestamp
+        try:
+            self._dispatch.add(queue, result.log_offset, result.size, sys_flag, now_ms, properties)
+        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+            appended = (queue, result.log_offset, result.size, sys_flag, properties)
+            self._go_on([appended], now_ms, error)
         return msgspec.structs.replace(result, message_count=message_count)
 
     # ---- checks ----------------------------------------------------------------------------------

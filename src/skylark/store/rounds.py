@@ -16,34 +16,46 @@ with different work::
   group commit.
 * Items are done in order, and a failed one ends the round: what is noted is always a prefix.
 * After a failure the next round starts :data:`RETRY_S` later, whoever calls :meth:`Rounds.wake`.
+* What is raised makes no difference: an error that nobody foresaw (no memory, no thread, a defect)
+  is a failed item as well. A round that ended without a result would be the last one.
 * A round that was started before a truncation of the log is forgotten when it comes back.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from skylark.core.clock import TimerHandle
 from skylark.store.errors import StoreFileError
 from skylark.store.scheduling import Post, Scheduler, post_when_done
 
 if TYPE_CHECKING:
+    from skylark.store.mapped_file import MappedFile
     from skylark.store.mapped_files import MappedFiles
+
+logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.1
 STOP_ATTEMPTS: Final = 10
 
-Item = TypeVar("Item")
+
+class _OfFile(Protocol):
+    @property
+    def file(self) -> MappedFile: ...
+
+
+Item = TypeVar("Item", bound=_OfFile)
 
 
 class Outcome(NamedTuple):
     """How far a round came."""
 
     done: int  # items
-    error: StoreFileError | None  # of the item after them
+    error: Exception | None  # of the item after them
 
 
 class _Round(NamedTuple, Generic[Item]):
@@ -57,9 +69,27 @@ def do_in_order(jobs: Sequence[Callable[[], None]]) -> Outcome:
     for index, job in enumerate(jobs):
         try:
             job()
-        except StoreFileError as error:
+        except Exception as error:  # noqa: BLE001 - the owner notes it, with the item it belongs to
             return Outcome(index, error)
     return Outcome(len(jobs), None)
+
+
+def _outcome(future: Future[Outcome]) -> Outcome:
+    """What the worker has to say; if it was not even allowed to begin, the first item failed."""
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001 - as above
+        return Outcome(0, error)
+
+
+def _file_error(error: Exception, item: _OfFile) -> StoreFileError:
+    """The error as those that files raise; what nobody foresaw is its cause."""
+    if isinstance(error, StoreFileError):
+        return error
+    logger.debug("a round failed unforeseen", exc_info=error)
+    failure = StoreFileError(f"unforeseen: {error!r}", path=item.file.path)
+    failure.__cause__ = error
+    return failure
 
 
 class Rounds(ABC, Generic[Item]):
@@ -108,9 +138,9 @@ class Rounds(ABC, Generic[Item]):
     def wake(self) -> None:
         """Look soon: after this turn of the owner, or after the round that is running."""
         if not self._woken and not self._stopped:
-            self._woken = True
             if self._round is None:
                 self._post(self._begin)
+            self._woken = True  # only now: nobody posts again while this is set
 
     def halt(self) -> None:
         """Look no more, and have no timers; in the thread that owns them."""
@@ -149,7 +179,7 @@ class Rounds(ABC, Generic[Item]):
 
     @abstractmethod
     def _job(self, item: Item) -> Callable[[], None]:
-        """What the worker calls; it may raise StoreFileError."""
+        """What the worker calls; if it raises, the item failed."""
 
     @abstractmethod
     def _apply(self, item: Item) -> None:
@@ -198,20 +228,28 @@ class Rounds(ABC, Generic[Item]):
         thorough = now >= self._thorough_at
         if thorough:
             self._thorough_at = now + self._thorough_s
-        items = self._find(0 if thorough else self._least_pages)
-        if items:
-            self._round = _Round(items, self._files.generation, self._submit(items))
+        try:
+            items = self._find(0 if thorough else self._least_pages)
+            if items:
+                self._round = _Round(items, self._files.generation, self._submit(items))
+        except Exception:
+            logger.exception("%s: a round could not begin", self._files.directory)
+            self._try_later()
 
     def _finish(self, future: Future[Outcome]) -> None:
         current = self._round
-        if current is None:
+        if current is None or current.future is not future:
             return  # finished by stop() before the worker's message came
         self._round = None
         if current.generation == self._files.generation:
-            error = self._note(current.items, future.result())
-            if error is not None and not self._stopped:
-                when = self._scheduler.monotonic() + RETRY_S
-                self._retry = self._scheduler.call_at(when, self._try_again)
+            try:
+                error = self._note(current.items, _outcome(future))
+            except Exception:
+                logger.exception("%s: a round was noted in part", self._files.directory)
+                self._try_later()
+            else:
+                if error is not None:
+                    self._try_later()
         self._look_if_woken()  # first of all: the disk should not wait for what follows
         self._notify()
         self._meanwhile()
@@ -219,9 +257,16 @@ class Rounds(ABC, Generic[Item]):
     def _note(self, items: Sequence[Item], outcome: Outcome) -> StoreFileError | None:
         for item in items[: outcome.done]:
             self._apply(item)
-        if outcome.error is None or not self._failed(items[outcome.done], outcome.error):
+        if outcome.error is None:
             return None
-        return outcome.error
+        item = items[outcome.done]
+        error = _file_error(outcome.error, item)
+        return error if self._failed(item, error) else None
+
+    def _try_later(self) -> None:
+        if not self._stopped:
+            when = self._scheduler.monotonic() + RETRY_S
+            self._retry = self._scheduler.call_at(when, self._try_again)
 
     def _try_again(self) -> None:
         self._retry = None

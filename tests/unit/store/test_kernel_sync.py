@@ -114,6 +114,34 @@ def test_closing_waits_and_tells_nobody(fd: int) -> None:
     assert said == []
 
 
+@needs_kernel
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EPERM, "Operation not permitted"), MemoryError("none")]
+)
+def test_a_kernel_that_gives_no_account_is_given_up(
+    syncs: KernelSyncs, fd: int, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The descriptor has been read by then: nothing would make the loop look again."""
+    said: list[OSError | None] = []
+    syncs.submit(fd, said.append)
+    assert select.select([syncs], [], [], 30)[0]
+
+    def fail(*_: object) -> int:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(syncs, "_call", fail)
+        syncs.reap()
+    (told,) = said
+    assert str(error) in str(told)
+    assert not syncs.is_busy
+    with pytest.raises(OSError, match=str(error.args[-1])):
+        syncs.submit(fd, said.append)
+    syncs.reap()
+    syncs.reap(wait=True)
+    assert said == [told]
+
+
 @pytest.mark.parametrize(("platform", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
 def test_other_systems_have_none(
     monkeypatch: pytest.MonkeyPatch, platform: str, machine: str
@@ -263,3 +291,31 @@ def test_with_the_real_one(tmp_path: Path, syncs: KernelSyncs) -> None:
     made.hands.settle()
     made.flush.stop()
     assert made.said[-1] == ("d", OK)
+
+
+@needs_kernel
+@pytest.mark.parametrize("stops", [False, True], ids=["running", "stopping"])
+def test_a_flush_goes_on_without_a_kernel_that_gives_no_account(
+    tmp_path: Path, syncs: KernelSyncs, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    made = FlushedLog(OsFileSystem(), tmp_path / "log", kernel_syncs=syncs, **SYNC)
+    made.put("a")
+    made.hands.settle()
+    made.put("b")  # woken, while the sync is under way
+    assert select.select([syncs], [], [], 30)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(syncs, "_syscall", _not_permitted)
+        if stops:
+            made.flush.stop()
+        else:
+            syncs.reap()
+            assert made.said == []
+    (error,) = made.errors
+    assert "EPERM" in str(error)
+    made.hands.advance(100)
+    assert made.said == [20, ("a", OK), ("b", OK)]
+
+
+def _not_permitted(*_: object) -> int:
+    ctypes.set_errno(errno.EPERM)
+    return -1

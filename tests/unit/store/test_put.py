@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from skylark.store.commit_log import Draft
 from skylark.store.consume_queue import ConsumeQueue
 from skylark.store.files import OsFileSystem
 from skylark.store.flags import RunningFlags, StoreFlag
-from skylark.store.results import PutStatus
+from skylark.store.put import Putter
+from skylark.store.reput import Arrival, Dispatch, TagsCodes
+from skylark.store.results import PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.message import decode_record
 from tests.unit.store.small_store import HOST, SmallStore
@@ -197,3 +200,110 @@ def test_one_message_without_body_refuses_its_batch(store: SmallStore) -> None:
         batch = Batch.of([BatchMessage(body) for body in bodies])
         assert store.putter.put_batch(draft(), batch).status is PutStatus.MESSAGE_ILLEGAL
     assert store.log.max_offset == 0
+
+
+# ---- errors that nobody foresaw ------------------------------------------------------------------
+
+
+def in_view(store: SmallStore, topic: str = "T") -> list[int]:
+    """Log offsets of the entries of a queue, which must be as many as the queue has given away."""
+    queue = store.queues.get(topic, 0)
+    assert queue is not None
+    assert queue.max_offset == queue.next_offset
+    entries = [queue.read_entry(offset) for offset in range(queue.max_offset)]
+    return [entry.log_offset for entry in entries if entry is not None]
+
+
+def test_a_message_that_breaks_its_run_fails_alone(
+    store: SmallStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    impossible = draft(flag=1 << 40)  # nobody checks it before it is packed
+    results = store.putter.put_run([draft(), draft(), impossible, draft()])
+    assert [result.status for result in results] == [
+        PutStatus.PUT_OK, PutStatus.PUT_OK, PutStatus.UNKNOWN_ERROR, PutStatus.PUT_OK,
+    ]  # fmt: skip
+    assert in_view(store) == [results[index].log_offset for index in (0, 1, 3)]
+    assert store.dispatch.dispatched_until == store.log.max_offset
+    assert caplog.text.count("a message could not be stored") == 1
+    after = store.putter.put(draft())
+    assert (after.queue_offset, in_view(store)[-1]) == (3, after.log_offset)
+
+
+def put_inner(putter: Putter) -> PutResult:
+    return putter.put_inner_batch(draft(body=encode_batch([BatchMessage(b"a")])), 1)
+
+
+PUTS: dict[str, Callable[[Putter], PutResult]] = {
+    "put": lambda putter: putter.put(draft()),
+    "run": lambda putter: putter.put_run([draft(), draft(), draft()])[0],
+    "batch": lambda putter: putter.put_batch(draft(), Batch.of([BatchMessage(b"a")] * 3)),
+    "inner batch": put_inner,
+}
+
+
+@pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
+def test_who_is_told_of_arrivals_cannot_undo_a_put(
+    store: SmallStore, put: Callable[[Putter], PutResult]
+) -> None:
+    """What follows in a run is in the views as well: it would be invisible until a restart."""
+
+    def fail(arrival: Arrival) -> None:
+        raise RuntimeError("a bug")
+
+    dispatch = Dispatch(store.index, TagsCodes(), on_arrival=fail)
+    putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
+    results = [put(putter), put(putter)]
+    assert {result.status for result in results} == {PutStatus.PUT_OK}
+    found = in_view(store)
+    assert len(set(found)) == results[1].queue_offset * 2
+    assert found[:: results[1].queue_offset] == [result.log_offset for result in results]
+    assert dispatch.dispatched_until == store.log.max_offset
+
+
+@pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
+def test_a_dispatch_that_breaks_off_is_gone_on_with(
+    store: SmallStore, monkeypatch: pytest.MonkeyPatch, put: Callable[[Putter], PutResult]
+) -> None:
+    index = store.index
+    real, failures = index.put_run, [MemoryError()]
+
+    def fail_once(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        real(*arguments)
+
+    monkeypatch.setattr(index, "put_run", fail_once)
+    assert put(store.putter).status is PutStatus.PUT_OK
+    assert not failures
+    assert len(in_view(store)) == put(store.putter).queue_offset
+    assert store.dispatch.dispatched_until == store.log.max_offset
+
+
+@pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
+def test_a_message_whose_entries_cannot_be_made_is_an_error(
+    store: SmallStore, monkeypatch: pytest.MonkeyPatch, put: Callable[[Putter], PutResult]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(store.index, "put_run", fail)
+    with pytest.raises(MemoryError):
+        put(store.putter)
+
+
+def test_what_waits_for_the_disk_is_not_entered_twice(
+    store: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = Dispatch(store.index, TagsCodes(), after_flush=True)
+    putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
+    real = dispatch.add_run
+
+    def fail_late(*arguments: Any) -> None:
+        real(*arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(dispatch, "add_run", fail_late)
+    with pytest.raises(MemoryError):
+        putter.put_run([draft(), draft()])
+    dispatch.release(store.log.max_offset)
+    assert len(in_view(store)) == 2
