@@ -345,7 +345,7 @@ class BrokerGraph:
         for handler in handlers:
             handler.add_to(dispatcher)
         if self.lookout is not None:
-            dispatcher.after_turn = self.lookout.handled
+            dispatcher.after_runs = self.lookout.handled
         server = RemotingServer(
             dispatcher,
             network,

@@ -21,7 +21,8 @@ topic that nobody knows any more.
 
 The loop takes a snapshot, a thread encodes and writes it, one write per table at a time. A write
 that fails is logged once, not at every attempt, and tried again: after a second, or at the next
-interval. Until it succeeds the change is in memory only, and whoever waits for it hears so.
+interval. Until it succeeds the change is in memory only, and whoever waits for it hears so. Who
+would rather go on without the disk than wait for it asks :attr:`SavedTable.is_on_its_way` first.
 
 Answers to Java's ``ConfigManager`` and the jobs of ``BrokerController`` that call it.
 """
@@ -101,6 +102,14 @@ class SavedTable(Generic[TableT]):
         """Whether the disk lacks a change that was marked."""
         return self._written < self._marked
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether the disk lacks a change and takes what it is given, as far as is known.
+
+        Not so from a write that failed until one that does not: nobody knows when that is.
+        """
+        return self._written < self._marked and not self.failed
+
     def mark(self) -> None:
         """The table has changed."""
         self._marked += 1
@@ -129,8 +138,9 @@ class SavedTable(Generic[TableT]):
     async def write(self) -> Exception | None:
         """Write until nothing is left to write, or until it fails; one caller at a time."""
         while self.is_dirty:
-            marked, table = self._marked, self._snapshot()
+            marked = self._marked
             try:
+                table = self._snapshot()
                 await self._saver.save(self._file, table)
             except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
                 self._note_failure(error)

@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
         limits, dispatcher = self._limits, self._dispatcher
         room, run_max = limits.frames_per_turn_max, limits.frames_per_write_max
         backlog, out, out_size_max = self._backlog, self._out, limits.write_buffer_high
-        self._in_batch = True
+        had_run, self._in_batch = False, True
         try:
             while (
                 backlog
@@ -266,13 +266,14 @@ class Connection(asyncio.Protocol):
                 room -= len(run)
                 if run[0].code in dispatcher.runs:
                     dispatcher.dispatch_run(self, run)
+                    had_run = True
                 else:
                     dispatcher.dispatch(self, run[0])
         finally:
             self._in_batch = False
         self._flush()
-        if dispatcher.after_turn is not None:
-            dispatcher.after_turn()
+        if had_run and dispatcher.after_runs is not None:
+            dispatcher.after_runs()
         if backlog:
             self._schedule_turn()
             self._update_reading()
@@ -335,10 +336,9 @@ class Connection(asyncio.Protocol):
                 self._schedule_turn()
             self._update_reading()
 
-    def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> asyncio.Task[None]:
         """Run a cold handler as a task; it goes on to its end even if the connection closes."""
-        size = held_size(request)
-        self._held.size += size
+        self._held.size += (size := held_size(request))
         if self._holders is not None:
             self._holders.add(self)
         task = self._loop.create_task(work)
@@ -356,6 +356,7 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
         task.add_done_callback(done)
+        return task
 
     def _tasks_full(self) -> bool:
         limits = self._limits
@@ -405,7 +406,7 @@ class Connection(asyncio.Protocol):
         return len(self._calls)
 
     async def room(self) -> None:
-        """Wait, in order of arrival, until the peer reads and a permit for a call is free.
+        """Wait, in order among those who wait, until the peer reads and a permit is free.
 
         Returns as well when the connection is closing; then :meth:`call` says so.
         """
@@ -540,12 +541,12 @@ class Connection(asyncio.Protocol):
     def _check_idle(self) -> None:
         """An idle time has passed since ``_idle_since``; close unless something happened since.
 
-        Times are compared for being the same, never for their distance: see the rules of
-        ``core.clock`` for timers.
+        Times are compared for being the same, never for their distance (rules of ``core.clock``).
+        Tasks are no work while the peer does not read: they may only wait for that in ``drain``.
         """
         assert self._transport is not None
         unsent_size = self._transport.get_write_buffer_size()
-        at_work = bool(self._tasks) and not self._closing
+        at_work = bool(self._tasks) and not (self._closing or self.write_paused)
         if at_work or unsent_size != self._unsent_size:  # the peer waits, or reads slowly
             self._active_at = self._clock.monotonic()
         if self._active_at != self._idle_since:

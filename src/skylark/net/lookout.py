@@ -17,6 +17,9 @@ A look is a turn of the event loop with something to call: then both asyncio and
 system for bytes without waiting for any. The clock is the machine's, also in tests with another
 one: where time stands still, looking would have no end.
 
+Only requests of those kinds that come in runs count, which are sends of one message: who waits for
+their answer has nothing else to do, while a consumer needs the processor for what it has pulled.
+
 Java brokers do nothing of the kind; their threads stay awake because there are many of them.
 """
 

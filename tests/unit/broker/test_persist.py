@@ -29,6 +29,7 @@ from skylark.store.config_files import (
     ConfigFiles,
 )
 from skylark.store.config_tables import TopicFilterTable
+from skylark.store.config_tables import TopicTable as TopicConfigs
 from skylark.store.files import OsFileSystem
 from skylark.testing.clock import VirtualClock
 from skylark.testing.faults import FaultAction, FaultPlan
@@ -268,6 +269,27 @@ async def test_a_waiter_between_attempts_hears_of_the_next_one(
     await waiter
 
 
+async def test_nothing_is_on_its_way_between_a_failure_and_a_success(
+    disk: FaultyFileSystem, plan: FaultPlan
+) -> None:
+    plan.at(WRITES, nth=1, error=errno.EIO)
+    broker = Broker(disk)
+    saved = broker.saved.topics
+    await broker.saver.start()
+    seen = [(saved.is_dirty, saved.is_on_its_way)]
+    broker.create("T")
+    seen.append((saved.is_dirty, saved.is_on_its_way))
+    await broker.clock.drain()
+    broker.create("U")
+    seen.append((saved.is_dirty, saved.is_on_its_way))
+    await broker.clock.advance(1)
+    seen.append((saved.is_dirty, saved.is_on_its_way))
+    broker.create("V")
+    seen.append((saved.is_dirty, saved.is_on_its_way))
+    assert seen == [(False, False), (True, True), (True, False), (False, False), (True, True)]
+    await saved.written()
+
+
 async def test_offsets_are_tried_again_at_the_next_interval(
     disk: FaultyFileSystem, plan: FaultPlan
 ) -> None:
@@ -293,6 +315,29 @@ async def test_even_a_defect_is_told_to_who_waits(
     with caplog.at_level(logging.ERROR), pytest.raises(AttributeError):
         await broken.written()
     assert "topics.json cannot be saved" in caplog.text
+
+
+async def test_a_table_that_cannot_be_read_is_told_to_who_waits_and_tried_again(
+    disk: FaultyFileSystem,
+) -> None:
+    broker = Broker(disk)
+    await broker.saver.start()
+    defects = [ZeroDivisionError("no snapshot") for _ in range(2)]
+
+    def snapshot() -> TopicConfigs:
+        if defects:
+            raise defects.pop()
+        return broker.topics.snapshot()
+
+    table = broker.saver.on_change(TOPICS, snapshot)
+    table.mark()
+    waiting = asyncio.create_task(table.written())
+    await broker.clock.advance(1)  # it hears of the second attempt
+    assert waiting.done()
+    with pytest.raises(ZeroDivisionError):
+        await waiting
+    await broker.clock.advance(1)
+    assert not table.is_dirty
 
 
 # --- the end ---

@@ -252,6 +252,27 @@ async def test_a_peer_that_never_reads_is_cut_off_when_it_is_idle_and_when_it_is
             assert world.server.connections == set()
 
 
+async def test_answers_that_wait_for_a_peer_to_read_do_not_keep_it_from_being_idle() -> None:
+    async with MemoryWorld(NetLimits(write_buffer_high=64 * 1024)) as world:
+        _, port = world.address.split(":")
+        deaf, _ = await world.network.connect(
+            Deaf, "127.0.0.1", int(port), timeout_s=1, clock=world.clock
+        )
+        deaf.write(encode_frame(Command(code=SLOW, body=bytes(1000))))
+        deaf.write(encode_frame(Command(code=BIG)))
+        await world.clock.drain()
+        (connection,) = world.server.connections
+        assert connection.write_paused
+        world.service.gate.set()
+        await world.clock.advance(seconds=119)
+        assert len(world.server.dispatcher.tasks) == 1
+        assert world.server.held_size() > 900_000
+        await world.clock.advance(seconds=122)
+        assert connection.closed.done()
+        assert not world.server.dispatcher.tasks
+        assert world.server.held_size() == 0
+
+
 async def test_a_slow_reader_is_not_idle() -> None:
     async with MemoryWorld(NetLimits(write_buffer_high=64 * 1024)) as world:
         _, port = world.address.split(":")

@@ -136,7 +136,7 @@ async def test_brokers_look_out_where_sockets_are(
     async with skylark.testing.broker(transport=transport, busyPollMicros=micros) as b:
         graph = b.broker._graph
         assert graph is not None
-        looks_out = [server.dispatcher.after_turn is not None for server in graph.servers]
+        looks_out = [server.dispatcher.after_runs is not None for server in graph.servers]
         assert looks_out == [is_there] * 2
         topic = await b.topic()
         async with b.producer() as producer:

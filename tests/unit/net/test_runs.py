@@ -196,6 +196,17 @@ async def test_other_codes_split_runs() -> None:
         assert world.runs == [[0, 1], [2], [3, 4, 5, 6], [7], [8], [9]]
 
 
+async def test_after_a_turn_with_runs_somebody_is_told() -> None:
+    async with running() as world:
+        told: list[int] = []
+        world.dispatcher.after_runs = lambda: told.append(len(world.peer.answers))
+        await world.ask(*requests(5, LONE))
+        assert told == []
+        await world.ask(Command(code=RUN, opaque=1), *requests(2, LONE))
+        await world.ask(*requests(1))
+        assert len(told) == 2
+
+
 async def test_a_response_among_requests_is_no_request() -> None:
     async with running() as world:
         call = world.connection.call(Command(code=LONE), 10)

@@ -4,7 +4,10 @@ An answer leaves at once, except in three cases. With SYNC_FLUSH it waits until 
 message, and with synchronous slaves until enough of these have it, unless the message says
 WAIT=false; readers do not wait for slaves, as in Java. And while a topic that a send has created is
 not on disk yet it waits for that: a crash would otherwise leave acknowledged messages in a topic
-that nobody knows. A broker that stops lets the answers that wait go first (:meth:`none_parked`).
+that nobody knows. Not so while topics cannot be saved: then every send would wait, and in the end
+be refused, for a disk that may hold nothing but the settings. The message is stored, and that is
+the answer; the log says that new topics hold until restart. A broker that stops lets the answers
+that wait go first (:meth:`none_parked`).
 
 Refusals begin with Java's own text. Where the disk may be full, they say how full it is, as shares
 of 1: ``CL`` is the disk of the log, ``CQ`` that of the queues, ``INDEX`` that of the index.
@@ -75,7 +78,11 @@ class PutAnswers:
         If so, whoever writes to the disk or to slaves is told. Else :meth:`when_durable` follows
         for each of them that was stored.
         """
-        if self._waits_for_disk or self._store.replicas is not None or self._topics_saved.is_dirty:
+        if (
+            self._waits_for_disk
+            or self._store.replicas is not None
+            or self._topics_saved.is_on_its_way
+        ):
             return False
         for result in reversed(results):
             if result.status.stored:
@@ -107,26 +114,23 @@ class PutAnswers:
             await asyncio.shield(self._none_parked)
 
     def _when_saved(self, connection: Connection, request: Command, response: Command) -> Answer:
-        if not self._topics_saved.is_dirty:
+        if not self._topics_saved.is_on_its_way:
             return response
-        connection.spawn(self._reply_when_saved(connection, request, response), request)
-        return LATER
 
-    async def _reply_when_saved(
-        self, connection: Connection, request: Command, response: Command
-    ) -> None:
-        try:
-            await self.topics_saved()
-        except asyncio.CancelledError:
-            connection.answer(request, None)  # the connection is gone as well
-            raise
-        connection.answer(request, response)
+        def answer(waiting: asyncio.Task[None]) -> None:
+            # Cancelled: the connection is gone as well.
+            connection.answer(request, None if waiting.cancelled() else response)
+
+        # Not at the end of what is awaited: a task that is cancelled early never begins.
+        connection.spawn(self.topics_saved(), request).add_done_callback(answer)
+        return LATER
 
     async def topics_saved(self) -> None:
         """Wait until the disk has all topics, or cannot take them."""
-        # Whoever saves has logged a failure. The message is stored, so that is the answer.
-        with contextlib.suppress(StoreError):
-            await self._topics_saved.written()
+        if self._topics_saved.is_on_its_way:
+            # Whoever saves has logged a failure, of any kind. The message is stored all the same.
+            with contextlib.suppress(Exception):
+                await self._topics_saved.written()
 
     # --- why not ----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import encode_offset_id
 from skylark.core.names import RETRY_PREFIX, TIMER_TOPIC
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Answer
+from skylark.net.dispatch import Answer, error_response
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
@@ -96,27 +96,35 @@ class PlainSends:
         results: Sequence[PutResult],
         as_frames: bool,
     ) -> list[Answer | bytes]:
+        """The answers; what goes wrong with one message is no answer to the others.
+
+        Some of those may wait for the disk already, and are answered when it has them.
+        """
         leaves_now = self._answers.leave_now(list(results))
         answers: list[Answer | bytes] = []
         topic, is_system = "", False  # nearly always the same as before
         for (draft, request, note), result in zip(plain, results, strict=True):
-            if isinstance(note, str):
-                unique_id, queue_id = note, draft.queue_id
-            else:
-                unique_id, queue_id = note.unique_id, note.queue_id
-                if result.size:
-                    self._transactions.plain_half_stored(note, result)
-            if result.size:  # it is stored
-                if draft.topic != topic:
-                    topic = draft.topic
-                    is_system = self._topics.is_system(topic)
-                self._stats.put(topic, 1, result.size, is_system=is_system)
-            answer: Answer | bytes | None = None
-            if leaves_now and as_frames and result.status is _PUT_OK:
-                answer = self._sent_answers.frame(request, queue_id, result, unique_id)
-            if answer is None:
-                sent = Sent(request, "", queue_id, result.queue_offset, unique_id)
-                answer = self._answer(connection, draft, sent, result, leaves_now)
+            answer: Answer | bytes
+            try:
+                if isinstance(note, str):
+                    unique_id, queue_id = note, draft.queue_id
+                else:
+                    unique_id, queue_id = note.unique_id, note.queue_id
+                    if result.size:
+                        self._transactions.plain_half_stored(note, result)
+                if result.size:  # it is stored
+                    if draft.topic != topic:
+                        topic = draft.topic
+                        is_system = self._topics.is_system(topic)
+                    self._stats.put(topic, 1, result.size, is_system=is_system)
+                answer = None
+                if leaves_now and as_frames and result.status is _PUT_OK:
+                    answer = self._sent_answers.frame(request, queue_id, result, unique_id)
+                if answer is None:
+                    sent = Sent(request, "", queue_id, result.queue_offset, unique_id)
+                    answer = self._answer(connection, draft, sent, result, leaves_now)
+            except Exception as error:  # noqa: BLE001 - becomes code 1
+                answer = error_response(request, error)
             answers.append(answer)
         return answers
 

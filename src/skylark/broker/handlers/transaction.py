@@ -107,9 +107,7 @@ class TransactionHandlers:
     ) -> list[Answer]:
         self._transactions.recent_committed([half for _, _, half in plain], results)
         return [
-            self._answer(connection, request, result)
-            if result.status.stored
-            else error_response(request, self._refusal(result.status))
+            self._answer_in_run(connection, request, result)
             for (_, request, _), result in zip(plain, results, strict=True)
         ]
 
@@ -131,6 +129,15 @@ class TransactionHandlers:
             # Also when the disk was too slow: the message is stored.
             lambda _status: response_to(request, ResponseCode.SUCCESS),
         )
+
+    def _answer_in_run(self, connection: Connection, request: Command, result: PutResult) -> Answer:
+        """What goes wrong with one is no answer to the others, which may wait for the disk."""
+        try:
+            if result.status.stored:
+                return self._answer(connection, request, result)
+            return error_response(request, self._refusal(result.status))
+        except Exception as error:  # noqa: BLE001 - becomes code 1
+            return error_response(request, error)
 
     def resume(self, _connection: Connection, request: Command) -> Command:
         """RESUME_CHECK_HALF_MESSAGE (323)."""

@@ -377,12 +377,36 @@ async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path)
         config = tmp_path / "store/config"
         config.write_bytes(b"not a directory")
         producer = await send_together(world, [request(n, "New") for n in range(3)])
-        assert producer.answers == []
-        await world.clock.advance(1.1)  # a second attempt has failed as well
-        assert world.graph.saved.topics.failed
-        assert producer.codes == {0: 0, 1: 0, 2: 0}
+        failed, codes = world.graph.saved.topics.failed, producer.codes
         config.unlink()
         config.mkdir()
+        await world.clock.advance(1.1)  # the next attempt, which ends whatever still waits
+        assert (failed, codes) == (True, {0: 0, 1: 0, 2: 0})
+
+
+async def test_a_message_that_goes_wrong_is_the_only_one_that_is_told_so(tmp_path: Path) -> None:
+    """Those before it wait for the disk already: they must not be answered twice."""
+    async with stored(tmp_path, flushDiskType="SYNC_FLUSH") as world:
+        prepare(world)
+        await world.clock.drain()
+        await_flushes(world)
+        connection, producer = await connect(world)
+        stats = world.graph.stats
+        put, calls = stats.put, iter(range(4))
+
+        def put_but_one(*args: Any, **kwargs: Any) -> None:
+            if next(calls) == 1:
+                raise ZeroDivisionError
+            put(*args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stats, "put", put_but_one)
+            connection.data_received(b"".join(encode_frame(request(n)) for n in range(4)))
+        await world.graph.put_answers.none_parked()
+        await world.clock.drain()
+        assert sorted(answer.opaque for answer in producer.answers) == [0, 1, 2, 3]
+        assert producer.codes == {0: 0, 1: 1, 2: 0, 3: 0}
+        assert connection.held_size == 0
 
 
 # ---- refusals ------------------------------------------------------------------------------------

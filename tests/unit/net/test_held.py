@@ -1,0 +1,38 @@
+"""How much memory requests take whose answers come later."""
+
+from __future__ import annotations
+
+from skylark.net.held import HeldRequests
+from skylark.wire.command import Command
+
+
+def test_a_request_counts_until_its_answer_is_there() -> None:
+    held = HeldRequests()
+    first, second = Command(body=bytes(100)), Command(remark="r", ext={"ab": "cde"})
+    held.hold(first)
+    held.hold(second)
+    assert held.size == 106
+    held.let_go(first)
+    assert held.size == 6
+    held.let_go(second)
+    assert held.size == 0
+
+
+def test_an_answer_may_come_before_its_handler_returns() -> None:
+    held = HeldRequests()
+    request = Command(body=bytes(100))
+    for _ in range(3):
+        held.let_go(request)
+        held.hold(request)
+        assert held.size == 0
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_that_of_a_later_request() -> None:
+    held = HeldRequests()
+    for _ in range(10):
+        held.let_go(Command())  # its place in memory is free again at once
+        request = Command(body=bytes(100))
+        held.hold(request)
+        assert held.size == 100
+        held.let_go(request)
+        assert held.size == 0
