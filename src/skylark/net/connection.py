@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
         limits, dispatcher = self._limits, self._dispatcher
         room, run_max = limits.frames_per_turn_max, limits.frames_per_write_max
         backlog, out, out_size_max = self._backlog, self._out, limits.write_buffer_high
-        had_run, self._in_batch = False, True
+        in_runs, self._in_batch = 0, True
         try:
             while (
                 backlog
@@ -266,14 +266,14 @@ class Connection(asyncio.Protocol):
                 room -= len(run)
                 if run[0].code in dispatcher.runs:
                     dispatcher.dispatch_run(self, run)
-                    had_run = True
+                    in_runs += len(run)
                 else:
                     dispatcher.dispatch(self, run[0])
         finally:
             self._in_batch = False
         self._flush()
-        if had_run and dispatcher.after_runs is not None:
-            dispatcher.after_runs()
+        if in_runs and dispatcher.after_runs is not None:
+            dispatcher.after_runs(in_runs)
         if backlog:
             self._schedule_turn()
             self._update_reading()

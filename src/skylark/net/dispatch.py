@@ -114,8 +114,8 @@ class Dispatcher:
         self._default: Route | None = None
         self.interceptors = tuple(interceptors)
         self.shutting_down = False
-        #: Called when runs of a connection were handled, and what they answer has left.
-        self.after_runs: Callable[[], None] | None = None
+        #: Called when runs of a connection were handled, so many requests, and the answers left.
+        self.after_runs: Callable[[int], None] | None = None
         #: Cold handlers at work, of all connections. They outlive their connection.
         self.tasks: set[asyncio.Task[None]] = set()
         #: A request beyond this many is answered SYSTEM_BUSY with [OVERLOAD].

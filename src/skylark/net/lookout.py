@@ -19,6 +19,8 @@ one: where time stands still, looking would have no end.
 
 Only requests of those kinds that come in runs count, which are sends of one message: who waits for
 their answer has nothing else to do, while a consumer needs the processor for what it has pulled.
+And requests that come together use up all credit: they are of many threads, which need the
+processors more than a broker that waits for them.
 
 Java brokers do nothing of the kind; their threads stay awake because there are many of them.
 """
@@ -58,8 +60,12 @@ class Lookout:
         self._until = 0.0
         self._looking = False
 
-    def handled(self) -> None:
-        """Requests were handled: look out for the next."""
+    def handled(self, count: int) -> None:
+        """So many requests that came together were handled: look out for the next."""
+        if count > 1:
+            self._credit = 0
+            self._until = 0.0
+            return
         if self._looking:
             self._credit = min(CREDIT_MAX, self._credit + FOUND_GAIN)
             self._until = self._monotonic() + self._window

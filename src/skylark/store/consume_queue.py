@@ -208,8 +208,10 @@ class EntryQueue(ABC):
         end = min(position + length, position - position % file_size + file_size, self._end)
         tail_start = self._tail_start
         if position >= tail_start:
+            if self._files.ahead:
+                self._files.forget_ahead()
             return self._tail[position - tail_start : end - tail_start]
-        older = self._files.read(position, min(end, tail_start) - position)
+        older = self._files.read_on(position, min(end, tail_start) - position, tail_start)
         if end <= tail_start:
             return older
         return older + self._tail[: end - tail_start]

@@ -206,7 +206,7 @@ class Reader:
             entry_count = min(max(in_memory[0], on_disk[0]), size_max // RECORD_SIZE_MIN)
             entry_count = max(1, min(count_max, entry_count))
         try:
-            readable = self._look(queue, scan, entry_count, by_columns=properties is None)
+            readable = self._look(queue, scan, entry_count)
         except BaseException:
             slices.release()
             raise
@@ -270,9 +270,7 @@ class Reader:
         file_number = offset // self._file_entries
         return min(stop_offset, (file_number + self._file_count_max) * self._file_entries)
 
-    def _look(
-        self, queue: EntryQueue, scan: QueueScan, entry_count: int, *, by_columns: bool
-    ) -> bool:
+    def _look(self, queue: EntryQueue, scan: QueueScan, entry_count: int) -> bool:
         """Look at entries until something is found; False if they cannot be read."""
         stop_offset = min(scan.stop_offset, queue.max_offset)
         while scan.next_offset < stop_offset:
@@ -286,8 +284,11 @@ class Reader:
                 entries = b""
             if not entries:
                 return False
-            many = by_columns and len(entries) >= COLUMNS_MIN * CQ_ENTRY_SIZE
-            if not (many and scan.columns(entries)):
+            if len(entries) >= COLUMNS_MIN * CQ_ENTRY_SIZE:
+                done = not scan.has_properties and scan.columns(entries)
+            else:
+                done = not scan.has_filter and scan.neighbours(entries)
+            if not done:
                 scan.rows(_rows(entries, offset))
             if scan.stopped or scan.message_count:
                 break

@@ -44,7 +44,7 @@ class Loop:
 def test_it_looks_for_the_window_and_sleeps() -> None:
     loop = Loop()
     assert not loop.is_awake()
-    loop.lookout.handled()
+    loop.lookout.handled(1)
     loop.run_until(0.1)
     assert loop.is_awake()
     loop.run_until(1)
@@ -55,7 +55,7 @@ def test_it_looks_for_the_window_and_sleeps() -> None:
 def test_requests_that_follow_closely_keep_it_awake() -> None:
     loop = Loop()
     for number in range(1, 200):
-        loop.lookout.handled()
+        loop.lookout.handled(1)
         loop.run_until(number * 0.1)
         assert loop.is_awake()
     loop.run_until(loop.now + 0.3)
@@ -66,7 +66,7 @@ def test_requests_at_larger_distances_let_it_sleep() -> None:
     loop = Loop()
     awake = []
     for _ in range(10 * SAMPLE):
-        loop.lookout.handled()
+        loop.lookout.handled(1)
         awake.append(loop.is_awake())
         loop.run_until(loop.now + 0.3)
         assert not loop.is_awake()
@@ -78,10 +78,10 @@ def test_requests_at_larger_distances_let_it_sleep() -> None:
 def test_it_learns_that_times_have_changed() -> None:
     loop = Loop()
     for _ in range(CREDIT_MAX):  # uses the credit up
-        loop.lookout.handled()
+        loop.lookout.handled(1)
         loop.run_until(loop.now + 0.3)
     for _ in range(2 * SAMPLE):
-        loop.lookout.handled()
+        loop.lookout.handled(1)
         loop.run_until(loop.now + 0.1)
     assert loop.is_awake()
 
@@ -93,11 +93,28 @@ def test_it_pays_where_two_of_three_looks_find_something(found: int) -> None:
     awake = 0
     for _ in range(500):
         for _ in range(1 + found):
-            loop.lookout.handled()
+            loop.lookout.handled(1)
             loop.run_until(loop.now + 0.1)
         awake += loop.is_awake()
         loop.run_until(loop.now + 0.3)
     assert awake == 500 if found == 3 else awake < 100
+
+
+def test_requests_that_come_together_let_it_sleep() -> None:
+    loop = Loop()
+    loop.lookout.handled(1)
+    assert loop.is_awake()
+    for _ in range(10 * SAMPLE):
+        loop.lookout.handled(2)
+        loop.turn()
+        assert not loop.is_awake()
+        loop.lookout.handled(1)
+        loop.turn()
+    assert loop.turns < 100
+    for _ in range(SAMPLE):  # and then one client alone
+        loop.lookout.handled(1)
+        loop.run_until(loop.now + 0.1)
+    assert loop.is_awake()
 
 
 async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
@@ -114,7 +131,7 @@ async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
         loop.call_later(0.02, done.set_result, None)
         await done
 
-    Lookout(0.002, monotonic=monotonic).handled()
+    Lookout(0.002, monotonic=monotonic).handled(1)
     await wait()
     assert looks >= 2
     looks_before = looks

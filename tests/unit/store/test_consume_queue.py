@@ -146,6 +146,15 @@ def test_flush_writes_what_is_new_and_keeps_a_recent_part_in_memory() -> None:
     assert plan.visits["files.write"] == writes
 
 
+def test_readers_that_come_to_the_end_leave_nothing_behind() -> None:
+    queue = open_queue(FaultyFileSystem())
+    fill(queue, 30)
+    assert queue.entries(0, 3) + queue.entries(3, 3) == b"".join(map(entry, range(6)))
+    assert queue._files.ahead
+    assert queue.entries(29, 3) == entry(29)
+    assert queue._files.ahead == b""
+
+
 def test_a_long_tail_is_written_at_once() -> None:
     disk = FaultyFileSystem()
     queue = open_queue(disk, recent_size=40, tail_size_max=100)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.store import queue_files
 from skylark.store.errors import StoreFileError, StoreFullError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
@@ -259,3 +260,68 @@ def test_what_was_written_waits_for_a_sync() -> None:
     batch = views.begin()
     assert batch.ranges == {Path("/consumequeue/T/0/00000000000000000000"): (10, 100)}
     assert [str(path) for path in batch.directories] == ["/consumequeue/T/0"]
+
+
+# ---- reading on ----------------------------------------------------------------------------------
+
+
+class Reads:
+    """Notes what a queue reads from its files."""
+
+    def __init__(self, queue: QueueFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, int]] = []
+        read = QueueFiles.read
+
+        def noted(files: QueueFiles, position: int, length: int) -> bytes:
+            self.seen.append((position, length))
+            return read(files, position, length)
+
+        monkeypatch.setattr(QueueFiles, "read", noted)
+        monkeypatch.setattr(queue_files, "READ_AHEAD", 40)
+
+
+def test_who_reads_on_gets_some_more_kept(
+    files: FileSystem, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue(files, root / "0")
+    content = bytes(range(1, 181))
+    write(queue, 0, content)
+    reads = Reads(queue, monkeypatch)
+    for position in range(0, 170, 10):
+        assert queue.read_on(position, 10, 175) == content[position : position + 10]
+    # Forty at a time, as far as their file goes, and no further than the end.
+    assert reads.seen == [(0, 40), (40, 40), (80, 40), (100, 40), (140, 35)]
+    assert len(queue.ahead) == 35
+    assert queue.read_on(150, 10, 175) == content[150:160]  # again
+    assert len(reads.seen) == 5
+
+
+def test_who_jumps_gets_what_was_asked_for(
+    files: FileSystem, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue(files, root / "0")
+    content = bytes(range(1, 101))
+    write(queue, 0, content)
+    reads = Reads(queue, monkeypatch)
+    for position in (90, 20, 50, 10):
+        assert queue.read_on(position, 10, 100) == content[position : position + 10]
+    assert reads.seen == [(90, 10), (20, 10), (50, 10), (10, 10)]
+    assert queue.ahead == b""
+    assert queue.read_on(20, 60, 100) == content[20:80]  # more than would be kept
+    assert queue.read_on(80, 60, 100) == content[80:]
+
+
+def test_what_is_cut_off_or_deleted_is_not_kept(files: FileSystem, root: Path) -> None:
+    queue = open_queue(files, root / "0")
+    write(queue, 0, b"a" * 150)
+    assert queue.read_on(0, 10, 150) == b"a" * 10
+    queue.cut(20)
+    write(queue, 20, b"b" * 130)
+    assert queue.read_on(10, 20, 150) == b"a" * 10 + b"b" * 10
+    assert queue.ahead
+    queue.remove(0)
+    assert queue.ahead == b""
+    assert queue.read_on(110, 10, 150) == b"b" * 10
+    assert queue.read_on(120, 10, 150) == b"b" * 10
+    queue.destroy()
+    assert queue.ahead == b""

@@ -18,6 +18,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
+from skylark.store.queue_scan import QueueScan
 from skylark.store.results import GetStatus
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.codes import ResponseCode
@@ -381,6 +382,7 @@ def test_an_entry_that_makes_no_sense_is_passed_over(
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
+    queue_count=st.sampled_from([1, 3]),
     ram_share=st.sampled_from([0, 0.5, 1.2, 2.4, 3]),
     tags=st.sampled_from(["*", "a", "a || b", "none"]),
     count_max=st.sampled_from([0, 1, 2, 5, 20, 100]),
@@ -389,8 +391,9 @@ def test_an_entry_that_makes_no_sense_is_passed_over(
     gone=st.booleans(),
     offset_share=st.floats(0, 1),
 )
-def test_columns_and_rows_agree(
+def test_columns_neighbours_and_rows_agree(
     seed: int,
+    queue_count: int,
     ram_share: float,
     tags: str,
     count_max: int,
@@ -404,7 +407,7 @@ def test_columns_and_rows_agree(
         (
             random.choice((10, 50, random.randint(1, 600))),
             random.choice("abcd"),
-            random.randint(0, 2),
+            random.randrange(queue_count),
         )
         for _ in range(random.choice((3, 30, 200)))
     ]
@@ -421,16 +424,18 @@ def test_columns_and_rows_agree(
     }
     reader = store.make_reader(ram_size=int(ram_share * store.log.max_offset), **limits)
     found = []
-    for columns_min in (1, 1 << 30):
+    for way in ("columns", "neighbours", "rows"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reader_module, "COLUMNS_MIN", columns_min)
+            patch.setattr(reader_module, "COLUMNS_MIN", 1 if way == "columns" else 1 << 30)
+            if way == "rows":
+                patch.setattr(QueueScan, "neighbours", lambda _scan, _entries: False)
             result = reader.get(
                 "T", 0, offset, count_max, parse_tags(tags), bytes_max=bytes_max, bulk=bulk
             )
         views = [bytes(view) for view in result.views]
         result.release()
         found.append((*outcome(result), result.suggest_slave, result.size, views))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert store.lease_count() == 0
 
 
