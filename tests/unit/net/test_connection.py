@@ -192,13 +192,13 @@ async def test_answers_leave_in_portions_while_later_requests_are_still_worked_o
         transport = connection._transport
         assert transport is not None
         written_after: list[int] = []
-        write = transport.writelines
+        write = transport.write
 
-        def writelines(pieces: Any) -> None:
+        def noted(data: Any) -> None:
             written_after.append(len(world.service.seen))
-            write(pieces)
+            write(data)
 
-        monkeypatch.setattr(transport, "writelines", writelines)
+        monkeypatch.setattr(transport, "write", noted)
         frames = [Command(code=ECHO, opaque=n) for n in range(18)]
         connection.data_received(b"".join(map(encode_frame, frames)))
         await world.clock.drain()

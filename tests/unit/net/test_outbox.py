@@ -14,7 +14,15 @@ from skylark.net.byte_filter import ByteFilter
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Dispatcher
 from skylark.net.limits import NetLimits
-from skylark.net.outbox import COPY_SIZE_MAX, Leased, Outbox, ViewResponse, discard, view_response
+from skylark.net.outbox import (
+    COPY_SIZE_MAX,
+    JOIN_SIZE_MAX,
+    Leased,
+    Outbox,
+    ViewResponse,
+    discard,
+    view_response,
+)
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.wire.command import FLAG_ONEWAY, Command, response_to
@@ -93,6 +101,9 @@ class Transport(asyncio.Transport):
     def writelines(self, list_of_data: Any) -> None:
         self.lines.append(list(list_of_data))
 
+    def write(self, data: Any) -> None:
+        self.lines.append([data])
+
     def get_write_buffer_size(self) -> int:
         return self.unsent_size
 
@@ -102,7 +113,7 @@ class Transport(asyncio.Transport):
 
 def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
     outbox, transport = Outbox(), Transport()
-    small, mixed = Mapped(COPY_SIZE_MAX - 1), Mapped(100, COPY_SIZE_MAX, 200)
+    small, mixed = Mapped(COPY_SIZE_MAX - 1), Mapped(100, JOIN_SIZE_MAX, 200)
     outbox.add(response(small))
     assert small.release_count == 1
     outbox.add(response(mixed))
@@ -121,9 +132,24 @@ def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
     assert mixed.is_unmapped
 
 
+def test_what_is_small_in_all_is_one_piece() -> None:
+    outbox, transport = Outbox(), Transport()
+    first, second = Mapped(COPY_SIZE_MAX, 300), Mapped(5_000, 10_000)
+    outbox.add(response(first))
+    outbox.add(response(second))
+    size = outbox.size
+    assert outbox.write(transport) == size
+    assert (first.release_count, second.release_count, outbox.leased_size) == (1, 1, 0)
+    ((piece,),) = transport.lines
+    end = len(encode_frame(response_to(Command(opaque=7), 0, ext={}, body=first.content)))
+    assert decode_frame(bytes(piece[:end])).body == first.content
+    assert decode_frame(bytes(piece[end:])).body == second.content
+    assert first.is_unmapped
+
+
 def test_views_are_copied_while_the_peer_lags() -> None:
     outbox, transport = Outbox(), Transport()
-    first, second = Mapped(5_000), Mapped(5_000)
+    first, second = Mapped(JOIN_SIZE_MAX), Mapped(JOIN_SIZE_MAX)
     outbox.add(response(first))
     outbox.write(transport)
     transport.unsent_size = 1

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -574,13 +575,13 @@ async def test_answers_leave_in_portions_while_later_runs_are_still_worked_on() 
     async with running(frames_per_write_max=4) as world:
         transport = world.connection._transport
         assert transport is not None
-        write = transport.writelines
+        write = transport.write
 
-        def writelines(pieces: Iterable[bytes]) -> None:
+        def noted(data: Any) -> None:
             written_after.append(len(world.seen))
-            write(pieces)
+            write(data)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transport, "writelines", writelines)
+            patch.setattr(transport, "write", noted)
             await world.ask(*requests(10))
         assert written_after == [4, 8, 10]
