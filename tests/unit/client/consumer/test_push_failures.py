@@ -329,7 +329,7 @@ async def test_a_jump_of_the_clock_changes_nothing(
 
 async def test_a_large_body_is_compressed_when_the_client_publishes_it(tmp_path: Path) -> None:
     async with push_world(tmp_path) as w:
-        await w.send(bytes(5000))
+        await w.send(b"0" * 5000)
         seen = Seen()
         consumer = w.consumer(rpc_hooks=[RefusesSendBack()])
 
@@ -343,7 +343,7 @@ async def test_a_large_body_is_compressed_when_the_client_publishes_it(tmp_path:
             await w.clock.advance(seconds=45)
             (stored,) = w.retries()
             assert len(stored.body) < 100
-            assert seen == [bytes(5000)] * 2
+            assert seen == [b"0" * 5000] * 2
 
 
 async def test_a_strategy_that_raises_keeps_the_old_assignment(
