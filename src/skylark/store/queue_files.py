@@ -111,8 +111,13 @@ class QueueFiles:
     """The files of one queue. Positions are bytes from the beginning of the queue."""
 
     __slots__ = (
-        *("_ahead_start", "_handles", "_read_until"),
-        *("ahead", "directory", "file_size", "starts"),
+        "_ahead_start",
+        "_handles",
+        "_read_until",
+        "ahead",
+        "directory",
+        "file_size",
+        "starts",
     )
 
     def __init__(self, handles: QueueHandles, directory: Path, file_size: int) -> None:

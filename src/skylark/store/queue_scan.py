@@ -187,8 +187,6 @@ class QueueScan:
         "_properties",
         "_slices",
         "_tags",
-        "has_filter",
-        "has_properties",
         "last_log_offset",
         "message_count",
         "next_offset",
@@ -223,8 +221,6 @@ class QueueScan:
         self._in_memory = in_memory
         self._on_disk = on_disk
         self._any_filtered = False  # an entry did not pass
-        self.has_properties = properties is not None
-        self.has_filter = self.has_properties or tags is not None
         self.stop_offset = stop_offset
         self.next_offset = offset
         self.message_count = 0
@@ -311,10 +307,12 @@ class QueueScan:
     # ---- all at once -----------------------------------------------------------------------------
 
     def neighbours(self, entries: bytes | bytearray) -> bool:
-        """Look at entries whose records stand side by side in memory, without any filter.
+        """Look at entries whose records stand side by side in memory; False: use :meth:`rows`.
 
-        False: use :meth:`rows`; so too if a limit is reached.
+        Not for any filter, nor where a limit is reached.
         """
+        if self._tags is not None or self._properties is not None:
+            return False
         fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
         starts, sizes = fields[::3], fields[1::3]
         start, last, size, count = starts[0], starts[-1], sum(sizes), len(starts)
@@ -346,6 +344,8 @@ class QueueScan:
 
         Not for a filter by properties.
         """
+        if self._properties is not None:
+            return False
         import numpy as np
 
         rows = np.frombuffer(entries, cq_dtype())

@@ -285,9 +285,9 @@ class Reader:
             if not entries:
                 return False
             if len(entries) >= COLUMNS_MIN * CQ_ENTRY_SIZE:
-                done = not scan.has_properties and scan.columns(entries)
+                done = scan.columns(entries)
             else:
-                done = not scan.has_filter and scan.neighbours(entries)
+                done = scan.neighbours(entries)
             if not done:
                 scan.rows(_rows(entries, offset))
             if scan.stopped or scan.message_count:

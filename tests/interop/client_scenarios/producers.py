@@ -20,7 +20,7 @@ from tests.interop.client_scenarios.records import Options, client_options, emit
 SEND_TIMEOUT_S: Final = 10.0
 #: How long a sender in the background rests after a message, and after a failure.
 _PAUSE_S: Final = 0.002
-_FAILED_PAUSE_S: Final = 0.1
+_FAILED_PAUSE_S: Final = 0.05
 
 
 class Decider:

@@ -265,50 +265,48 @@ def test_what_was_written_waits_for_a_sync() -> None:
 # ---- reading on ----------------------------------------------------------------------------------
 
 
-class Reads:
-    """Notes what a queue reads from its files."""
-
-    def __init__(self, queue: QueueFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[int, int]] = []
-        read = QueueFiles.read
-
-        def noted(files: QueueFiles, position: int, length: int) -> bytes:
-            self.seen.append((position, length))
-            return read(files, position, length)
-
-        monkeypatch.setattr(QueueFiles, "read", noted)
-        monkeypatch.setattr(queue_files, "READ_AHEAD", 40)
+CONTENT = bytes(range(1, 181))
 
 
-def test_who_reads_on_gets_some_more_kept(
-    files: FileSystem, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def queue(files: FileSystem, root: Path) -> QueueFiles:
     queue = open_queue(files, root / "0")
-    content = bytes(range(1, 181))
-    write(queue, 0, content)
-    reads = Reads(queue, monkeypatch)
+    write(queue, 0, CONTENT)
+    return queue
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What queues read from their files, each time a position and a length."""
+    seen: list[tuple[int, int]] = []
+    read = QueueFiles.read
+
+    def noted(files: QueueFiles, position: int, length: int) -> bytes:
+        seen.append((position, length))
+        return read(files, position, length)
+
+    monkeypatch.setattr(QueueFiles, "read", noted)
+    monkeypatch.setattr(queue_files, "READ_AHEAD", 40)
+    return seen
+
+
+def test_who_reads_on_gets_some_more_kept(queue: QueueFiles, reads: list[tuple[int, int]]) -> None:
     for position in range(0, 170, 10):
-        assert queue.read_on(position, 10, 175) == content[position : position + 10]
+        assert queue.read_on(position, 10, 175) == CONTENT[position : position + 10]
     # Forty at a time, as far as their file goes, and no further than the end.
-    assert reads.seen == [(0, 40), (40, 40), (80, 40), (100, 40), (140, 35)]
+    assert reads == [(0, 40), (40, 40), (80, 40), (100, 40), (140, 35)]
     assert len(queue.ahead) == 35
-    assert queue.read_on(150, 10, 175) == content[150:160]  # again
-    assert len(reads.seen) == 5
+    assert queue.read_on(150, 10, 175) == CONTENT[150:160]  # again
+    assert len(reads) == 5
 
 
-def test_who_jumps_gets_what_was_asked_for(
-    files: FileSystem, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = open_queue(files, root / "0")
-    content = bytes(range(1, 101))
-    write(queue, 0, content)
-    reads = Reads(queue, monkeypatch)
+def test_who_jumps_gets_what_was_asked_for(queue: QueueFiles, reads: list[tuple[int, int]]) -> None:
     for position in (90, 20, 50, 10):
-        assert queue.read_on(position, 10, 100) == content[position : position + 10]
-    assert reads.seen == [(90, 10), (20, 10), (50, 10), (10, 10)]
+        assert queue.read_on(position, 10, 100) == CONTENT[position : position + 10]
+    assert reads == [(90, 10), (20, 10), (50, 10), (10, 10)]
     assert queue.ahead == b""
-    assert queue.read_on(20, 60, 100) == content[20:80]  # more than would be kept
-    assert queue.read_on(80, 60, 100) == content[80:]
+    assert queue.read_on(20, 60, 100) == CONTENT[20:80]  # more than would be kept
+    assert queue.read_on(80, 60, 100) == CONTENT[80:100]  # to the end of the file
 
 
 def test_what_is_cut_off_or_deleted_is_not_kept(files: FileSystem, root: Path) -> None:
