@@ -60,7 +60,14 @@ from bench.compare_load.summary import (
     summarize,
 )
 from bench.compare_load.systems import SYSTEMS
-from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
+from bench.harness import (
+    BenchError,
+    Ledger,
+    compile_package,
+    current_commit,
+    machine_facts,
+    run_program,
+)
 from skylark import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.sync import Admin
@@ -221,6 +228,7 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     stdout.write("the jars and our launcher, once, into build/interop\n")
     classpath()
     compiled("Leashed")
+    compile_package()
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     facts = all_facts()

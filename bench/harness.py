@@ -29,6 +29,7 @@ The file holds no host names, users or paths.
 from __future__ import annotations
 
 import argparse
+import compileall
 import gc
 import importlib.metadata
 import json
@@ -44,6 +45,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO
+
+import skylark
 
 ROUNDS = 10
 SAMPLE_S = 0.1
@@ -283,6 +286,14 @@ def machine_facts() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": versions,
     }
+
+
+def compile_package() -> None:
+    """Have Skylark's bytecode written, as pip does: what starts then compiles nothing.
+
+    A checkout may lack it, and go on lacking it under ``PYTHONDONTWRITEBYTECODE``.
+    """
+    compileall.compile_dir(Path(skylark.__file__).parent, quiet=1)
 
 
 def current_commit(folder: Path) -> str | None:

@@ -42,7 +42,14 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from bench.compare_load.systems import parse_memory
-from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
+from bench.harness import (
+    BenchError,
+    Ledger,
+    compile_package,
+    current_commit,
+    machine_facts,
+    run_program,
+)
 from tests.interop.java import HOST, ApacheBroker, ApacheNamesrv
 from tests.interop.process import ProcessError, draw_port
 from tests.interop.toolchain import CURRENT, ToolchainError, check_tools, classpath, java_version
@@ -354,6 +361,7 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
         raise BenchError("--rounds must be positive, and --idle-s not negative")
     rows = select(options.rows)
     facts = machine_facts()
+    compile_package()
     if not options.alone:
         check_tools()
         classpath()  # fetches the jars, before anything is timed

@@ -88,6 +88,7 @@ class HeldPull(NamedTuple):
 
     connection: Connection
     request: Command
+    header: PullMessageRequestHeader
 
 
 class PullHandlers:
@@ -361,7 +362,7 @@ class PullHandlers:
         parked = self.held.park(
             header.topic,
             header.queue_id,
-            HeldPull(connection, request),
+            HeldPull(connection, request, header),
             connection=connection,
             offset=header.queue_offset,
             max_offset=max_offset,
@@ -424,14 +425,13 @@ class PullHandlers:
         self._arm()
 
     def _run_again(self, pull: HeldPull) -> None:
-        connection, request = pull
+        connection, request, header = pull
         response: Answer = None
         if not connection.is_closing:
             if connection.write_paused:
                 connection.call_when_writable(partial(self._run_again, pull))
                 return
             try:
-                header = decode_ext(PullMessageRequestHeader, request.ext)
                 response = self._run(connection, request, header, is_first=False)
             except Exception as error:  # noqa: BLE001 - becomes code 1; the others are woken as well
                 response = error_response(request, error)
@@ -458,7 +458,7 @@ class PullHandlers:
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
-        for _, request in self.held.drop(connection):
+        for _, request, _ in self.held.drop(connection):
             connection.answer(request, None)
 
     def wake_all(self) -> None:
