@@ -22,8 +22,8 @@ BROKER_PUT_NUMS     cluster                  from ``user_put_count`` and ``syste
 BROKER_GET_NUMS     cluster                  with ``_WITHOUT_SYSTEM_TOPIC`` from the first alone
 ==================  =======================  ==================================================
 
-How far a group is behind on a queue (GROUP_GET_FALL_SIZE, GROUP_GET_FALL_TIME) is no count but the
-latest value, kept with the latency; as in Java, 315 does not know it.
+How many bytes a group is behind on a queue (GROUP_GET_FALL_SIZE) is no count but the latest value,
+kept with the latency for those who look for slow consumers; as in Java, 315 does not know it.
 
 **Windows.** Every 10 s a sample of each meter is added to its minute, every 10 min to its hour,
 every hour to its day. A window is the difference between its oldest and its newest sample: 60 s
@@ -131,12 +131,11 @@ class Meter:
 class QueueMeter(Meter):
     """Of a group on a queue: latency of reads, and how far the last one was behind."""
 
-    __slots__ = ("behind_ms", "behind_size")
+    __slots__ = ("behind_size",)
 
     def __init__(self) -> None:
         super().__init__()
         self.behind_size = 0  # bytes between what was read and the end of the log
-        self.behind_ms = 0  # age of what was read
 
 
 Key = TypeVar("Key")

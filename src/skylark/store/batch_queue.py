@@ -134,7 +134,7 @@ class BatchQueue(EntryQueue):
         return offset if boundary is Boundary.LOWER else max(self.min_offset, offset - 1)
 
     def _entry(self, index: int) -> tuple[int, ...]:
-        return _unpack_from(self._read(index * self.entry_size, self.entry_size))
+        return _unpack_from(self._read_entry(index))
 
     def _index_of(self, queue_offset: int) -> int:
         """The entry that holds a message, or the next one if it fell into a gap."""

@@ -212,9 +212,18 @@ class EntryQueue(ABC):
                 self._files.forget_ahead()
             return self._tail[position - tail_start : end - tail_start]
         older = self._files.read_on(position, min(end, tail_start) - position, tail_start)
-        if end <= tail_start:
+        if end < tail_start:
             return older
+        self._files.forget_ahead()
         return older + self._tail[: end - tail_start]
+
+    def _read_entry(self, index: int) -> bytes | bytearray:
+        """One entry, of which nobody knows whether the next one will be wanted too."""
+        position, size = index * self.entry_size, self.entry_size
+        if position >= self._tail_start:
+            at = position - self._tail_start
+            return self._tail[at : at + size]
+        return self._files.read(position, size)
 
     @property
     def _end_index(self) -> int:
@@ -222,7 +231,7 @@ class EntryQueue(ABC):
 
     def _log_offset_at(self, index: int) -> int:
         """Where the record of an entry stands; before everything if it is a pre-blank one."""
-        log_offset, size, _ = _unpack_from(self._read(index * self.entry_size, self.entry_size))
+        log_offset, size, _ = _unpack_from(self._read_entry(index))
         return -1 if size == PRE_BLANK_SIZE and log_offset == 0 else int(log_offset)
 
     def _find_log_offset(self, log_offset: int, first_index: int) -> int:
@@ -381,7 +390,7 @@ class EntryQueue(ABC):
         self.max_log_offset = -1
         end_index = self._end_index
         if end_index > self._first_index:
-            entry = self._read((end_index - 1) * self.entry_size, self.entry_size)
+            entry = self._read_entry(end_index - 1)
             log_offset, size, _ = _unpack_from(entry)
             if size != PRE_BLANK_SIZE or log_offset != 0:
                 self.max_log_offset = log_offset + size
@@ -528,7 +537,7 @@ class ConsumeQueue(EntryQueue):
     def read_entry(self, queue_offset: int) -> QueueEntry | None:
         if not self.min_offset <= queue_offset < self.max_offset:
             return None
-        entry = self._read(queue_offset * CQ_ENTRY_SIZE, CQ_ENTRY_SIZE)
+        entry = self._read_entry(queue_offset)
         return QueueEntry(queue_offset, *_unpack_from(entry))
 
     def offset_by_time(

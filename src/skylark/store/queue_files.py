@@ -10,10 +10,11 @@ Thousands of queues would need thousands of descriptors if each kept its files o
 many if it mapped them. So all queues of a store share one :class:`QueueHandles`, which keeps the
 most recently used files open and closes the others. A full disk is an error of the write.
 
-Whoever reads on where the last read ended will want more (:meth:`QueueFiles.read_on`): then some
-more is read and kept, so that consumers that catch up, 32 messages at a time, cost a system call
-for every eighth of their pulls. It is forgotten when something of the queue is cut off, and when
-readers have come to its end.
+Whoever reads on in or behind what was read last will want more (:meth:`QueueFiles.read_on`): then
+some more is read and kept, so that consumers that catch up, 32 messages at a time, cost a system
+call for every eighth of their pulls. Those who read much at a time are not helped, and nothing is
+kept for them. It is forgotten when something of the queue is cut off, and when readers have come to
+its end.
 
 Loading follows Java's rules: the last file is deleted if its length is 0; any other length than
 the configured one stops the start, because the position of every entry depends on it. Names that
@@ -113,6 +114,7 @@ class QueueFiles:
     __slots__ = (
         "_ahead_start",
         "_handles",
+        "_read_from",
         "_read_until",
         "ahead",
         "directory",
@@ -127,7 +129,7 @@ class QueueFiles:
         self.starts: list[int] = []  # where each file begins, ascending
         self.ahead = b""  #: kept for whoever reads on
         self._ahead_start = 0
-        self._read_until = 0
+        self._read_from = self._read_until = 0
 
     def __repr__(self) -> str:
         return f"<QueueFiles {self.directory} files={len(self.starts)} of {self.file_size}>"
@@ -192,14 +194,14 @@ class QueueFiles:
 
     def read_on(self, position: int, length: int, end: int) -> bytes:
         """The same, for one who may go on behind it; nothing at ``end`` or behind it is kept."""
-        at, until = position - self._ahead_start, position + length
+        goes_on = self._read_from < position <= self._read_until
+        self._read_from, self._read_until = position, position + length
+        at = position - self._ahead_start
         if at < 0 or at + length > len(self.ahead):
-            if position != self._read_until:
-                self._read_until = until
+            if not goes_on or length >= READ_AHEAD:
                 return self.read(position, length)
             self.ahead = self.read(position, max(length, min(READ_AHEAD, end - position)))
             self._ahead_start, at = position, 0
-        self._read_until = until
         return self.ahead[at : at + length]
 
     def forget_ahead(self) -> None:

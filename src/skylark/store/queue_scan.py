@@ -10,8 +10,8 @@ Entries are looked at one after the other, and *before each entry* the read ends
 An entry that does not pass the filter by tags counts with its size in 2., as it does in Java.
 
 There are three ways to do it. :meth:`QueueScan.rows` goes entry by entry and is the meaning of the
-above. :meth:`QueueScan.columns` takes all entries at once and is quicker from some sixty on, and
-:meth:`QueueScan.neighbours` fewer ones that stand side by side in the log, as those of a batch do.
+above. :meth:`QueueScan.columns` takes all entries at once and is quicker from some sixty on.
+:func:`take_all` is for fewer entries that are all to be taken, which is what most pulls come to.
 Both give up, and change nothing, where the outcome might differ. A property test compares them.
 
 **Records that are gone.** Retention deletes log files first and corrects the queues after that, so
@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from functools import cache
-from operator import add
+from operator import add, le
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -171,6 +171,48 @@ def _fields(count: int) -> Struct:
     return Struct(">" + "qiq" * count)
 
 
+class Taken(NamedTuple):
+    """The records of some entries, all in one file."""
+
+    views: list[memoryview]
+    lease: Lease
+    size: int
+    last_log_offset: int
+
+
+def take_all(
+    files: MappedFiles, entries: bytes | bytearray, memory_size: int, size_max: int
+) -> Taken | None:
+    """Take the records of all these entries; None if there is more to consider.
+
+    They must be no more than ``size_max`` bytes, among the newest ``memory_size`` of the log, in
+    one file and in order.
+    """
+    fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
+    starts, sizes = fields[::3], fields[1::3]
+    start, size = starts[0], sum(sizes)
+    file = files.find(start)
+    if file is None or min(sizes) <= 0 or size > size_max or start < files.max_offset - memory_size:
+        return None
+    ends, nexts = tuple(map(add, starts, sizes)), starts[1:]
+    position, length = start - file.start_offset, ends[-1] - start
+    if position + length > file.readable:
+        return None
+    if length == size and ends[:-1] == nexts:
+        lease = file.lease(position, length)
+        return Taken([lease.view[:]], lease, size, starts[-1])
+    if not all(map(le, ends, nexts)):
+        return None
+    lease, views, first = file.lease(position, length), [], start
+    view = lease.view
+    for end, following in zip(ends, nexts, strict=False):
+        if end != following:
+            views.append(view[first - start : end - start])
+            first = following
+    views.append(view[first - start :])
+    return Taken(views, lease, size, starts[-1])
+
+
 class QueueScan:
     """What a read looks for, and what it has found so far."""
 
@@ -305,39 +347,6 @@ class QueueScan:
         return False
 
     # ---- all at once -----------------------------------------------------------------------------
-
-    def neighbours(self, entries: bytes | bytearray) -> bool:
-        """Look at entries whose records stand side by side in memory; False: use :meth:`rows`.
-
-        Not for any filter, nor where a limit is reached.
-        """
-        if self._tags is not None or self._properties is not None:
-            return False
-        fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
-        starts, sizes = fields[::3], fields[1::3]
-        start, last, size, count = starts[0], starts[-1], sum(sizes), len(starts)
-        end = start + size
-        if (
-            last + sizes[-1] != end
-            or min(sizes) <= 0
-            or end > self._log_max
-            or start < self._log_min
-            or start < self._memory_from
-            or size > self._in_memory.size
-            or count > self._in_memory.message_count
-            or count > self._count_max
-            or count > self.stop_offset - self.next_offset
-            or starts[1:] != tuple(map(add, starts[:-1], sizes))
-        ):
-            return False
-        slices = self._slices
-        if not slices.turn_to(start) or end > slices.file_end:
-            return False
-        slices.add(start, end)
-        self.message_count = count
-        self.next_offset += count
-        self.last_log_offset = last
-        return True
 
     def columns(self, entries: bytes | bytearray) -> bool:
         """Look at entries of a consume queue from ``next_offset`` on; False: use :meth:`rows`.

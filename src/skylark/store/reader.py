@@ -45,6 +45,7 @@ from skylark.store.queue_scan import (
     ReadLimits,
     TagMatcher,
     release_views,
+    take_all,
 )
 from skylark.store.results import GetStatus
 from skylark.wire.layout import (
@@ -185,14 +186,16 @@ class Reader:
             return self._outside(queue, offset)
         if tags is not None and tags.codes is None:
             tags = None
+        is_plain = tags is None and properties is None
+        if is_plain and not bulk and count_max < COLUMNS_MIN:
+            found = self._take_all(queue, offset, count_max, bytes_max)
+            if found is not None:
+                return found
         count_max = min(count_max, COUNT_MAX)
         in_memory, on_disk = self._limits(count_max, bytes_max, bulk)
         slices = LogSlices(self._log.files)
         scan = QueueScan(
-            self._log,
-            slices,
-            tags,
-            properties,
+            *(self._log, slices, tags, properties),
             offset=offset,
             stop_offset=self._stop_offset(queue, offset, count_max),
             count_max=count_max,
@@ -201,12 +204,10 @@ class Reader:
             memory_size=self._memory_size,
         )
         entry_count = scan.stop_offset - offset
-        if tags is None and properties is None:  # no more than may be returned
-            size_max = max(in_memory.size, on_disk.size)
-            entry_count = min(max(in_memory[0], on_disk[0]), size_max // RECORD_SIZE_MIN)
-            entry_count = max(1, min(count_max, entry_count))
+        if is_plain:
+            entry_count = min(count_max, _returned_at_most(in_memory, on_disk))
         try:
-            readable = self._look(queue, scan, entry_count)
+            readable = self._look(queue, scan, max(1, entry_count))
         except BaseException:
             slices.release()
             raise
@@ -214,8 +215,7 @@ class Reader:
             slices.release()
             next_file = (scan.next_offset // self._file_entries + 1) * self._file_entries
             return self._nothing(GetStatus.OFFSET_FOUND_NULL, offset, next_file, queue)
-        views = slices.views
-        if not views:
+        if not slices.views:
             slices.release()
         return GetResult(
             status=scan.status,
@@ -225,9 +225,38 @@ class Reader:
             message_count=scan.message_count,
             last_log_offset=scan.last_log_offset,
             suggest_slave=self._log.max_offset - scan.last_log_offset > self._memory_size,
-            views=views,
-            size=sum(map(len, views)),
+            views=slices.views,
+            size=sum(map(len, slices.views)),
             leases=slices.leases,
+        )
+
+    def _take_all(
+        self, queue: EntryQueue, offset: int, count_max: int, bytes_max: int
+    ) -> GetResult | None:
+        """The messages of all entries from ``offset`` on; None if there is more to consider."""
+        limits = self._in_memory
+        count = min(count_max, limits.message_count, queue.max_offset - offset)
+        if count <= 0 or isinstance(queue, BatchQueue):
+            return None
+        try:
+            entries = queue.entries(offset, count)
+        except StoreFileMissingError:
+            return None
+        size_max = min(limits.size, bytes_max)
+        taken = take_all(self._log.files, entries, self._memory_size, size_max) if entries else None
+        if taken is None:
+            return None
+        count = len(entries) // CQ_ENTRY_SIZE
+        return GetResult(
+            status=GetStatus.FOUND,
+            next_offset=offset + count,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            message_count=count,
+            last_log_offset=taken.last_log_offset,
+            views=taken.views,
+            size=taken.size,
+            leases=(taken.lease,),
         )
 
     def _nothing(
@@ -284,11 +313,8 @@ class Reader:
                 entries = b""
             if not entries:
                 return False
-            if len(entries) >= COLUMNS_MIN * CQ_ENTRY_SIZE:
-                done = scan.columns(entries)
-            else:
-                done = scan.neighbours(entries)
-            if not done:
+            is_long = len(entries) >= COLUMNS_MIN * CQ_ENTRY_SIZE
+            if not (is_long and scan.columns(entries)):
                 scan.rows(_rows(entries, offset))
             if scan.stopped or scan.message_count:
                 break
@@ -408,6 +434,12 @@ class Reader:
             index_last_timestamp=hits.last_timestamp,
             index_last_log_offset=hits.last_log_offset,
         )
+
+
+def _returned_at_most(in_memory: ReadLimits, on_disk: ReadLimits) -> int:
+    """How many messages these limits let pass, wherever they are."""
+    size_max = max(in_memory.size, on_disk.size)
+    return min(max(in_memory[0], on_disk[0]), size_max // RECORD_SIZE_MIN)
 
 
 def _rows(entries: bytes | bytearray, offset: int) -> Iterable[EntryRow]:

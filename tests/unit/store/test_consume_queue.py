@@ -153,6 +153,20 @@ def test_readers_that_come_to_the_end_leave_nothing_behind() -> None:
     assert queue._files.ahead
     assert queue.entries(29, 3) == entry(29)
     assert queue._files.ahead == b""
+    assert queue.entries(7, 3) + queue.entries(10, 3) == b"".join(map(entry, range(7, 13)))
+    assert queue._files.ahead
+    assert queue.entries(20, 10) == b"".join(map(entry, range(20, 30)))  # into the tail
+    assert queue._files.ahead == b""
+
+
+def test_looking_for_an_entry_leaves_nothing_behind() -> None:
+    queue = open_queue(FaultyFileSystem())
+    fill(queue, 30)
+    for number in range(4):
+        found = queue.read_entry(number)
+        assert found is not None
+        assert found.log_offset == 100 * number
+    assert queue._files.ahead == b""
 
 
 def test_a_long_tail_is_written_at_once() -> None:

@@ -294,10 +294,45 @@ def test_who_reads_on_gets_some_more_kept(queue: QueueFiles, reads: list[tuple[i
     for position in range(0, 170, 10):
         assert queue.read_on(position, 10, 175) == CONTENT[position : position + 10]
     # Forty at a time, as far as their file goes, and no further than the end.
-    assert reads == [(0, 40), (40, 40), (80, 40), (100, 40), (140, 35)]
+    assert reads == [(0, 10), (10, 40), (50, 40), (90, 40), (100, 40), (140, 35)]
     assert len(queue.ahead) == 35
     assert queue.read_on(150, 10, 175) == CONTENT[150:160]  # again
-    assert len(reads) == 5
+    assert len(reads) == 6
+
+
+def test_who_takes_less_than_was_read_goes_on_as_well(
+    queue: QueueFiles, reads: list[tuple[int, int]]
+) -> None:
+    for position in range(0, 40, 5):
+        assert queue.read_on(position, 10, 100) == CONTENT[position : position + 10]
+    assert reads == [(0, 10), (5, 40)]
+
+
+def test_nothing_is_kept_for_who_reads_much(
+    queue: QueueFiles, reads: list[tuple[int, int]]
+) -> None:
+    assert queue.read_on(0, 40, 100) == CONTENT[:40]
+    assert queue.read_on(40, 50, 100) == CONTENT[40:90]
+    assert queue.read_on(90, 60, 100) == CONTENT[90:100]  # to the end of the file
+    assert reads == [(0, 40), (40, 50), (90, 60)]
+    assert queue.ahead == b""
+
+
+def test_a_bad_place_ahead_spares_what_is_before_it(
+    queue: QueueFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = QueueFiles.read
+
+    def fail_behind(files: QueueFiles, position: int, length: int) -> bytes:
+        if position + length > 60:
+            raise StoreFileError("unreadable", path=files.directory)
+        return read(files, position, length)
+
+    monkeypatch.setattr(QueueFiles, "read", fail_behind)
+    assert queue.read_on(40, 10, 100) == CONTENT[40:50]
+    with pytest.raises(StoreFileError):
+        queue.read_on(50, 10, 100)
+    assert queue.read_on(50, 10, 100) == CONTENT[50:60]  # on the next try
 
 
 def test_who_jumps_gets_what_was_asked_for(queue: QueueFiles, reads: list[tuple[int, int]]) -> None:
@@ -305,8 +340,6 @@ def test_who_jumps_gets_what_was_asked_for(queue: QueueFiles, reads: list[tuple[
         assert queue.read_on(position, 10, 100) == CONTENT[position : position + 10]
     assert reads == [(90, 10), (20, 10), (50, 10), (10, 10)]
     assert queue.ahead == b""
-    assert queue.read_on(20, 60, 100) == CONTENT[20:80]  # more than would be kept
-    assert queue.read_on(80, 60, 100) == CONTENT[80:100]  # to the end of the file
 
 
 def test_what_is_cut_off_or_deleted_is_not_kept(files: FileSystem, root: Path) -> None:

@@ -18,7 +18,6 @@ from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.queue_scan import QueueScan
 from skylark.store.results import GetStatus
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.codes import ResponseCode
@@ -391,7 +390,7 @@ def test_an_entry_that_makes_no_sense_is_passed_over(
     gone=st.booleans(),
     offset_share=st.floats(0, 1),
 )
-def test_columns_neighbours_and_rows_agree(
+def test_all_ways_agree(
     seed: int,
     queue_count: int,
     ram_share: float,
@@ -424,11 +423,11 @@ def test_columns_neighbours_and_rows_agree(
     }
     reader = store.make_reader(ram_size=int(ram_share * store.log.max_offset), **limits)
     found = []
-    for way in ("columns", "neighbours", "rows"):
+    for way in ("columns", "all", "rows"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reader_module, "COLUMNS_MIN", 1 if way == "columns" else 1 << 30)
             if way == "rows":
-                patch.setattr(QueueScan, "neighbours", lambda _scan, _entries: False)
+                patch.setattr(reader_module, "take_all", lambda *_: None)
             result = reader.get(
                 "T", 0, offset, count_max, parse_tags(tags), bytes_max=bytes_max, bulk=bulk
             )

@@ -331,9 +331,6 @@ class PullHandlers:
             return
         store_stats.found_count += 1
         store_stats.transferred_count += result.message_count
-        stored_ms = self._store.reader.store_time_of(result.last_log_offset)
-        if stored_ms is not None:
-            meter.behind_ms = max(0, self._clock.now_ms() - stored_ms)
         meter.count += round((self._clock.monotonic() - began_at) * 1000)
         meter.times += 1
         self._stats.got(

@@ -382,11 +382,9 @@ async def test_what_is_counted_of_a_read(tmp_path: Path) -> None:
         await fill(world, 3, properties="TAGS\x01A\x02")
         stats, log = world.graph.stats, world.graph.store.log
         first_end = world.records("T")[1].log_offset
-        await world.clock.advance(seconds=7)
         await world.pull(0, maxMsgNums=1)
         meter = stats.queue_gets[0, "T", "g"]
-        assert (meter.times, meter.behind_ms) == (1, 7_000)
-        assert meter.behind_size == log.max_offset
+        assert (meter.times, meter.behind_size) == (1, log.max_offset)
         await world.pull(1)
         assert (meter.times, meter.behind_size) == (2, log.max_offset - first_end * 2)
         assert stats.user_get_count == 3
