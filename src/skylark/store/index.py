@@ -204,8 +204,9 @@ class IndexService:
         of the record at a log offset, or that it is gone.
         """
         behind_from = self.behind_from
-        if self._left_behind is not None:
-            log_end = min(log_end, self._left_behind)
+        if self._left_behind is not None and self._left_behind < log_end:
+            log_end = self._left_behind
+            behind_from = log_end if behind_from is None else min(behind_from, log_end)
         while self._index_files:
             file = self._index_files[-1]
             self._close(file)

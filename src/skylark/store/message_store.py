@@ -500,7 +500,7 @@ class MessageStore:
         assert self._flush is not None, "open() comes first"
         if self._commit is not None:
             self._commit.wake()
-        self._flush.wait(self.log.max_offset, answer)
+        self._flush.wait(self.log.files.wrote_end, answer)
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until they expire.
@@ -524,6 +524,8 @@ class MessageStore:
             self.replica.flushed()
         if self._synchronous and self.on_growth is not None:
             self.on_growth()
+        if not self._has_stopped:
+            self._catch_up_index()  # it may have fallen behind meanwhile: the disk was full
 
     def _on_committed(self, committed_where: int) -> None:
         if not self._waits_for_disk:

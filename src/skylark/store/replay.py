@@ -529,6 +529,7 @@ class IndexCatchUp:
             columns = scan.next(until)
             if columns is not None:
                 index_records(_Records(columns), index.replay_record)
+                index.error = None
             self._position = scan.position
             if scan.fault is not None:
                 self._skip_file(scan.fault.value)

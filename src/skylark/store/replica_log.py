@@ -380,7 +380,9 @@ class ReplicaLog:
         index = self._index
         if index is not None and index.file_count and index.end_offset >= log_end:
             index.recover(log_end, self._store_time_of)
-        self._files.truncate(max(log_end, self._files.min_offset))
+        self._files.truncate(
+            max(log_end, self._files.min_offset), unsynced_from=self._files.flushed_where
+        )
         self._stream = self._last_record_offset = None
         # Behind the last record of a file there is always a blank.
         self._last_record_end = self.log_end if self.log_end % self._files.file_size else None

@@ -376,6 +376,23 @@ def test_names_that_a_killed_process_left_unsynced_are_synced_by_the_next(seed: 
     assert [found(index, key) for key in ("k1", "k2")] == [[100], [200]]
 
 
+def test_an_index_that_had_caught_up_is_behind_again_when_it_is_cut_to_where_it_had_been() -> None:
+    disk = FaultyFileSystem()
+    index = open_index(disk)
+    put(index, 1)
+    index.mark_behind(200)
+    index.flush()
+    index.close()
+    index = open_index(disk)
+    assert index.behind_from == 200
+    put(index, 2, replay=True)
+    put(index, 3, replay=True)
+    index.caught_up()
+    index.recover(301, {100: T0 + 1000, 200: T0 + 2000}.get)  # the log of a slave was cut
+    assert index.behind_from == 200
+    assert [found(index, key) for key in ("k1", "k2", "k3")] == [[100], [], []]
+
+
 # ---- being behind --------------------------------------------------------------------------------
 
 

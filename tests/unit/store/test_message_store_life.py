@@ -132,6 +132,20 @@ def test_an_index_that_is_behind_catches_up_while_messages_come(machine: Machine
     machine.close(store)
 
 
+def test_an_index_that_falls_behind_in_a_running_store_catches_up(machine: Machine) -> None:
+    store = machine.opened(FaultyFileSystem())
+    ledger = filled(store, machine)
+    assert store.index is not None
+    store.index._fall_behind(store.log.max_offset, StoreFileError("no space left", path=ROOT))
+    for _ in range(20):
+        store.when_durable(ledger.put(store, QUEUE), lambda _: None)
+    assert store.index.behind_from is not None
+    machine.advance(11_000)
+    assert str((store.index.behind_from, store.index.error)) == "(None, None)"
+    check_store(store, ledger)
+    machine.close(store)
+
+
 def test_progress_is_told(machine: Machine) -> None:
     disk = FaultyFileSystem()
     filled(machine.opened(disk), machine)

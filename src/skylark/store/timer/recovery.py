@@ -18,9 +18,11 @@ a power loss. So, whatever happened:
 Slots from ``R`` on wait, also those that were done after the checkpoint was written: what they hold
 is delivered a second time after a crash, never lost. After an orderly stop there are none.
 
-**Without the timer log** (somebody deleted it, or a disk did) the wheel is emptied and the timer
-topic is read from its beginning. A message before ``Q`` that was due before ``R`` was delivered,
-and is skipped. One that was rolled may come twice.
+**Without the timer log** (somebody deleted it, a disk did, or this was a slave, which has none) the
+wheel is emptied and the timer topic is read from its beginning. A message before ``Q`` that was due
+before ``R`` was delivered, and is skipped. One that was rolled may come twice. The checkpoint notes
+beforehand that no log is long enough, because the files that come into being would soon be as long
+as the lost ones: a start after a crash in the middle begins once more.
 
 A slot is unread for as long as it waits, be it for weeks. Java gives up slots older than seven days
 at start.
@@ -32,7 +34,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from skylark.store.timer.layout import MAGIC_MASK, UNIT_SIZE
 from skylark.store.timer.log import TimerLog, Unit
@@ -41,6 +45,8 @@ from skylark.store.timer.wheel import Slot
 from skylark.wire.bodies.sync import TimerCheckpoint
 
 logger = logging.getLogger(__name__)
+
+NO_LOG_IS_LONG_ENOUGH: Final = 1 << 62
 
 #: The offset in the timer topic of the message of a unit; None if there is no such message.
 FindQueueOffset: TypeAlias = Callable[[Unit], int | None]
@@ -52,7 +58,7 @@ def recover(
     """Open the files and bring them to agree; the bounds are those of the timer topic's queue.
 
     Raises StoreError. Everything that is changed can be changed again after another crash: the
-    checkpoint stays as it is.
+    checkpoint stays as it is, but for a log that has to be made again.
     """
     checkpoint = timer.checkpoint.load()
     timer.load_counts()
@@ -66,6 +72,7 @@ def recover(
         logger.warning("the timer log is not complete: all timed messages are placed again")
         timer.placed_until = queue_offset
         queue_offset = queue_min_offset
+        _distrust(timer, checkpoint)
         timer.log.truncate(0)
         end = timer.log.end
     else:
@@ -78,6 +85,13 @@ def recover(
             "the timer has %s messages in %s slots, and goes on at %s of its topic",
             count, len(slots), timer.queue_offset,
         )  # fmt: skip
+
+
+def _distrust(timer: TimerStore, checkpoint: TimerCheckpoint) -> None:
+    """Note that the timer log is to be made anew; the next snapshot takes it back."""
+    noted = msgspec.structs.replace(checkpoint, last_timer_log_flush_pos=NO_LOG_IS_LONG_ENOUGH)
+    timer.checkpoint.write(noted)
+    timer.checkpoint.saved = noted
 
 
 def _trusted_end(
@@ -135,6 +149,8 @@ class _Relinking:
                     self._leading[slot.time_ms] = slot
                 elif slot.last_position >= log.min_position:
                     self._waiting[slot.time_ms] = slot
+                else:  # what it held has expired: a new message of its time must find it empty
+                    wheel.clear(slot.time_ms)
 
     def _last_units(self, start: int) -> dict[int, int]:
         """The last unit of each slot that is not done, as far as units from ``start`` on tell."""

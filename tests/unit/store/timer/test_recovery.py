@@ -137,6 +137,44 @@ def test_lost_files(name: str) -> None:
     assert deliver(timer, NOW + 60_000) == list(range(5, 20))
 
 
+def test_a_timer_log_that_is_being_made_again_is_not_taken_for_whole() -> None:
+    files = FaultyFileSystem()
+    topic = Topic()
+    timer = new_timer(files, topic)
+    topic.times_ms = [NOW + 9_000] * 3
+    place(timer, topic, NOW)
+    save(timer, NOW)
+    timer.close()
+    lose(files, "timerlog")
+    timer = new_timer(files, topic)
+    timer.advance(NOW)
+    timer.place(topic.times_ms[0], 1_000, 1, 0, is_delete=False)
+    timer.placed(1)
+    files = files.kill()  # with a file that is longer than the log was
+    timer = new_timer(files, topic)
+    assert (timer.queue_offset, timer.placed_until) == (0, 3)
+    place(timer, topic, NOW)
+    save(timer, NOW)
+    timer = new_timer(files.kill(), topic)
+    assert (timer.queue_offset, timer.waiting_count, timer.is_rebuilding) == (3, 3, False)
+    assert sorted(deliver(timer, NOW + 60_000)) == [0, 1, 2]
+
+
+def test_new_messages_of_a_second_whose_old_ones_have_expired() -> None:
+    files = FaultyFileSystem()
+    topic = Topic()
+    timer = new_timer(files, topic)
+    topic.times_ms = [NOW + 50_000] * 5 + [NOW + 60_000] * 3  # five units fill a file
+    place(timer, topic, NOW)
+    assert timer.log.delete_before(1_005, 0.0) == 1
+    save(timer, NOW)
+    timer.close()
+    timer = new_timer(files, topic)
+    topic.times_ms.append(NOW + 50_000)
+    place(timer, topic, NOW)
+    assert deliver(timer, NOW + 55_000) == [8]
+
+
 def test_slots_newer_than_the_checkpoint() -> None:
     """A slot with units on both sides of the checkpoint, and one with units behind it only."""
     files = FaultyFileSystem()
