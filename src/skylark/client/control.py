@@ -40,6 +40,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 THREAD_NAME: Final = "skylark-control"
+_this_thread = threading.local()
+
+
+def in_control_thread() -> bool:
+    """Whether the calling thread is the control thread, which must not wait for a client."""
+    return hasattr(_this_thread, "is_control")
 
 
 class Control:
@@ -103,8 +109,13 @@ class ControlThread(Control):
         threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
     def _serve(self) -> None:
+        _this_thread.is_control = True
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a hook that calls sys.exit() ends nothing for all others
+                log.exception("the control loop was interrupted, and goes on")
 
 
 @final
@@ -128,13 +139,17 @@ class Handover:
         self._waiting.append((callback, args))
         if not self._woken:
             # Two threads may both get here: the loop is woken twice then, which is harmless.
-            self._woken = True
             try:
+                self._woken = True
                 self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
+                self._woken = False
                 log.debug("%r is closed, nothing is handed over any more", self.loop)
                 self._waiting.clear()
                 return False
+            except BaseException:  # an interrupt: the loop may not have been woken
+                self._woken = False
+                raise
         return True
 
     def _deliver(self) -> None:

@@ -89,7 +89,7 @@ class Heartbeats:
         """
         if whole:
             self._plan.forget_all()
-        if self._round is not None:
+        if self._round is not None and not self._round.done():
             self._again = True
         else:
             self._round = self._tasks.spawn(self._rounds(), name="heartbeats")
@@ -103,8 +103,9 @@ class Heartbeats:
             if not self._again:
                 return taken
 
-    def _round_ended(self, _: asyncio.Task[bool]) -> None:
-        self._round = None
+    def _round_ended(self, ended: asyncio.Task[bool]) -> None:
+        if self._round is ended:  # another one may have begun since
+            self._round = None
 
     async def _send_round(self) -> bool:
         whole = self._whole()

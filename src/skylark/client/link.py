@@ -142,6 +142,10 @@ class Link:
         """Whether there is a usable connection now."""
         return self._client.connected(address)
 
+    def backs_off(self, address: str) -> bool:
+        """Whether a call would have to wait before it may even try to connect."""
+        return self._client.backs_off(address)
+
     def disconnect(self, address: str) -> None:
         """Close the connection to an address; a later call makes a new one."""
         self._client.disconnect(address)

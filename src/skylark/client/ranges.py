@@ -9,10 +9,11 @@ or 8 that it must read from disk, which is said once in the log.
 answer                       what is done
 ===========================  ======================================================================
 found, nothing matched       on to the next offset; the next pull is sent before this one is used
-nothing new                  a replica lags: tried again after 100 ms to 2 s, up to the patience
+nothing new, or nothing      a replica lags: tried again after 100 ms to 2 s, up to the patience,
+matched and the same offset  at the address that ``find`` gives then
 offset moved forward         messages are gone: told to ``on_missing``, or :class:`MissingError`
 offset moved back            the topic was made anew: the same, and the range ends
-busy, not available,         tried again likewise, at the address that ``find`` gives then
+busy, not available,         tried again likewise
 connection errors
 no progress, three times     an error
 ===========================  ======================================================================
@@ -131,6 +132,16 @@ async def pull_range(
             await end_tasks([pending])
 
 
+def _is_behind(pulled: Pulled, offset: int) -> bool:
+    """Whether a broker does not have the offset yet.
+
+    A slave that lacks more than one message says that nothing matched, and not how far it is.
+    """
+    if pulled.status is PullStatus.NO_MATCHED_MSG:
+        return pulled.next_offset == offset
+    return pulled.status is PullStatus.NO_NEW_MSG
+
+
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel them and wait; what they raise is of no interest any more."""
     for task in tasks:
@@ -180,7 +191,7 @@ class _Puller:
                 pulled = await self._calls.pull(
                     address, self._header(offset), self._queue.broker_name, self._terms.timeout_s
                 )
-                if pulled.status is not PullStatus.NO_NEW_MSG:
+                if not _is_behind(pulled, offset):
                     return pulled
                 problem = ClientError(
                     f"{address} has no message at offset {offset} of {self._queue},"

@@ -129,6 +129,11 @@ class SendPlan(Generic[T]):
         self._earlier: T | None = None
         self.attempts = 0  #: begun so far
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt can follow the one that has begun."""
+        return self.attempts >= self._attempts_max
+
     def begin(self, now: float) -> float:
         """How long the next attempt may take; raises SendTimeoutError if time is up."""
         left_s = self._deadline - now
@@ -136,7 +141,7 @@ class SendPlan(Generic[T]):
             raise self._timed_out()
         self.attempts += 1
         cap_s = self._policy.attempt_timeout_s
-        if cap_s is None or self.attempts >= self._attempts_max or left_s < cap_s + REST_MIN_S:
+        if cap_s is None or self.is_last or left_s < cap_s + REST_MIN_S:
             return left_s
         return cap_s
 

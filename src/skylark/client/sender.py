@@ -4,8 +4,9 @@ Everything that is sent passes here: plain sends, batches, halves of transaction
 replies. A send is made a :class:`~skylark.client.send_frame.Parcel` once; then each attempt chooses
 a queue (:mod:`skylark.client.queue_choice`), finds the master of its broker, builds the request for
 that queue and that broker, and calls. What follows an attempt is decided by
-:mod:`skylark.client.send_plan`. Belongs to one event loop. Answers to ``DefaultMQProducerImpl``
-(sendDefaultImpl, sendKernelImpl).
+:mod:`skylark.client.send_plan`. A broker that could not be reached a moment ago is not called while
+there is another one: that attempt has failed. Belongs to one event loop. Answers to
+``DefaultMQProducerImpl`` (sendDefaultImpl, sendKernelImpl).
 """
 
 from __future__ import annotations
@@ -301,6 +302,8 @@ class Sender:
                 start = monotonic()
                 attempt_s = plan.begin(start)
                 try:
+                    if queue is None and not plan.is_last:
+                        self._pass_over(chosen.broker_name, queues)
                     result = await self._attempt(state, parcel, chosen, attempt_s, mode)
                 except SkylarkError as error:
                     now = monotonic()
@@ -321,6 +324,21 @@ class Sender:
         except BaseException as error:
             meter.failed(error, monotonic() - began, count)
             raise
+
+    def _pass_over(self, broker_name: str, queues: Sequence[MessageQueue]) -> None:
+        """Raise ConnectError for a broker that cannot be reached, if another one may be.
+
+        It is not tried before its back-off is over, which may take all the time of the send. Where
+        no other broker is left, to wait for it is the best one can do.
+        """
+        if self._backs_off(broker_name) and not all(
+            self._backs_off(queue.broker_name) for queue in queues
+        ):
+            raise ConnectError(f"broker {broker_name} could not be reached a moment ago")
+
+    def _backs_off(self, broker_name: str) -> bool:
+        address = self._routes.master(broker_name)
+        return address is not None and self.link.backs_off(self.link.send_address(address))
 
     async def send_oneway(
         self, state: TopicState, parcel: Parcel, timeout_s: float, queue: MessageQueue | None

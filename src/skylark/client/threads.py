@@ -120,21 +120,29 @@ class SerialThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
+        self._closed = False
 
     def post(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Call ``function(*args)`` soon; what it raises is logged."""
-        self._calls.put(partial(function, *args))
+        """Call ``function(*args)`` soon; what it raises is logged. Nothing after :meth:`close`."""
         with self._lock:
+            if self._closed:
+                return
+            self._calls.put(partial(function, *args))
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
+    def close(self) -> None:
+        """Let the thread end, after the calls that wait; nobody waits for that."""
+        with self._lock:
+            self._closed = True
+            self._calls.put(None)
+
     def _serve(self) -> None:
-        while True:
-            call = self._calls.get()
+        while (call := self._calls.get()) is not None:
             try:
                 call()
             except Exception:

@@ -248,7 +248,10 @@ class Transactions:
     async def _run_checks(self) -> None:
         try:
             while self._checks:
-                await self._answer(self._checks.popleft())
+                try:
+                    await self._answer(self._checks.popleft())
+                except Exception:  # a hook of the application, say
+                    log.exception("a check is not answered, the broker will ask again")
         finally:
             self._checking = False
 

@@ -264,6 +264,11 @@ class RemotingClient:
         """Whether a usable connection to ``address`` exists now."""
         return self._connection(address) is not None
 
+    def backs_off(self, address: str) -> bool:
+        """Whether the last attempt to connect has failed, and the next one is still to wait."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.failures > 0 and peer.retry_at > self._clock.monotonic()
+
     def disconnect(self, address: str) -> None:
         """Close the connection to ``address``; a later call opens a new one."""
         peer = self._peers.get(address)

@@ -96,3 +96,14 @@ class ScriptedServer:
         if isinstance(answer, int):
             return response_to(request, answer, None if answer == 0 else f"scripted {answer}")
         return answer(request)
+
+
+class Stumbles:
+    """An RPC hook that raises what no client expects, for requests of these codes."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = set(codes)  #: while they are in here
+
+    def before_request(self, address: str, request: Command) -> None:
+        if request.code in self.codes:
+            raise LookupError(f"no token for {address}")

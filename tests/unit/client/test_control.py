@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -99,6 +101,18 @@ def test_there_is_one_thread_and_it_is_a_daemon() -> None:
     assert thread.daemon
 
 
+async def test_a_callback_that_wants_to_exit_does_not_end_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    control = shared_control()
+    control.post(leave)
+    assert await LoopClock().wait_for(control.run(name_of_thread()), 10.0) == THREAD_NAME
+    assert "the control loop was interrupted" in caplog.text
+
+
 async def test_calls_are_handed_over_in_order_and_survive_errors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -121,7 +135,35 @@ async def test_calls_are_handed_over_in_order_and_survive_errors(
 def test_a_closed_loop_takes_nothing() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    assert not Handover(loop).post(print)
+    handover = Handover(loop)
+    assert not handover.post(print)
+    assert not handover.post(print)  # and says so again
+
+
+class InterruptedLoop:
+    """A loop that Ctrl-C hits when it is woken for the first time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._interrupts = True
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+        if self._interrupts:
+            self._interrupts = False
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(callback)
+
+
+async def test_an_interrupt_while_a_loop_is_woken_loses_no_call() -> None:
+    seen: list[int] = []
+    loop = InterruptedLoop(asyncio.get_running_loop())
+    handover = Handover(cast(asyncio.AbstractEventLoop, loop))
+    with pytest.raises(KeyboardInterrupt):
+        handover.post(seen.append, 1)
+    assert handover.post(seen.append, 2)
+    while len(seen) < 2:
+        await LoopClock().sleep(0.001)
+    assert seen == [1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -9,6 +9,7 @@ import pytest
 
 from skylark.client.calls import HeartbeatAnswer
 from skylark.client.heartbeat import HeartbeatPlan, heartbeat_targets
+from skylark.core.clock import yield_once
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -172,6 +173,28 @@ async def test_a_heartbeat_asked_for_meanwhile_follows(tmp_path: Path) -> None:
             await w.clock.advance(seconds=3)
             assert [await each for each in asked] == [True, True, True]
             assert len(beats(server)) >= 2
+        await w.finish(server.stop())
+
+
+async def test_a_heartbeat_asked_for_as_a_round_ends_is_sent(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        server = ScriptedServer(w.network, w.clock)
+        server.serve_route("T", a=await server.start())
+        async with w.client(namesrv=server.address) as instance:
+            await instance.register_consumer(FakeConsumer("g", "T"))
+            await instance.refresh_route("T")
+            heartbeats = instance._parts().heartbeats
+            first = asyncio.ensure_future(heartbeats.send_all())
+            await yield_once()
+            under_way = heartbeats._round
+            assert under_way is not None
+            while not under_way.done():
+                await yield_once()
+            assert heartbeats._round is under_way  # its end is not known yet
+            count = len(beats(server))
+            assert await heartbeats.send_all()
+            assert len(beats(server)) == count + 1
+            assert await first
         await w.finish(server.stop())
 
 

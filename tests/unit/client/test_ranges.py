@@ -13,7 +13,7 @@ import pytest
 from skylark.client.arrow import read_range
 from skylark.client.calls import BrokerCalls
 from skylark.client.errors import Missing, MissingError
-from skylark.client.ranges import RangeTerms
+from skylark.client.ranges import Find, RangeTerms
 from skylark.core.errors import (
     ClientError,
     RemoteProtocolError,
@@ -54,7 +54,12 @@ class Scripted:
         self.clock = clock
 
     async def read(
-        self, start: int, end: int, *given: Callable[[Command], Command] | int, **more: Any
+        self,
+        start: int,
+        end: int,
+        *given: Callable[[Command], Command] | int,
+        find: Find | None = None,
+        **more: Any,
     ) -> list[int]:
         self.server.answer(RequestCode.PULL_MESSAGE, *given)
         client = RemotingClient(self.server.server._network, self.clock)
@@ -62,7 +67,7 @@ class Scripted:
         async def offsets() -> list[int]:
             batches = read_range(
                 BrokerCalls(client),
-                self.server.address,
+                find or self.server.address,
                 queue(),
                 start,
                 end,
@@ -115,6 +120,29 @@ async def test_a_replica_that_lags_is_waited_for(tmp_path: Path) -> None:
             await s.read(0, 1, lags, terms=RangeTerms(patience_s=5))
 
 
+async def test_a_replica_that_lags_by_more_than_one_is_waited_for(tmp_path: Path) -> None:
+    """Such a slave answers that nothing matched, with the offset that it was asked for."""
+    async with scripted(tmp_path) as s:
+        lags = pulled(b"", 7, code=20, max_offset=3)
+        assert await s.read(7, 8, *[lags] * 5, pulled(records(7), 8)) == [7]
+        assert s.asked() == [7] * 6
+        with pytest.raises(ClientError, match=r"has no message at offset 7.*its last is 2"):
+            await s.read(7, 8, lags, terms=RangeTerms(patience_s=5))
+
+
+async def test_a_pull_that_is_repeated_may_go_elsewhere(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as s:
+        attempts: list[int] = []
+
+        async def find(attempt: int) -> str:
+            attempts.append(attempt)
+            return s.server.address
+
+        lags = pulled(b"", 0, code=20, max_offset=0)
+        await s.read(0, 1, lags, lags, pulled(records(0), 1), find=find)
+        assert attempts == [0, 1, 2]
+
+
 async def test_messages_that_are_gone_are_reported(tmp_path: Path) -> None:
     async with scripted(tmp_path) as s:
         moved = (pulled(b"", 4, code=21), pulled(records(4, 5), 6))
@@ -141,7 +169,7 @@ async def test_a_topic_made_anew_ends_the_range(tmp_path: Path) -> None:
 async def test_answers_without_progress_are_an_error(tmp_path: Path) -> None:
     async with scripted(tmp_path) as s:
         with pytest.raises(ClientError, match="do not get past offset 0"):
-            await s.read(0, 5, pulled(b"", 0, code=20))
+            await s.read(0, 5, pulled(records(0), 0))
         assert len(s.asked()) == 3
         with pytest.raises(TopicNotExistError):
             await s.read(0, 5, 17)

@@ -165,6 +165,33 @@ async def test_without_route_or_name_server(tmp_path: Path) -> None:
         await script.world.finish(lost.stop())
 
 
+# ---- brokers that are down -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_broker_that_is_down_does_not_hold_up_what_others_can_take(
+    tmp_path: Path, batching: bool
+) -> None:
+    async with scripted(tmp_path, batching=batching) as script:
+        await script.world.finish(script.brokers["a"].stop())
+        began = script.clock.monotonic()
+        for _ in range(8):
+            result = await script.world.finish(script.producer.send(MESSAGE))
+            assert result.queue.broker_name == "b"
+            future = await script.producer.submit(MESSAGE)
+            assert (await script.world.finish(future)).queue.broker_name == "b"
+        assert script.clock.monotonic() == began
+
+
+async def test_a_send_waits_for_the_only_broker(tmp_path: Path) -> None:
+    async with scripted(tmp_path, "a") as script:
+        await script.world.finish(script.brokers["a"].stop())
+        began = script.clock.monotonic()
+        with pytest.raises(SendFailedError, match=r"Send \[3\] times"):
+            await script.world.finish(script.producer.send(MESSAGE))
+        assert script.clock.monotonic() - began >= 0.3  # the pauses before the second and the third
+
+
 # ---- latency fault tolerance ---------------------------------------------------------------------
 
 

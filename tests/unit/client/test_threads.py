@@ -92,3 +92,19 @@ def test_calls_in_order_whatever_they_raise(caplog: pytest.LogCaptureFixture) ->
         assert ended.wait(WAIT_S)
     assert seen == [1, 2]
     assert "a listener failed" in caplog.text
+
+
+def test_a_thread_for_calls_ends_after_those_that_wait_when_it_is_closed() -> None:
+    seen: list[int] = []
+    go_on = threading.Event()
+    thread = SerialThread("to-be-closed")
+    thread.post(go_on.wait, WAIT_S)
+    thread.post(seen.append, 1)
+    (running,) = [each for each in threading.enumerate() if each.name == "to-be-closed"]
+    thread.close()
+    thread.post(seen.append, 2)
+    go_on.set()
+    running.join(WAIT_S)
+    assert not running.is_alive()
+    assert seen == [1]
+    SerialThread("never begun").close()

@@ -25,6 +25,7 @@ from tests.unit.client.producer_world import (
     scripted,
     stored,
 )
+from tests.unit.client.scripted import Stumbles
 
 
 class Listener:
@@ -354,6 +355,26 @@ async def test_checks_wait_in_line_and_not_without_end(
         assert running == ["0", "1", "2", "3"]
         assert len(ends(script)) == 4
     assert caplog.text.count("one more is dropped") == 2
+
+
+async def test_a_hook_that_raises_does_not_hold_up_the_checks_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook, gate = Stumbles(RequestCode.END_TRANSACTION), asyncio.Event()
+    async with scripted(tmp_path, "a", topics=["T"], given={"rpc_hooks": [hook]}) as script:
+
+        @script.producer.transaction_checker
+        async def check(message: MessageExt) -> TxState:
+            await gate.wait()
+            if message.msg_id == "1":
+                hook.codes.clear()
+            return TxState.COMMIT
+
+        for number in range(2):
+            await ask(script, unique_id=str(number))
+        gate.set()
+        assert (await end_of(script))["msgId"] == "1"
+    assert "a check is not answered" in caplog.text
 
 
 async def test_a_checker_that_hangs_does_not_keep_the_producer_alive(tmp_path: Path) -> None:

@@ -186,6 +186,30 @@ async def test_back_off_grows_and_is_forgotten_after_a_success() -> None:
     assert clock.timer_count == 0
 
 
+async def test_it_is_known_which_addresses_wait_for_the_next_attempt() -> None:
+    clock = VirtualClock()
+    network = MemoryNetwork(clock=clock)
+    remoting = RemotingClient(network, clock, back_off=BackOff(first_s=1.0))
+    assert not remoting.backs_off(NOWHERE)
+    refused = asyncio.ensure_future(remoting.call(NOWHERE, Command(code=ECHO)))
+    await clock.drain()
+    with pytest.raises(ConnectError):
+        await refused
+    assert remoting.backs_off(NOWHERE)
+    dispatcher = Dispatcher()
+    dispatcher.add_hot(ECHO, lambda _connection, request: response_to(request, 0))
+    server = RemotingServer(dispatcher, network, clock)
+    await server.start("127.0.0.1", 9876)
+    patient = asyncio.ensure_future(remoting.call(NOWHERE, Command(code=ECHO)))
+    await clock.advance(seconds=0.5)
+    assert remoting.backs_off(NOWHERE)  # also while somebody waits for it
+    await clock.advance(seconds=0.6)
+    assert not remoting.backs_off(NOWHERE)
+    assert (await patient).code == 0
+    await remoting.close()
+    await server.stop()
+
+
 async def test_closing_the_client_is_an_error_to_those_who_connect_not_a_cancellation() -> None:
     clock = VirtualClock()
     plan = FaultPlan(seed=1)

@@ -62,6 +62,11 @@ class PullConsumer(BlockingPullClient[aio.PullConsumer]):
         )
         self._listeners = SerialThread(f"{group}-listener")
 
+    def stop(self) -> None:
+        """Save the offsets and leave the group; does nothing if it has ended."""
+        super().stop()
+        self._listeners.close()
+
     # ---- queues ----------------------------------------------------------------------------------
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
@@ -185,6 +190,11 @@ class PullSchedule(BlockingClient[_ScheduleTwin]):
         """Start the consumer, and with it the calls; does nothing if they run already."""
         super().start()
         self.consumer.start()  # it runs: from now on its calls go to the loop
+
+    def stop(self) -> None:
+        """End the calls, then the consumer; does nothing if they have ended."""
+        super().stop()
+        self.consumer.stop()  # nothing but the thread of its listeners is left to end
 
     def register(self, topic: str, callback: PullCallback) -> Self:
         """Call ``callback(queue, task)`` for each queue of the topic that is ours."""

@@ -113,9 +113,9 @@ class BlockingClient(Blocking[GroupTwinT]):
     def group(self) -> str:
         return self._twin.group
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do what an asynchronous method does, and wait for it."""
-        return self._door.call(work)
+    def _run(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
+        """Do what an asynchronous method does, and wait for it; ``unused`` as in Portal.call."""
+        return self._door.call(work, unused)
 
     def _do(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a method of the twin that does not wait: after the start, on its loop."""

@@ -49,6 +49,11 @@ class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):
     def settings(self) -> LitePullSettings:
         return self._twin.settings
 
+    def stop(self) -> None:
+        """Save what was committed and leave the group; does nothing if it has ended."""
+        super().stop()
+        self._listeners.close()
+
     # ---- what to consume -------------------------------------------------------------------------
 
     def subscribe(
@@ -123,19 +128,21 @@ class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):
 
     def poll(self, timeout: Duration | None = None) -> list[MessageExt]:
         """The next messages of some queue, in order; an empty list if none come in time."""
-        return self._run(self._twin.poll(timeout))
+        return self._run(self._twin.poll(timeout), self._twin._put_back)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """The messages one by one, without end; a message counts as polled when it is given out."""
         require_running(self.state, f"consumer {self.group}")
         assert self._portal is not None
-        return self._portal.iterate(self._twin.messages())
+        return self._portal.iterate(
+            self._twin.messages(), lambda message: self._twin._put_back([message])
+        )
 
     def batches(self) -> Iterator[list[MessageExt]]:
         """What :meth:`poll` returns, without end and without the empty ones."""
         require_running(self.state, f"consumer {self.group}")
         assert self._portal is not None
-        return self._portal.iterate(self._twin.batches())
+        return self._portal.iterate(self._twin.batches(), self._twin._put_back)
 
     # ---- commits ---------------------------------------------------------------------------------
 

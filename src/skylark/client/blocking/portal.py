@@ -8,10 +8,12 @@ it. A call hands a coroutine over and waits for its end::
 Many threads may call at once: the loop is woken once for what came together.
 
 **Interrupts.** Ctrl-C, or whatever else a signal handler raises in a waiting thread, cancels the
-call, gives it a moment to end, and goes on its way.
+call, gives it a moment to end, and goes on its way. What the call has brought already, and nobody
+gets now, can be put back (``unused``).
 
 **From inside.** A call from the private loop itself (in a hook, say) would wait for itself for
-ever; it raises ClientStateError instead.
+ever; it raises ClientStateError instead. So does one from the control thread, for which the private
+loop would wait.
 
 **Fork.** The child has no such thread and must not touch the parent's connections: every call
 through a parent's portal raises ClientStateError there, and new clients get a new portal.
@@ -30,9 +32,10 @@ import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.control import Handover
+from skylark.client.control import Handover, in_control_thread
 from skylark.client.per_process import PerProcess
 from skylark.client.threads import DaemonExecutor
 from skylark.core.errors import ClientStateError
@@ -77,12 +80,15 @@ class _Call(Generic[T]):
                 self._result = task.result()
         self._latch.release()
 
-    def cancel(self) -> None:
+    def cancel(self, unused: Callable[[T], object] | None) -> None:
+        """Nobody waits any more; ``unused`` gets the result if there is one nevertheless."""
         if self._task is None:  # the caller was interrupted before it could hand it over
             self._work.close()
             self._latch.release()
-        else:
-            self._task.cancel()
+            return
+        self._task.cancel()
+        if unused is not None:
+            self._task.add_done_callback(partial(_give_back, unused))
 
     def wait(self) -> None:
         """Until it has ended; may be left by whatever a signal handler raises."""
@@ -129,7 +135,7 @@ class Portal:
                 " was forked",
                 hint="make clients after the fork, in the process that uses them",
             )
-        if self.is_current:
+        if self._must_not_wait:
             raise ClientStateError(
                 "a blocking call from the client's own loop would wait for itself",
                 hint="hooks must not call clients; hand the work to another thread",
@@ -142,8 +148,15 @@ class Portal:
         """Whether the calling thread is that of the loop."""
         return threading.current_thread() is self._thread
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work`` on the loop and wait for it."""
+    @property
+    def _must_not_wait(self) -> bool:
+        return self.is_current or in_control_thread()
+
+    def call(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
+        """Do ``work`` on the loop and wait for it.
+
+        ``unused`` is called on the loop with a result that nobody gets, because of an interrupt.
+        """
         try:
             self.check()
         except ClientStateError:
@@ -154,7 +167,7 @@ class Portal:
             self._handover.post(call.begin)
             call.wait()
         except BaseException:
-            self._handover.post(call.cancel)
+            self._handover.post(call.cancel, unused)
             call.wait_briefly()
             raise
         return call.outcome()
@@ -171,11 +184,21 @@ class Portal:
         """Call ``callback(*args)`` on the loop soon."""
         self._handover.post(callback, *args)
 
-    def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """What an asynchronous generator yields; leaving the iteration ends it."""
+    def iterate(
+        self, source: AsyncGenerator[T, None], unused: Callable[[T], object] | None = None
+    ) -> Iterator[T]:
+        """What an asynchronous generator yields; leaving the iteration ends it.
+
+        ``unused`` as in :meth:`call`.
+        """
+
+        def give_back(found: list[T]) -> None:
+            if found and unused is not None:
+                unused(found[0])
+
         try:
             while True:
-                found: list[T] = self.call(_next_of(source))
+                found: list[T] = self.call(_next_of(source), give_back)
                 if not found:
                     return
                 yield found[0]
@@ -183,11 +206,19 @@ class Portal:
             self._close(source)
 
     def _close(self, source: AsyncGenerator[Any, None]) -> None:
-        if self.is_current:  # cleaned up by the garbage collector, which runs in any thread
-            self.loop.create_task(_end_of(source))
+        if self._must_not_wait:  # cleaned up by the garbage collector, which runs in any thread
+            self.post(self._end_soon, source)
             return
         with contextlib.suppress(ClientStateError):  # in a forked child, or at the very end
             self.call(_end_of(source))
+
+    def _end_soon(self, source: AsyncGenerator[Any, None]) -> None:
+        self.loop.create_task(_end_of(source))
+
+
+def _give_back(unused: Callable[[T], object], task: asyncio.Task[T]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        unused(task.result())
 
 
 async def _next_of(source: AsyncGenerator[T, None]) -> list[T]:

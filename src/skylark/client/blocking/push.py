@@ -50,9 +50,10 @@ class PushConsumer(BlockingClient[aio.PushConsumer]):
         **settings: Unpack[PushKeywords],
     ) -> None:
         """Nothing is sent before :meth:`start`; ``settings``: see PushSettings."""
+        self._listeners = SerialThread(f"{group}-listener")
         listener = settings.get("queue_listener")
         if listener is not None:
-            settings["queue_listener"] = in_thread(listener, SerialThread(f"{group}-listener"))
+            settings["queue_listener"] = in_thread(listener, self._listeners)
         super().__init__(aio.PushConsumer(group, options, hooks=hooks, **settings))
 
     @property
@@ -122,6 +123,7 @@ class PushConsumer(BlockingClient[aio.PushConsumer]):
         """
         self._twin.refuse_in_handler()
         super().stop()
+        self._listeners.close()
 
     def run(self) -> None:
         """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
@@ -133,6 +135,7 @@ class PushConsumer(BlockingClient[aio.PushConsumer]):
         portal, ended = self._portal, asyncio.Event()
         with on_signal(partial(portal.post, ended.set)):
             portal.call(self._twin.run_until(ended))
+        self._listeners.close()
 
     def suspend(self) -> None:
         """Pull nothing and share no queues anew until :meth:`resume`; running handlers finish."""

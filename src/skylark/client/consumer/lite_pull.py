@@ -375,6 +375,12 @@ class LitePullConsumer(PullClient):
                 return found
             await self._queues.wait(deadline)
 
+    def _put_back(self, messages: list[MessageExt]) -> None:
+        """Messages of a poll whose caller was interrupted are handed out again."""
+        if messages and self.state is ServiceState.RUNNING:
+            wire_queue = self._group_access.namespace.wrap_queue(messages[0].queue)
+            self._queues.put_back(wire_queue, messages)
+
     # ---- commits ---------------------------------------------------------------------------------
 
     async def commit(self, what: Commit | None = None, *, persist: bool = False) -> None:

@@ -263,6 +263,23 @@ class LiteQueues:
             source.consume_offset = offset
         return taken
 
+    def put_back(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Hand out again, before all others, what :meth:`take` gave and nobody got.
+
+        A queue that was given up, or went back to an earlier offset, gets them by pulling.
+        """
+        found = self.queues.get(queue)
+        offset = messages[0].queue_offset
+        if found is None or found.process_queue.dropped or offset >= found.consume_offset:
+            return
+        process_queue = found.process_queue
+        offset_max = process_queue.queue_offset_max
+        process_queue.put(messages)
+        process_queue.queue_offset_max = max(offset_max, process_queue.queue_offset_max)
+        found.consume_offset = offset
+        self._waiting.appendleft(Batch(found, messages))
+        self.wake()
+
     def _front(self) -> Batch | None:
         waiting = self._waiting
         while waiting:
@@ -280,7 +297,11 @@ class LiteQueues:
             if delay_s is None:
                 return
             if delay_s == _NOW:
-                delay_s = await self._pull(found)
+                try:
+                    delay_s = await self._pull(found)
+                except Exception:  # a hook of the application, say
+                    log.exception("%s cannot be pulled", found.queue)
+                    delay_s = self._error_delay_s
             await self._clock.sleep(delay_s)
 
     def _hold_s(self, found: LiteQueue) -> float | None:

@@ -13,6 +13,7 @@ returns OrderlyResult        what that says: an own time to wait, commits by the
 returns an ack index         all of the batch is accepted, or none: fewer than all counts as none
 is cancelled                 as if it had raised
 hangs                        its queue stands still
+waits for its turn           it is not called if the queue or its lock is lost meanwhile
 ===========================  ======================================================================
 
 A queue that is given up is not unlocked while a handler works on it (:meth:`OrderlyRunner.is_busy`,
@@ -26,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from skylark.client.consumer.concurrent import STRAIGHT_TO_DEAD_LETTERS
@@ -42,7 +44,7 @@ from skylark.client.consumer.orderly import (
     settle,
 )
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.runners import Assigned, HookCalls, Pools, Workshop, report
+from skylark.client.consumer.runners import Assigned, HookCalls, NotCalled, Pools, Workshop, report
 from skylark.client.message import DeadLetter, MessageExt
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common import MessageQueue
@@ -117,7 +119,11 @@ class OrderlyRunner:
         try:
             if self._given_up(process_queue):
                 return None
-            result, error = await self._call(assigned, batch)
+            try:
+                result, error = await self._call(assigned, batch)
+            except NotCalled:
+                process_queue.make_again(batch)  # no failure: nobody has seen them
+                return None
             if self._given_up(process_queue):
                 return None
             published = await self._give_away(batch, result, error)
@@ -138,6 +144,13 @@ class OrderlyRunner:
         """Asked again and again: another thread may have done so meanwhile."""
         return process_queue.dropped
 
+    def _may_call(self, process_queue: ProcessQueue) -> bool:
+        """Whether the queue is still ours alone; a handler may have waited long for its turn."""
+        if process_queue.dropped:
+            return False
+        shop = self._shop
+        return not shop.settings.clustering or process_queue.is_lock_valid(shop.time.now_ms())
+
     async def _call(
         self, assigned: Assigned, batch: Sequence[MessageExt]
     ) -> tuple[OrderlyResult, BaseException | None]:
@@ -151,8 +164,11 @@ class OrderlyRunner:
         error: BaseException | None = None
         try:
             argument = batch[0] if binding.batch == 1 else list(batch)
-            returned = await self._pools.call(binding, argument)
+            may_call = partial(self._may_call, assigned.process_queue)
+            returned = await self._pools.call(binding, argument, may_call)
             result = _result_of(returned, len(batch), binding)
+        except NotCalled:
+            raise
         except Exception as raised:  # noqa: BLE001 - whatever it is, the queue waits
             report(shop.group, binding, batch[0], raised)
             result, error = SUSPENDED, raised

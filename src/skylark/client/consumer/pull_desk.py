@@ -124,7 +124,10 @@ class PullDesk:
         while True:
             await shop.clock.sleep(shop.settings.consume_timeout_ms / 1000)
             for assigned in self.assigned:
-                await self._context.runner.expire(assigned)
+                try:
+                    await self._context.runner.expire(assigned)
+                except Exception:
+                    log.exception("handlers that hang on %s are looked for later", assigned.queue)
 
     def close(self) -> None:
         """Pull nothing any more."""

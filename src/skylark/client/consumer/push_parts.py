@@ -75,7 +75,7 @@ class PushParts:
         """``group`` is as the application knows it; raises ClientError for a broken offset file."""
         self.instance = instance
         self.link = link
-        self.tasks = Tasks(f"consumer {group}")
+        self.tasks = Tasks(f"consumer {group}", limit=None)  # flow control bounds them
         self.group = instance.namespace.wrap(group)  #: as brokers know it
         self._settings = settings
         self._bindings = bindings

@@ -336,6 +336,9 @@ class Rebalancer:
                 ("lock", broker_name), error, "%s does not lock queues now", broker_name
             )
             return ()
+        except Exception:  # a hook of the application, say
+            log.exception("%s cannot be asked to lock queues", broker_name)
+            return ()
         self._strays.difference_update(queue for queue in queues if queue not in held)
         return held
 

@@ -107,9 +107,15 @@ class Pools:
         """Run jobs of a handler where it belongs."""
         (self._loop_workers if binding.is_async else self._thread_workers).submit(jobs)
 
-    async def call(self, binding: Binding, argument: Any) -> Any:
-        """Call a handler, after the jobs that wait: what it returns, or raises."""
-        job = CallJob(binding, argument)
+    async def call(
+        self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
+    ) -> Any:
+        """Call a handler, after the jobs that wait: what it returns, or raises.
+
+        ``may_call`` is asked in the thread of the handler when its turn has come; raises NotCalled
+        if it says no.
+        """
+        job = CallJob(binding, argument, may_call)
         self.submit(binding, [job])
         return await job.outcome
 
@@ -124,18 +130,27 @@ class Pools:
         return all(ended)
 
 
-class CallJob:
-    """A call whose caller waits for it."""
+class NotCalled(Exception):
+    """The turn of a handler came too late: what it was to work on is not ours any more."""
 
-    def __init__(self, binding: Binding, argument: Any) -> None:
+
+class CallJob:
+    """A call whose caller waits for it; see :meth:`Pools.call`."""
+
+    def __init__(
+        self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
+    ) -> None:
         self._binding = binding
         self._argument = argument
+        self._may_call = may_call
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def begin(self) -> bool:
         return not self.outcome.cancelled()
 
     def call(self) -> Any:
+        if self._may_call is not None and not self._may_call():
+            raise NotCalled
         return self._binding.handler(self._argument)
 
     def finish(self, result: Any, error: BaseException | None) -> None:

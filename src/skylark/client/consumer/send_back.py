@@ -68,8 +68,11 @@ class SendsBack:
             await self._link.calls.send_back(address, header, message.broker_name)
         except SkylarkError as error:
             log.warning("%s does not take %s back: %s", address, message, error)
-            return await self.publish(message)
-        return True
+        except Exception:  # a hook of the application, say
+            log.exception("%s cannot be asked to take %s back", address, message)
+        else:
+            return True
+        return await self.publish(message)
 
     async def publish(self, message: MessageExt) -> bool:
         """Put it among the retries without the help of its broker; whether that worked.
@@ -81,6 +84,9 @@ class SendsBack:
             await self._send(parcel)
         except SkylarkError as error:
             log.warning("%s stays here, it cannot be published again: %s", message, error)
+            return False
+        except Exception:
+            log.exception("%s stays here, it cannot be published again", message)
             return False
         return True
 

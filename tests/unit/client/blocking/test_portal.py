@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import signal
 import threading
 from collections.abc import AsyncGenerator
@@ -11,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from skylark.client.blocking.portal import THREAD_NAME, Portal, shared_portal
+from skylark.client.control import shared_control
 from skylark.core.errors import ClientStateError
+from tests.unit.client.blocking.interrupts import interrupt_results
 
 WAIT_S = 10
 
@@ -59,6 +62,7 @@ def test_a_call_that_is_cancelled_inside_is_an_error_outside() -> None:
 
 def test_an_interrupt_cancels_the_call() -> None:
     begun, ended = threading.Event(), threading.Event()
+    unused: list[None] = []
 
     async def work() -> None:
         begun.set()
@@ -75,8 +79,10 @@ def test_an_interrupt_cancels_the_call() -> None:
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        shared_portal().call(work())
+        shared_portal().call(work(), unused.append)
     assert ended.is_set()
+    shared_portal().call(thread_name())
+    assert unused == []
 
 
 def test_a_call_from_the_loop_itself_is_refused() -> None:
@@ -87,6 +93,17 @@ def test_a_call_from_the_loop_itself_is_refused() -> None:
 
     with pytest.raises(ClientStateError, match=r"would wait for itself.*hand the work to another"):
         portal.call(inside())
+
+
+def test_a_call_from_the_control_thread_is_refused() -> None:
+    portal = shared_portal()
+
+    async def inside() -> None:
+        portal.call(thread_name())
+
+    refused = asyncio.run_coroutine_threadsafe(inside(), shared_control().loop)
+    with pytest.raises(ClientStateError, match="would wait for itself"):
+        refused.result(WAIT_S)
 
 
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +152,26 @@ def test_an_iterator_may_be_dropped_on_the_loop_thread() -> None:
     assert next(held[0]) == 0
     portal.call_plain(held.clear)
     assert numbers.closed.wait(WAIT_S)
+
+
+def test_an_iterator_may_be_dropped_on_the_control_thread() -> None:
+    portal, numbers = shared_portal(), Numbers()
+    held = [portal.iterate(numbers())]
+    assert next(held[0]) == 0
+    shared_control().post(held.clear)
+    assert numbers.closed.wait(WAIT_S)
+
+
+def test_a_result_that_came_with_an_interrupt_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    portal = shared_portal()
+    unused: queue.SimpleQueue[object] = queue.SimpleQueue()
+    interrupt_results(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(thread_name(), unused.put)
+    assert unused.get(timeout=WAIT_S) == THREAD_NAME
+    with pytest.raises(KeyboardInterrupt):
+        next(portal.iterate(Numbers()(), unused.put))
+    assert unused.get(timeout=WAIT_S) == 0
 
 
 def test_work_of_the_loop_runs_in_daemon_threads() -> None:

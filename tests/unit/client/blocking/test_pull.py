@@ -26,6 +26,7 @@ from skylark.sync import (
     PullTask,
     read_arrow,
 )
+from tests.unit.client.blocking.interrupts import interrupt_results
 
 WAIT_S = 20.0
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -108,6 +109,29 @@ def test_assign_seek_pause(options: ClientOptions) -> None:
             consumer.subscribe("Assigned")
 
 
+def test_an_interrupt_loses_no_messages(
+    options: ClientOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill("Interrupted", options, 3)
+    found: list[bytes] = []
+    consumer = LitePullConsumer("interrupted", options, auto_commit=False, consume_from_where=FIRST)
+    with consumer.subscribe("Interrupted"):
+        with monkeypatch.context() as patched:
+            interrupt_results(patched)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(WAIT_S)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(consumer))
+            with pytest.raises(KeyboardInterrupt):
+                next(consumer.batches())
+        consumer.commit()
+        while len(found) < 3:
+            batch = consumer.poll(WAIT_S)
+            assert batch
+            found += [message.body for message in batch]
+    assert sorted(found) == expected(3)
+
+
 def test_a_listener_may_call_the_consumer(options: ClientOptions) -> None:
     fill("Heard", options)
     told: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -121,6 +145,9 @@ def test_a_listener_may_call_the_consumer(options: ClientOptions) -> None:
     with consumer:
         assert told.get(timeout=WAIT_S)
         consumer.unsubscribe("Heard")
+        (listening,) = [each for each in threading.enumerate() if each.name == "heard-listener"]
+    listening.join(WAIT_S)
+    assert not listening.is_alive()
 
 
 # ---- classic pull --------------------------------------------------------------------------------

@@ -115,7 +115,10 @@ def test_queue_listeners_run_in_a_thread(options: ClientOptions) -> None:
         producer.send(Message("Told", b"x"))
     with consumer:
         topics = {told.get(timeout=WAIT_S)[0] for _ in range(2)}
+        (listening,) = [each for each in threading.enumerate() if each.name == "told-listener"]
     assert topics == {"Told", "%RETRY%told"}
+    listening.join(WAIT_S)
+    assert not listening.is_alive()
 
 
 def test_subscriptions_change_while_it_runs(options: ClientOptions) -> None:

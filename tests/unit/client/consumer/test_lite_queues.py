@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skylark.client.consumer.lite_pull import LitePullConsumer
+from skylark.client.message import MessageExt
 from skylark.client.runtime import inline_runtime
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.message import encode_record
-from tests.unit.client.consumer.pull_world import BROKER, bodies, queue
-from tests.unit.client.scripted import ScriptedServer
+from tests.unit.client.consumer.pull_world import BROKER, bodies, pull_world, queue
+from tests.unit.client.scripted import ScriptedServer, Stumbles
 from tests.unit.client.worlds import World, world
 
 
@@ -26,8 +28,10 @@ def found(body: bytes, next_offset: int, code: int = 0) -> Callable[[Command], C
 
 
 @asynccontextmanager
-async def scripted(root: Path) -> AsyncIterator[tuple[World, ScriptedServer, LitePullConsumer]]:
-    """A consumer of queue 0 of a broker that answers as told."""
+async def scripted(
+    root: Path, **given: Any
+) -> AsyncIterator[tuple[World, ScriptedServer, LitePullConsumer]]:
+    """A consumer of queue 0 of a broker that answers as told; ``given`` are its options."""
     async with world(root) as w:
         server = ScriptedServer(w.network, w.clock)
         address = await server.start()
@@ -35,7 +39,7 @@ async def scripted(root: Path) -> AsyncIterator[tuple[World, ScriptedServer, Lit
         server.answer_ok(RequestCode.QUERY_CONSUMER_OFFSET, {"offset": "7"})
         server.answer(RequestCode.UPDATE_CONSUMER_OFFSET, 0)
         consumer = LitePullConsumer(
-            "g", w.options(namesrv=address), runtime=inline_runtime(w.network, w.clock)
+            "g", w.options(namesrv=address, **given), runtime=inline_runtime(w.network, w.clock)
         ).assign([queue()])
         try:
             yield w, server, consumer
@@ -118,3 +122,55 @@ async def test_a_queue_waits_until_it_is_known_where_to_begin(tmp_path: Path) ->
         server.answer_ok(RequestCode.QUERY_CONSUMER_OFFSET, {"offset": "7"})
         await w.clock.advance(seconds=1.5)
         assert len(server.of(RequestCode.LITE_PULL_MESSAGE)) == 1
+
+
+@pytest.mark.parametrize("code", [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.LITE_PULL_MESSAGE])
+async def test_a_hook_that_raises_only_delays_the_next_pull(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: RequestCode
+) -> None:
+    hook = Stumbles(code)
+    async with scripted(tmp_path, rpc_hooks=[hook]) as (w, server, consumer):
+        server.answer(RequestCode.LITE_PULL_MESSAGE, found(record(7), 8), None)
+        await w.finish(consumer.start())
+        await w.clock.advance(seconds=2)
+        assert "LookupError" in caplog.text
+        hook.codes.clear()
+        assert bodies(await w.finish(consumer.poll(10))) == [b"7"]
+
+
+async def test_what_nobody_got_is_handed_out_again(tmp_path: Path) -> None:
+    everything = [b"%d" % number for number in range(6)]
+    async with pull_world(tmp_path) as w, w.lite(pull_batch_size=2, auto_commit=False) as consumer:
+        await w.send(*everything)
+        await w.finish(consumer.assign([queue()]).start())
+        await w.clock.advance(seconds=1)  # all of it waits here by now
+        batch = await w.finish(consumer.poll())
+        assert bodies(batch) == [b"0", b"1"]
+        consumer._put_back(batch)
+        await consumer.commit(persist=True)
+        assert await w.committed("g") == 0
+        again: list[MessageExt] = []
+        while len(again) < len(everything):
+            again += await w.finish(consumer.poll())
+        assert bodies(again) == everything
+        await consumer.commit(persist=True)
+        assert await w.committed("g") == 6
+
+
+async def test_what_nobody_got_is_left_to_a_queue_that_went_back_or_away(tmp_path: Path) -> None:
+    async with pull_world(tmp_path) as w, w.lite(auto_commit=False) as consumer:
+        await w.send(b"0", b"1")
+        await w.finish(consumer.assign([queue()]).start())
+        await w.clock.advance(seconds=1)
+        lost: list[MessageExt] = []
+        while len(lost) < 2:
+            lost += await w.finish(consumer.poll())
+        await w.finish(consumer.seek(queue(), 0))
+        consumer._put_back(lost)
+        again: list[MessageExt] = []
+        while len(again) < 2:
+            again += await w.finish(consumer.poll())
+        assert bodies(again) == [b"0", b"1"]
+        consumer.assign([])
+        consumer._put_back(again)
+        assert await w.finish(consumer.poll(1)) == []

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skylark.client.consumer import push_parts
 from skylark.client.consumer.allocate import Averagely
+from skylark.client.consumer.concurrent_runner import ConcurrentRunner
+from skylark.client.consumer.runners import Assigned
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import BrokerError
+from skylark.core.lifecycle import Tasks
 from skylark.testing.clock import VirtualClock
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
@@ -22,6 +27,7 @@ from tests.unit.client.consumer.pushes import (
     records,
     scripted,
 )
+from tests.unit.client.scripted import Stumbles
 
 
 async def test_a_failed_message_comes_again_with_its_topic(
@@ -387,3 +393,69 @@ async def test_offsets_that_cannot_be_saved_are_saved_later(
             await w.world.add_broker()
             await w.clock.advance(seconds=15)
             assert w.committed() == 1
+
+
+async def test_however_many_messages_wait_for_another_try_none_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_parts, "Tasks", partial(Tasks, limit=10))  # unless it says otherwise
+    async with scripted(tmp_path) as script:
+        script.server.answer(RequestCode.CONSUMER_SEND_MSG_BACK, 1)
+        script.server.answer(RequestCode.SEND_MESSAGE_V2, 1)
+        script.pulls.found(0, records(*range(30)), 30)
+        tries: list[int] = []
+        consumer = script.consumer()
+
+        @consumer.subscribe("T")
+        async def fail_once(message: MessageExt) -> None:
+            tries.append(message.queue_offset)
+            if message.reconsume_times == 0:
+                raise RetryLater
+
+        await script.start(consumer)
+        assert sorted(tries) == list(range(30))
+        await script.clock.advance(seconds=6)
+        assert sorted(tries[30:]) == list(range(30))
+        await script.clock.advance(seconds=10)
+        assert script.committed[-1] == 30
+
+
+async def test_a_hook_that_raises_keeps_a_message_here_until_it_can_go_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted(tmp_path) as script:
+        script.server.answer(RequestCode.CONSUMER_SEND_MSG_BACK, 0)
+        script.pulls.found(0, records(0), 1)
+        hook = Stumbles(RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2)
+        consumer = script.consumer(rpc_hooks=[hook])
+
+        @consumer.subscribe("T")
+        async def fail(message: MessageExt) -> None:
+            raise RetryLater
+
+        await script.start(consumer)
+        assert script.server.of(RequestCode.CONSUMER_SEND_MSG_BACK) == []
+        assert "LookupError" in caplog.text
+        hook.codes.clear()
+        await script.clock.advance(seconds=6)
+        assert len(script.server.of(RequestCode.CONSUMER_SEND_MSG_BACK)) == 1
+        await script.clock.advance(seconds=10)
+        assert script.committed[-1] == 1
+
+
+async def test_after_an_error_handlers_that_hang_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    async def fail(_: ConcurrentRunner, assigned: Assigned) -> None:
+        looks.append(assigned.queue.topic)
+        raise LookupError
+
+    monkeypatch.setattr(ConcurrentRunner, "expire", fail)
+    async with scripted(tmp_path) as script:
+        consumer = script.consumer(consume_timeout=60)
+        consumer.subscribe("T", Seen().handler)
+        await script.start(consumer)
+        await script.clock.advance(minutes=3)
+        assert looks.count("T") >= 2

@@ -30,6 +30,7 @@ from tests.unit.client.consumer.pushes import (
     records,
     scripted,
 )
+from tests.unit.client.scripted import Stumbles
 
 QUEUE = MessageQueue(topic="T", broker_name=BROKER, queue_id=0)
 RETRIES = MessageQueue(topic="%RETRY%g", broker_name=BROKER, queue_id=0)
@@ -444,3 +445,84 @@ async def test_a_stop_asks_each_broker_once_for_all_stray_locks(tmp_path: Path) 
         (unlocked,) = script.server.of(RequestCode.UNLOCK_BATCH_MQ)
         asked = decode_body(UnlockBatchRequestBody, unlocked.body or b"").mq_set
         assert sorted(asked) == [RETRIES, QUEUE]
+
+
+# ---- handlers that wait for their turn -----------------------------------------------------------
+
+
+async def test_a_handler_is_not_called_when_its_queue_was_given_up_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with push_world(tmp_path, 2) as w:
+        gate = asyncio.Event()
+        for queue_id in range(2):
+            await w.send_many(1, queue_id=queue_id)
+        seen = Seen()
+        consumer = w.consumer(concurrency=1)
+
+        @consumer.subscribe("T", orderly=True)
+        async def wait(message: MessageExt) -> None:
+            await seen.handler(message)
+            await gate.wait()
+
+        async with consuming(w, consumer):
+            assert seen == [b"0"]  # that of the other queue waits for its turn
+            consumer.unsubscribe("T")
+            await w.clock.advance(seconds=2)
+            gate.set()
+            await w.clock.advance(seconds=5)
+            assert seen == [b"0"]
+            assert consumer.stats.failed == 0
+
+
+async def test_a_handler_is_not_called_when_the_lock_was_lost_meanwhile(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        gate = asyncio.Event()
+        script.route.queue_datas[0].read_queue_nums = 2
+        queues = (QUEUE, MessageQueue(topic="T", broker_name=BROKER, queue_id=1), RETRIES)
+        grant(script, *queues)
+        script.pulls.found(0, records(0), 1)  # in both queues
+        tries: list[int] = []
+        consumer = script.consumer(concurrency=1)
+
+        @consumer.subscribe("T", orderly=True)
+        async def wait(message: MessageExt) -> None:
+            tries.append(message.reconsume_times)
+            await gate.wait()
+
+        await script.start(consumer)
+        assert tries == [0]
+        grant(script, RETRIES)  # somebody else has the others
+        await script.clock.advance(seconds=21)
+        gate.set()
+        await script.clock.advance(seconds=1)
+        assert tries == [0]
+        grant(script, *queues)
+        await script.clock.advance(seconds=10)
+        assert tries == [0, 0]  # and it does not count as a failure
+        assert consumer.stats.failed == 0
+
+
+async def test_a_hook_that_raises_delays_a_lock_and_no_more(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        gate, hook, seen = asyncio.Event(), Stumbles(), Seen()
+        grant(script, QUEUE, RETRIES)
+        script.pulls.found(0, records(0, 1), 2)
+        consumer = script.consumer(rpc_hooks=[hook])
+
+        @consumer.subscribe("T", orderly=True)
+        async def handle(message: MessageExt) -> None:
+            await seen.handler(message)
+            await gate.wait()
+
+        await script.start(consumer)
+        grant(script, RETRIES)  # somebody else has the other one
+        await script.clock.advance(seconds=21)
+        hook.codes.add(RequestCode.LOCK_BATCH_MQ)
+        gate.set()
+        await script.clock.advance(seconds=5)
+        assert seen == [b"0"]
+        hook.codes.clear()
+        grant(script, QUEUE, RETRIES)
+        await script.clock.advance(seconds=10)
+        assert seen == [b"0", b"1"]
