@@ -165,6 +165,12 @@ def test_an_archive_goes_on_where_it_was(
     assert [row["queueOffset"] for row in rows[0]] == list(range(13))
     assert [row["queueOffset"] for row in rows[1]] == list(range(4))
 
+    # Where the first run began does not matter any more, be it gone or not there yet.
+    start = json.dumps({topic: {"broker-a": {"0": 1_000_000}}})
+    again = ("archive", topic, "--to", str(lake), "--from", start)
+    assert [span["start"] for span in site.done(*again, "--dry-run")] == [13, 4]
+    assert site.done(*again)["rows"] == 0
+
     # A folder whose batches another checkpoint counts would lose rows without a word.
     code, text = site.refused(
         "archive", topic, "--to", str(lake), "--checkpoint", str(tmp_path / "other")

@@ -171,6 +171,12 @@ def test_mistakes_of_a_transformation_are_told_in_a_sentence(site: JobSite, tmp_
         code, text = refused(sql)
         assert (code, sentence in text) == (2, True), text
     assert refused("SELECT body FROM input", source)[0] == 2
+    elsewhere = site.namesrv.address.replace("127.0.0.1", "localhost")
+    code, text = site.refused(
+        *("transform", source, source, "--sql", "SELECT body FROM input"),
+        *("--checkpoint", str(tmp_path / "ck"), "--to-namesrv", elsewhere),
+    )
+    assert (code, text.partition(":")[0]) == (2, "the job would read what it writes")
     assert refused("SELECT body FROM input", "Nowhere") == (
         4,
         "there is no topic Nowhere: create it with `skylark topic create Nowhere`, or check that"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -219,6 +220,26 @@ def test_files_of_another_store_are_not_trusted(site: Site, tmp_path: Path) -> N
     assert rows == read_batch(site.given(topic, readMode="pull"))
 
 
+@pytest.mark.spec("spark.9.21")
+def test_a_folder_is_the_store_of_one_broker(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that fit each other in everything, of a broker that has other messages there."""
+    topic = site.topic(1)
+    site.send(topic, 5, tags=("A",))
+    site.wait_written(topic, 0, 5)
+    copy = tmp_path / "store"
+    for folder in ("commitlog", f"consumequeue/{topic}/0"):
+        shutil.copytree(site.broker.store / folder, copy / folder)
+    for file in (copy / "commitlog").iterdir():
+        raw = file.read_bytes()
+        file.write_bytes(raw.replace(b"TAGS\x01A", b"TAGS\x01B"))
+    with caplog.at_level(logging.WARNING):
+        rows = read_batch(site.given(topic, storePath=copy))
+    assert [row["tags"] for row in rows] == ["A"] * 5
+    assert f"{copy} is not the store of broker-a" in caplog.text
+
+
 # ---- streams -------------------------------------------------------------------------------------
 
 
@@ -370,6 +391,35 @@ def test_new_queues_are_read_from_their_start(site: Site) -> None:
     site.send(topic, 1, 4)
     assert places(stream.drain()) == [(4, 0)]
     assert list(stream.ends[-1]["q"][topic]["broker-a"]) == [str(n) for n in range(6)]
+
+
+def test_a_topic_that_shrinks(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    topic = site.topic(4)
+    site.send(topic, 3, 2)
+    stream = site.stream(topic)
+    assert len(stream.drain()) == 3
+    site.send(topic, 2, 3)
+
+    def read_queues(count: int) -> None:
+        site.admin.topics.update(topic, read_queue_count=count)
+        poll_until(
+            lambda: site.admin.topics.route(topic).queue_datas[0].read_queue_nums == count,
+            timeout_s=30,
+            what="the route",
+        )
+
+    read_queues(2)
+    stream.restart()
+    with pytest.raises(SkylarkError, match=rf"queue 3: raise readQueueNums of {topic} to 4 until"):
+        stream.trigger()
+    stream.restart(failOnDataLoss="false")
+    site.send(topic, 1, 0)
+    with caplog.at_level(logging.WARNING):
+        assert places(stream.drain()) == [(0, 0)]
+    assert "1 queues are held: readQueueNums was lowered" in caplog.text
+    read_queues(4)
+    rows = poll_until(stream.drain, timeout_s=30, what="the rows of the queue")
+    assert places(rows) == [(3, 0), (3, 1)]
 
 
 @pytest.mark.spec("spark.9.17")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,25 +60,22 @@ async def plan_partitions(
     ranges: Mapping[MessageQueue, tuple[int, int]],
 ) -> list[QueueRange]:
     """Partitions of these ranges, cut as the options say; none for empty ones."""
-
-    async def whole(queue: MessageQueue, start: int, end: int) -> QueueRange:
-        at = addresses.get(queue.broker_name, {})
-        return QueueRange(
+    queues = [queue for queue in sorted(ranges) if ranges[queue][0] < ranges[queue][1]]
+    stores: dict[tuple[str, str], str | None] = {}
+    for topic, broker in dict.fromkeys((queue.topic, queue.broker_name) for queue in queues):
+        at = addresses.get(broker, {})
+        stores[topic, broker] = await finder.find(session.wrap(topic), at)
+    wholes = [
+        QueueRange(
             queue=session.namespace.wrap_queue(queue),
-            start=start,
-            end=end,
-            addresses=dict(at),
-            store_path=await finder.find(queue.broker_name, at),
+            start=ranges[queue][0],
+            end=ranges[queue][1],
+            addresses=dict(addresses.get(queue.broker_name, {})),
+            store_path=stores[queue.topic, queue.broker_name],
             store_given=options.store_path is not None,
         )
-
-    wholes = await asyncio.gather(
-        *(
-            whole(queue, *ranges[queue])
-            for queue in sorted(ranges)
-            if ranges[queue][0] < ranges[queue][1]
-        )
-    )
+        for queue in queues
+    ]
     records_max = options.records_per_partition_max
     if records_max is None and any(each.store_path is not None for each in wholes):
         records_max = FILE_RECORDS_PER_PARTITION

@@ -29,9 +29,16 @@ log = logging.getLogger(__name__)
 class Deciding:
     """Commits and aborts batches, over a client."""
 
-    def __init__(self, client: SinkClient, patience_s: float, *, verify: bool = False) -> None:
+    def __init__(
+        self,
+        client: SinkClient,
+        patience_s: float,
+        *,
+        verify: bool = False,
+        strict_ack: bool = False,
+    ) -> None:
         """``patience_s``: how long the end of one half is tried; ``verify``: see Ends."""
-        self._log = TxnLog(client)
+        self._log = TxnLog(client, strict_ack=strict_ack)
         self._ends = Ends(client, patience_s, verify=verify)
         self.ended = Ended()  #: what was committed so far
 

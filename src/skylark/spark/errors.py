@@ -7,6 +7,7 @@ process that it happened in. :func:`find_cause` gets our sentence out of it agai
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from skylark.client.errors import Missing
@@ -42,6 +43,19 @@ def made_anew(queue: MessageQueue, wanted: int, end: int) -> DataLossError:
         f"{queue_name(queue)} ends at offset {end}, and {wanted} is wanted: the topic was deleted"
         " and made anew, or the broker lost its last messages",
         hint="begin with a new checkpoint; failOnDataLoss=false reads the queue from its start",
+    )
+
+
+def shrunk(queues: Collection[MessageQueue]) -> ClientError:
+    """Queues have messages to be read that their brokers do not hand out any more."""
+    names = "; ".join(map(queue_name, sorted(queues)))
+    counts: dict[str, int] = {}
+    for queue in sorted(queues):
+        counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+    fixes = ", ".join(f"readQueueNums of {topic} to {count}" for topic, count in counts.items())
+    return ClientError(
+        f"readQueueNums was lowered before everything was read: {names}",
+        hint=f"raise {fixes} until it is read; failOnDataLoss=false goes on with the others",
     )
 
 

@@ -1,4 +1,4 @@
-"""Reading a queue from the files of its broker, where they can be reached: no broker is asked.
+"""Reading a queue from the files of its broker, where they can be reached.
 
 A store is two kinds of files, both named by the position of their first byte, in twenty digits::
 
@@ -225,7 +225,7 @@ class StoreReader:
                 strict=True,
             )
         )
-        parts: list[bytes | memoryview] = []
+        parts: list[bytes] = []
         while runs:
             start, end = run = runs.popleft()
             near = [run]
@@ -239,8 +239,8 @@ class StoreReader:
             if len(near) == 1:
                 parts.append(raw)
             else:
-                view = memoryview(raw)
-                parts += [view[first - start : last - start] for first, last in near]
+                # Copied, for a view would keep all that was read, gaps included.
+                parts += [raw[first - start : last - start] for first, last in near]
             if len(raw) < end - start:
                 return b"".join(parts), None
         return b"".join(parts), None

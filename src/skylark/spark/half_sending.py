@@ -7,7 +7,8 @@ send by itself. In both forms the halves are the same.
 
 A send that got no answer may have stored any number of its halves. Their numbers become void, all
 of them, and the same rows are sent under the next ones: see :mod:`skylark.spark.halves`. So it
-makes no difference whether broker, connection or task died before, within or after the append.
+makes no difference whether broker, connection or task died before, within or after the append. With
+``strictAck`` the same goes for halves whose flush or replica was late.
 
 Belongs to one event loop; :meth:`HalfSending.put` waits while too much is under way.
 """
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.message import Message, SendResult
+from skylark.client.message import Message, SendResult, SendStatus
 from skylark.client.permits import Permits
 from skylark.client.send_frame import Parcel
 from skylark.client.send_plan import SendMode
@@ -49,7 +50,7 @@ from skylark.spark.decisions import (
 )
 from skylark.spark.exactly_once import Prepared
 from skylark.spark.halves import IN_FLIGHT_MAX, all_of, is_unknown_request
-from skylark.spark.loads import Cutter, Row, Target, some
+from skylark.spark.loads import Cutter, Row, Target, runs_of, some
 from skylark.spark.rows import Rows, batch_parts
 from skylark.spark.sending import UNACKNOWLEDGED_MAX, Backoff, Window
 from skylark.spark.sink_client import SinkClient
@@ -98,18 +99,17 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 def portions(rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Iterator[Portion]:
-    """Cut the rows of a destination."""
+    """Cut the rows of a destination; those of a queue that is given stay in their order."""
     import numpy as np
 
-    alone = rows.alone[numbers]
-    for together, chosen in ((True, numbers[~alone]), (False, numbers[alone])):
+    for alone, chosen in runs_of(rows, target, numbers):
         ends = np.cumsum(rows.sizes[chosen])
         first, size = 0, 0
         while first < len(chosen):
             last = int(np.searchsorted(ends, size + _PORTION_SIZE, side="right"))
             last = max(first + 1, min(last, first + PORTION_COUNT))
             before, size = size, int(ends[last - 1])
-            yield Portion(target, rows, chosen[first:last], size - before, together)
+            yield Portion(target, rows, chosen[first:last], size - before, not alone)
             first = last
 
 
@@ -295,19 +295,23 @@ class HalfSending:
         retries, seq = 0, self._draw(count)
         while True:
             try:
-                return seq, await attempt(seq)
+                result = await attempt(seq)
+                if result.status is SendStatus.SEND_OK or not options.strict_ack:
+                    return seq, result
+                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
             except SkylarkError as error:
                 if not may_repeat(error):
                     raise
-                retries += not isinstance(error, SystemBusyError)
-                pause_s = backoff.next_s()
-                if retries > options.retries or clock.monotonic() + pause_s > deadline:
-                    raise
-                if not _stored_nothing(error):
-                    self._make_void(range(seq, seq + count))
-                    seq = self._draw(count)
-                self.retries += 1
-                await clock.sleep(pause_s)
+                problem = error
+            retries += not isinstance(problem, SystemBusyError)
+            pause_s = backoff.next_s()
+            if retries > options.retries or clock.monotonic() + pause_s > deadline:
+                raise problem
+            if not _stored_nothing(problem):
+                self._make_void(range(seq, seq + count))
+                seq = self._draw(count)
+            self.retries += 1
+            await clock.sleep(pause_s)
 
     async def _send(self, target: Target, parcel: Parcel, windows: dict[str, Window]) -> SendResult:
         client, queue = self._client, target.queue

@@ -141,21 +141,13 @@ class Cutter:
 
     def cut(self, rows: Rows, queues: Mapping[str, Sequence[MessageQueue]]) -> Iterator[Load]:
         """All requests; those of one queue in the order of its rows."""
-        import numpy as np
-
         for target, numbers in self.targets(rows, queues):
-            alone = rows.alone[numbers]
-            if target.queue is None:  # no order: batches stay whole
-                runs = [(False, numbers[~alone]), (True, numbers[alone])]
-            else:
-                borders = np.flatnonzero(np.diff(alone)) + 1
-                runs = [(bool(rows.alone[r[0]]), r) for r in np.split(numbers, borders) if len(r)]
-            for is_alone, run in runs:
+            for is_alone, run in runs_of(rows, target, numbers):
                 if is_alone:
                     for row in self.rows(rows, target, run):
                         size = len(row.body) + len(row.text)
                         yield Load(target, row.parcel(), size, rows, (row.number,))
-                elif len(run):
+                else:
                     yield from self._batches(rows, target, run)
 
     def _batches(self, rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Iterator[Load]:
@@ -196,6 +188,20 @@ class Cutter:
                 body, sys_flag = compress(body, self._compression)
             position = rows.first + int(rows.positions[number])
             yield Row(number, position, target, body, sys_flag, text, int(rows.flags[number]))
+
+
+def runs_of(
+    rows: Rows, target: Target, numbers: np.ndarray[Any, Any]
+) -> list[tuple[bool, np.ndarray[Any, Any]]]:
+    """The rows of a destination by whether each travels alone; in their order if that counts."""
+    import numpy as np
+
+    alone = rows.alone[numbers]
+    if target.queue is None:  # no order: batches stay whole
+        runs = [numbers[~alone], numbers[alone]]
+    else:
+        runs = np.split(numbers, np.flatnonzero(np.diff(alone)) + 1)
+    return [(bool(rows.alone[run[0]]), run) for run in runs if len(run)]
 
 
 def _named(known: Mapping[tuple[str, int], int], pair: tuple[str | None, int | None]) -> int:

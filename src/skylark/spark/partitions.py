@@ -29,7 +29,7 @@ class QueueRange(InputPartition):
     end: int
     addresses: Mapping[int, str] = field(default_factory=dict)  #: broker id -> address
     store_path: str | None = None  #: where the broker's files may be, for tasks that can read them
-    store_given: bool = False  #: the user said so; else it is the broker's word about its machine
+    store_given: bool = False  #: by the user, who wants to hear if it is of no use
 
     @property
     def count(self) -> int:

@@ -5,8 +5,9 @@ that ends, for whatever reason, pulling goes on (:mod:`skylark.client.ranges`): 
 its way while Spark takes the last batch. The first pull goes to the address that came with the
 partition; when one fails, the route is asked for again.
 
-Files in a folder that the broker named, rather than the user, are trusted if their first message is
-byte by byte the one that the broker sends: an address on this machine may lead into a container.
+Files are trusted if their first message is byte by byte the one that the broker sends. An address
+on this machine may lead into a container; and a folder that the user names is that of one broker,
+while the topic may be on several.
 
 Messages that are gone end the task, or are counted in the log and skipped (``failOnDataLoss``).
 """
@@ -90,8 +91,7 @@ class _Reader:
             part.queue, self._columns, tags=self._options.tags, inflate=self._options.decompress
         )
         with StoreReader(root, part.queue, tag_list(self._options.tags)) as store:
-            if not part.store_given:
-                self._check_store(root)
+            self._check_store(root)
             for piece in store.read(part.start, part.end):
                 if piece.body:
                     yield from decoder.decode(piece.body, part.start, part.end)
@@ -107,7 +107,7 @@ class _Reader:
         except SkylarkError as error:
             raise UnusableFilesError(f"there is nothing to compare {root} with: {error}") from None
         if ours != theirs:
-            raise UnusableFilesError(f"{root} is not the store of the broker")
+            raise UnusableFilesError(f"{root} is not the store of {part.queue.broker_name}")
 
     async def _first_message(self, size: int) -> bytes:
         session, part = self._cluster.session, self._range

@@ -89,7 +89,12 @@ class SinkWriter:
     def _deciding(self) -> Deciding:
         options = self.options
         client = sink_client(options)
-        return Deciding(client, options.delivery_timeout_ms / 1000, verify=options.verify)
+        return Deciding(
+            client,
+            options.delivery_timeout_ms / 1000,
+            verify=options.verify,
+            strict_ack=options.strict_ack,
+        )
 
 
 class BatchWriter(SinkWriter, DataSourceArrowWriter):

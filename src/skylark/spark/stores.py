@@ -3,6 +3,8 @@
 The user may say so (``storePath``). Otherwise, with ``readMode=auto``, brokers at an address of
 this machine are asked for their settings once. Whether a task can read the folder is up to the
 task.
+
+Compacted topics are pulled: the log still has what a broker does not hand out any more.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from skylark.admin.session import Session
 from skylark.admin.settings import Settings
+from skylark.admin.topic_configs import topic_config
 from skylark.client.options import local_address
 from skylark.core.errors import SkylarkError
 from skylark.core.names import parse_address
@@ -20,6 +24,8 @@ from skylark.spark.options import SourceOptions
 from skylark.spark.survey import choose_address
 
 log = logging.getLogger(__name__)
+
+_POLICY: Final = "cleanup.policy"
 
 
 class StoreFinder:
@@ -29,20 +35,37 @@ class StoreFinder:
         self._session = session
         self._options = options
         self._paths: dict[str, str | None] = {}
+        self._compacted: dict[tuple[str, str], bool] = {}
 
-    async def find(self, broker: str, addresses: Mapping[int, str]) -> str | None:
-        """The folder of a broker's store; None: it is pulled from."""
+    async def find(self, topic: str, addresses: Mapping[int, str]) -> str | None:
+        """The folder of the store of a broker with these addresses; None: it is pulled from.
+
+        ``topic`` is named as brokers know it.
+        """
         options = self._options
         if options.read_mode == "pull" or options.sql92 is not None:
             return None
-        if options.store_path is not None:
-            return options.store_path
         address = choose_address(addresses, options.read_from)
-        if address is None or not is_here(address):
-            return None
-        if address not in self._paths:
-            self._paths[address] = await self._ask(address)
-        return self._paths[address]
+        path = options.store_path
+        if path is None and address is not None and is_here(address):
+            if address not in self._paths:
+                self._paths[address] = await self._ask(address)
+            path = self._paths[address]
+        if path is None or address is None:
+            return path
+        key = address, topic
+        if key not in self._compacted:
+            self._compacted[key] = await self._is_compacted(address, topic)
+        return None if self._compacted[key] else path
+
+    async def _is_compacted(self, address: str, topic: str) -> bool:
+        try:
+            config = await topic_config(self._session, address, topic)
+        except SkylarkError as error:
+            log.info("broker %s does not say how it keeps topic %s: %s", address, topic, error)
+            return False
+        policies = {config.attributes.get(name) for name in (_POLICY, f"+{_POLICY}")}
+        return "COMPACTION" in policies
 
     async def _ask(self, address: str) -> str | None:
         try:

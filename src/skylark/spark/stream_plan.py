@@ -4,6 +4,7 @@ A pure decision. :func:`plan_batch` goes through the queues and finds for each
 
 ==========================================  =====================================================
 nothing known (broker away, not wanted)     held where it stands
+cut off, for the topic was shrunk           the same
 its start lies before the first message     lost: an error, or on from the first message
 its start lies behind the end               made anew: an error, or set to the first message
 not in the stream yet                       enters at its start, and is read in the next batch
@@ -60,7 +61,9 @@ def plan_batch(
     for queue, wanted in start.items():
         bounds = survey.bounds.get(queue)
         positions[queue] = wanted
-        if bounds is None or (bounds.high < wanted and queue.broker_name in survey.slaves):
+        if bounds is None or queue in survey.cut_off:
+            continue
+        if bounds.high < wanted and queue.broker_name in survey.slaves:
             continue
         if bounds.high < wanted:
             positions[queue] = _set_back(queue, wanted, bounds, fail=fail_on_data_loss)

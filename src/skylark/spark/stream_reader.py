@@ -19,7 +19,8 @@ Copies of it without state run ``read`` in the tasks. A restart with an unfinish
 consumer group has read. ``commit`` alone would never hear of the last batch.
 
 **Brokers away.** Their queues are held and told in a warning; after ``brokerDownGraceMs`` the query
-fails, unless ``failOnDataLoss`` is off.
+fails, unless ``failOnDataLoss`` is off. So are queues that a topic has lost before they were read,
+only that the query fails at once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from skylark.core.errors import ClientError, ConfigError, SkylarkError, Transpor
 from skylark.spark.admission import split_bytes, split_limit
 from skylark.spark.batch_reader import plan_partitions
 from skylark.spark.cluster import Cluster, shared_cluster
+from skylark.spark.errors import shrunk
 from skylark.spark.group_progress import GroupProgress
 from skylark.spark.offsets import StreamOffset, decode_offset, encode_offset
 from skylark.spark.options import SourceOptions
@@ -199,6 +201,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         survey = self._survey if self._survey is not None else self._look(last.queues)
         self._survey = survey
+        if cut_off := survey.cut_off & ranges.keys():
+            raise shrunk(cut_off)  # planned before: to leave it out would be to lose it
         return self._cluster.run(
             plan_partitions(
                 self._cluster.session, self._options, self._stores, survey.addresses, ranges
@@ -239,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster.run(self._progress.tell(offset.queues, survey.addresses))
 
     def _watch(self, begin: StreamOffset, survey: Survey) -> None:
-        """Warn about brokers and topics that are away; raises when patience is at its end."""
+        """Warn about brokers, topics and queues that are away; raises at the end of patience."""
         now = self._now()
         options = self._options
         if survey.gone and options.fail_on_data_loss:
@@ -247,10 +251,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"topic {', '.join(sorted(survey.gone))} does not exist any more",
                 hint="failOnDataLoss=false waits for it to come back",
             )
+        unread = {
+            queue
+            for queue in survey.cut_off & survey.bounds.keys()
+            if survey.bounds[queue].high > begin.queues.get(queue, 0)
+        }
+        if unread and options.fail_on_data_loss:
+            raise shrunk(unread)
         self._silent_since = {
             broker: self._silent_since.get(broker, now) for broker in survey.silent
         }
         problems = [f"topic {topic} is gone" for topic in sorted(survey.gone)]
+        if unread:
+            problems.append(shrunk(unread).message)
         for broker, problem in sorted(survey.silent.items()):
             problems.append(f"broker {broker} is away: {problem}")
             away_ms = (now - self._silent_since[broker]) * 1000
@@ -261,7 +274,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         if problems and (self._warned_at is None or now >= self._warned_at + WARN_INTERVAL_S):
             self._warned_at = now
-            held = sum(queue not in survey.bounds for queue in begin.queues)
+            held = len(unread) + sum(queue not in survey.bounds for queue in begin.queues)
             log.warning("%d queues are held: %s", held, "; ".join(problems))
 
     def _admit(

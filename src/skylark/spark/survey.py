@@ -5,6 +5,9 @@ a topic at once (202). Where a broker refuses that, and for queues that a route 
 more, it asks for the two ends of each queue (31, 30). A broker without address or answer is
 *silent*: its queues are held where they are, and nothing else stops.
 
+A queue that is known is *cut off* if its route names others of its broker, but not this one: the
+topic has fewer queues to read now, and a broker refuses pulls of the rest.
+
 A topic without a route is *gone* if a broker that had it is registered; otherwise its brokers are
 away, which looks the same to a name server. If no name server answers, the last routes serve on.
 """
@@ -62,6 +65,8 @@ class Survey(msgspec.Struct, kw_only=True):
     silent: dict[str, str] = msgspec.field(default_factory=dict)  #: broker -> what is wrong
     slaves: set[str] = msgspec.field(default_factory=set)  #: brokers that only a slave spoke for
     gone: set[str] = msgspec.field(default_factory=set)  #: topics
+    #: Known queues that their broker does not let read any more: the topic has fewer now.
+    cut_off: set[MessageQueue] = msgspec.field(default_factory=set)
     versions: dict[str, int] = msgspec.field(default_factory=dict)
 
     def address(self, broker: str, read_from: str = "master") -> str:
@@ -220,6 +225,15 @@ class Surveyor:
             else:
                 found.addresses[queue.broker_name] = dict(data.broker_addrs)
                 wanted.setdefault((queue.topic, queue.broker_name), set()).add(queue)
+                if self._offers_others(queue):
+                    found.cut_off.add(queue)
+
+    def _offers_others(self, queue: MessageQueue) -> bool:
+        """Whether the route of the topic names other queues of this broker to be read."""
+        route = self._routes.get(queue.topic)
+        return route is not None and any(
+            other.broker_name == queue.broker_name for other in route.subscribe
+        )
 
     async def _is_gone(self, topic: str) -> bool:
         """Whether a topic of a registered broker has no route.

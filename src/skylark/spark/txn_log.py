@@ -22,7 +22,7 @@ from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.admin.settings import kv_get, kv_put
 from skylark.admin.topics import Topics
 from skylark.client.calls import Pulled
-from skylark.client.message import Message
+from skylark.client.message import Message, SendStatus
 from skylark.client.ranges import RangeTerms, fixed_address, pull_range
 from skylark.client.send_plan import RETRY_CODES, SendMode
 from skylark.core.errors import (
@@ -73,10 +73,14 @@ class Entry(NamedTuple):
 class TxnLog:
     """The log, over a client."""
 
-    def __init__(self, client: SinkClient, *, make: bool = True) -> None:
-        """``make``: whether the log is made where there is none, or NotFoundError raised."""
+    def __init__(self, client: SinkClient, *, make: bool = True, strict_ack: bool = False) -> None:
+        """``make``: whether the log is made where there is none, or NotFoundError raised.
+
+        ``strict_ack``: a record whose flush or replica was late does not count as stored.
+        """
         self._client = client
         self._make_it = make
+        self._strict_ack = strict_ack
         self._queues: list[MessageQueue] | None = None
 
     # ---- where -----------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ class TxnLog:
     # ---- writing ---------------------------------------------------------------------------------
 
     async def append(self, record: LogRecord) -> int:
-        """Store a record, more than once if an answer is lost; the offset of the last time."""
+        """Store a record, more than once if an answer is lost or late; the offset of the last."""
         client = self._client
         queue = await self.queue_of(record.sink)
         kind = "M" if isinstance(record, Manifest) else "D"
@@ -163,12 +167,16 @@ class TxnLog:
                 result = await client.sender.send(
                     state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue
                 )
+                if result.status is SendStatus.SEND_OK or not self._strict_ack:
+                    return result.queue_offset
+                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
             except SkylarkError as error:
-                if not may_repeat(error) or client.clock.monotonic() + pause_s > deadline:
+                if not may_repeat(error):
                     raise
-                log.info("a record of %s is appended again: %s", LOG_TOPIC, error)
-            else:
-                return result.queue_offset
+                problem = error
+            if client.clock.monotonic() + pause_s > deadline:
+                raise problem
+            log.info("a record of %s is appended again: %s", LOG_TOPIC, problem)
             await client.clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
 

@@ -180,7 +180,7 @@ def write_exactly_once(
         attempt=secrets.token_hex(8),
         count=0,
     )
-    txn_log = TxnLog(task.client)
+    txn_log = TxnLog(task.client, strict_ack=options.strict_ack)
     standing = portal.call(txn_log.look(task_id.sink, task_id.batch)).standing
     if standing.abandoned:
         raise AbandonedError(task_id.sink, task_id.batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from skylark.core.clock import LoopClock
 from skylark.spark.connection import Connection
 from skylark.spark.deciding import Deciding
 from skylark.spark.exactly_once import Prepared
-from skylark.spark.halves import Ended
+from skylark.spark.halves import Ended, Ends, Place
 from skylark.spark.rows import RowPlan
 from skylark.spark.sink_client import close_clients
 from skylark.spark.sink_options import SinkOptions
@@ -97,8 +97,16 @@ def test_batches_are_listed_and_abandoned(tmp_path: Path) -> None:
         assert [row["state"] for row in states] == ["done", "abandoned"]
 
 
-def test_rows_that_brokers_gave_up_are_brought_back(tmp_path: Path) -> None:
-    """A batch that is decided when nobody asks about it any more."""
+def test_rows_that_brokers_gave_up_are_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is decided when nobody asks about it any more, by one who ends there."""
+
+    async def leave(_ends: Ends, places: Sequence[Place], *, ordered: bool) -> Ended:
+        del ordered
+        return Ended(handed_over=len(places))
+
+    monkeypatch.setattr(Ends, "commit", leave)
     settings = ("transactionCheckInterval=200", "transactionTimeOut=1000", "transactionCheckMax=2")
     impatient = [part for setting in settings for part in ("--set", setting)]
     with up(tmp_path, "--ephemeral", "--topic", "T:2", *impatient) as running:

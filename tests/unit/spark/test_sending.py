@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from skylark.client.message import SendResult, SendStatus
+from skylark.client.message import Message, SendResult, SendStatus
 from skylark.client.send_frame import Parcel
 from skylark.core.clock import Clock
 from skylark.core.errors import (
@@ -23,13 +23,14 @@ from skylark.core.errors import (
     SystemBusyError,
 )
 from skylark.core.hashing import encode_offset_id
-from skylark.spark.decisions import Manifest, sums
+from skylark.spark.decisions import LOG_TOPIC, Done, Manifest, sums
 from skylark.spark.exactly_once import Prepared
 from skylark.spark.half_sending import HalfSending, Portion, portions
 from skylark.spark.loads import Cutter, Load
 from skylark.spark.rows import RowPlan, RowReader
 from skylark.spark.sending import UNACKNOWLEDGED_MAX, Sending, Window, Written
 from skylark.spark.sink_options import SinkOptions
+from skylark.spark.txn_log import QUEUE_COUNT, TxnLog
 from skylark.testing.clock import VirtualClock
 from skylark.wire.batch import split_batch
 from skylark.wire.bodies.common import MessageQueue
@@ -58,6 +59,7 @@ class FakeSender:
         self.common = None
         self.bodies: list[tuple[MessageQueue, bytes]] = []
         self.properties: list[dict[str, str]] = []
+        self.statuses: list[SendStatus] = []  # of the next answers; then all is well
         self.under_way = 0
         self.size_under_way = 0
         self.most_under_way = 0
@@ -65,6 +67,12 @@ class FakeSender:
 
     def state_of(self, topic: str) -> str:
         return topic
+
+    def checked(self, message: Message) -> str:
+        return message.topic
+
+    async def parcel(self, message: Message) -> Parcel:
+        return Parcel(messages=(message,), properties="", body=message.body)
 
     async def send(
         self, state: str, parcel: Parcel, mode: object, timeout_s: float, began: float,
@@ -95,7 +103,7 @@ class FakeSender:
             self.bodies.append((queue, parcel.body))
             self.properties.append(parse_properties(parcel.properties))
         return SendResult(
-            status=SendStatus.SEND_OK,
+            status=self.statuses.pop(0) if self.statuses else SendStatus.SEND_OK,
             msg_id="",
             offset_msg_id=",".join(offset_ids),
             queue=queue,
@@ -105,6 +113,9 @@ class FakeSender:
 
 class FakeNamespace:
     def wrap(self, name: str) -> str:
+        return name
+
+    def unwrap(self, name: str) -> str:
         return name
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
@@ -273,9 +284,13 @@ class FakeLog:
         return len(self.records) - 1
 
 
-def halves_of(opts: SinkOptions, bodies: list[bytes]) -> list[Portion]:
+def halves_of(
+    opts: SinkOptions, bodies: list[bytes], keys: list[str] | None = None
+) -> list[Portion]:
     columns = {"body": pa.array(bodies, pa.binary())}
-    rows = RowReader(RowPlan(columns=("body",)), opts, {}, None).read(
+    if keys is not None:
+        columns["shardingKey"] = pa.array(keys, pa.string())
+    rows = RowReader(RowPlan(columns=tuple(columns)), opts, {}, None).read(
         pa.RecordBatch.from_pydict(columns)
     )
     return [
@@ -286,11 +301,15 @@ def halves_of(opts: SinkOptions, bodies: list[bytes]) -> list[Portion]:
 
 
 async def send_halves(
-    judge: Callable[[Parcel, MessageQueue], None], bodies: list[bytes]
+    judge: Callable[[Parcel, MessageQueue], None],
+    bodies: list[bytes],
+    statuses: Sequence[SendStatus] = (),
+    **more: Any,
 ) -> tuple[Prepared, Manifest, FakeSender]:
     client: Any = FakeClient(clock := VirtualClock(), judge)
+    client.sender.statuses += statuses
     who = Prepared(sink="s", batch=4, partition=1, attempt="00000000000000aa", count=0)
-    opts = options(delivery="exactly-once")
+    opts = options(delivery="exactly-once", **more)
     work = HalfSending(client, opts, who, lambda row, reason: None, random.Random(1))
     log: Any = FakeLog()
 
@@ -319,6 +338,41 @@ def test_portions_are_bounded_and_large_rows_are_apart() -> None:
     ]  # fmt: skip
     assert sum(p.size for p in found) == 600 + 900_000 + 10_000
     assert max(p.size for p in found) <= 512 << 10
+
+
+def test_halves_of_a_queue_keep_their_order() -> None:
+    opts = options(delivery="exactly-once", compress_over=100)
+    bodies = [b"%d" % n + b"x" * (200 if n in (2, 3, 5) else 0) for n in range(8)]
+    found = halves_of(opts, bodies, ["key"] * 8)
+    assert [(p.numbers.tolist(), p.together) for p in found] == [
+        ([0, 1], True), ([2, 3], False), ([4], True), ([5], False), ([6, 7], True),
+    ]  # fmt: skip
+
+
+async def test_with_strict_ack_a_late_replica_gives_other_numbers() -> None:
+    late, bodies = [SendStatus.FLUSH_SLAVE_TIMEOUT], [b"a", b"b"]
+    prepared, manifest, _ = await send_halves(accept, bodies, late)
+    assert (prepared.void, sums(manifest.seqs)) == ((), [0, 1])
+    prepared, manifest, sender = await send_halves(accept, bodies, late, strict_ack=True)
+    assert (prepared.void, sums(manifest.seqs)) == ((0, 1), [2, 3])
+    assert sums(manifest.log_offsets) == [1_002, 1_003]
+    assert sorted(numbers_of(sender)) == [0, 1, 2, 3]
+    with pytest.raises(BrokerError, match="stored with FLUSH_SLAVE_TIMEOUT"):
+        await send_halves(accept, bodies, late * 3, strict_ack=True, retries=2)
+
+
+@pytest.mark.parametrize(("strict", "offset"), [(False, 0), (True, 1)])
+async def test_with_strict_ack_a_late_flush_appends_a_record_again(
+    strict: bool, offset: int
+) -> None:
+    client: Any = FakeClient(clock := VirtualClock(), accept)
+    client.sender.statuses.append(SendStatus.FLUSH_DISK_TIMEOUT)
+    log = TxnLog(client, strict_ack=strict)
+    log._queues = [
+        MessageQueue(topic=LOG_TOPIC, broker_name="broker-a", queue_id=n)
+        for n in range(QUEUE_COUNT)
+    ]
+    assert await passing(clock, log.append(Done(sink="s", batch=4))) == offset
 
 
 async def test_a_portion_without_an_answer_gets_other_numbers() -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from skylark.client.errors import Missing
-from skylark.spark.errors import DataLossError, aged_out, find_cause
+from skylark.spark.errors import DataLossError, aged_out, find_cause, shrunk
 from skylark.spark.positions import Named
 from skylark.spark.stream_plan import BatchPlan, plan_batch
 from skylark.spark.survey import Bounds, Survey, choose_address
@@ -24,9 +24,12 @@ def plan(
     default: Named = Named.EARLIEST,
     target: dict[MessageQueue, int] | None = None,
     slaves: set[str] | None = None,
+    cut_off: set[MessageQueue] | None = None,
 ) -> BatchPlan:
     survey = Survey(
-        bounds={queue: Bounds(*each) for queue, each in bounds.items()}, slaves=slaves or set()
+        bounds={queue: Bounds(*each) for queue, each in bounds.items()},
+        slaves=slaves or set(),
+        cut_off=cut_off or set(),
     )
     return plan_batch(start, survey, fail_on_data_loss=fail, start_default=default, target=target)
 
@@ -41,6 +44,13 @@ def test_backlogs() -> None:
 def test_a_silent_queue_is_held() -> None:
     found = plan({Q0: 5, Q1: 9}, {Q0: (0, 8)})
     assert found.end(found.backlogs) == {Q0: 8, Q1: 9}
+
+
+def test_a_queue_that_is_cut_off_is_held() -> None:
+    found = plan({Q0: 5, Q1: 4}, {Q0: (0, 8), Q1: (0, 9)}, cut_off={Q1})
+    assert found.end(found.backlogs) == {Q0: 8, Q1: 4}
+    other = MessageQueue(topic="U", broker_name="broker-a", queue_id=0)
+    assert "raise readQueueNums of T to 3, readQueueNums of U to 1" in str(shrunk({Q1, other, Q2}))
 
 
 @pytest.mark.spec("spark.9.15")

@@ -207,11 +207,12 @@ async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
     assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
 
 
-async def test_queues_that_the_route_has_lost_are_drained() -> None:
+async def test_queues_that_the_route_has_lost_are_cut_off() -> None:
     session = FakeSession()
     session.queue_count = 1
     found = await surveyor(session).survey(ALL)
-    assert set(found.bounds) == ALL
+    assert set(found.bounds) == ALL  # so it is known whether everything in them was read
+    assert found.cut_off == {queue(1), queue(1, "broker-b")}
 
 
 async def test_queues_that_do_not_exist() -> None:

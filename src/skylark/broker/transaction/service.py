@@ -228,8 +228,12 @@ class TransactionService:
         return half
 
     def _check(self, half: Half, fate: Fate, header: EndTransactionRequestHeader) -> None:
-        """The checks in Java's order; one that is decided cannot be too late."""
-        if fate in (Fate.OPEN, Fate.GIVEN_UP) and not header.from_transaction_check:
+        """The checks in Java's order.
+
+        Too late is who decides about a message that its producer is asked about. One that is
+        decided cannot be, nor one that was given up: nobody will be asked about that any more.
+        """
+        if fate is Fate.OPEN and not header.from_transaction_check:
             age_ms = self._clock.now_ms() - half.record.born_timestamp
             limit_ms = half.immunity_ms(self._live.current.transaction_time_out)
             if half.has_immunity and age_ms > limit_ms:

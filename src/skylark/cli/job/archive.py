@@ -42,7 +42,7 @@ def command(
     the name of a table.
     """
     from skylark.spark.jobs import archive
-    from skylark.spark.jobs.frame import queue_spans
+    from skylark.spark.jobs.frame import require_topics
 
     options = archive.ArchiveOptions(
         topics=topics,
@@ -56,7 +56,7 @@ def command(
         group=stream.group,
         rows_per_batch=stream.batch_rows or archive.ROWS_PER_BATCH,
     )
-    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    require_topics(options.source)  # a topic that is not there is told before Spark starts
     with running(context, "archive", stream.master, stream.conf) as job:
         if stream.dry_run:
             spans = archive.plan(job.spark, options)

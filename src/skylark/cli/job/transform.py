@@ -68,7 +68,6 @@ def command(
         raise click.UsageError("Give --sql or --sql-file: one of them says what is done.")
     checkpoint = stream.require_checkpoint()
     from skylark.spark.jobs import transform
-    from skylark.spark.jobs.frame import queue_spans
 
     options = transform.TransformOptions(
         topic=topic,
@@ -84,7 +83,7 @@ def command(
         group=stream.group,
         rows_per_batch=stream.batch_rows,
     )
-    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    transform.look(options)  # a topic that is not there is told before Spark starts
     with running(context, "transform", stream.master, stream.conf) as job:
         if stream.dry_run:
             plan = transform.plan(job.spark, options)

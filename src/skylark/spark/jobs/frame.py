@@ -54,8 +54,10 @@ from skylark.spark.errors import DataLossError
 from skylark.spark.lag import queue_lags
 from skylark.spark.offsets import StreamOffset, decode_offset
 from skylark.spark.options import source_options
+from skylark.spark.positions import Named
 from skylark.spark.row_texts import RESERVED_NAMES, RESERVED_PREFIXES
 from skylark.spark.session import make_session
+from skylark.spark.sink_options import read_sink_options
 from skylark.spark.start_offsets import Resolver
 from skylark.spark.survey import Surveyor, patiently
 from skylark.wire.bodies.common import MessageQueue
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from skylark.wire.bodies.route import TopicRouteData
 
 T = TypeVar("T")
 
@@ -188,8 +192,9 @@ class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
 def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -> list[QueueSpan]:
     """What a read with these options of the source would read now, without Spark.
 
-    ``start`` is where a checkpoint goes on. Raises what keeps it from being read: NotFoundError for
-    a topic, NoNameServerError, TransportError for a broker.
+    ``start`` is where a checkpoint goes on; then it does not matter where the first run began.
+    Raises what keeps it from being read: NotFoundError for a topic, NoNameServerError,
+    TransportError for a broker.
     """
     given = source_options(options, streaming=False)
     cluster = shared_cluster(given.connection)
@@ -197,13 +202,34 @@ def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -
     async def look() -> list[QueueSpan]:
         survey = await Surveyor(cluster.session, given).first_survey()
         resolver = Resolver(cluster.session, given, survey)
-        starts = await resolver.start()
-        if start is not None:
-            starts |= {queue: at for queue, at in start.queues.items() if queue in starts}
+        if start is None:
+            starts = await resolver.start()
+        else:  # queues that are new to a stream enter it by the default
+            earliest = given.start_default is Named.EARLIEST
+            starts = {
+                queue: start.queues.get(queue, bounds.low if earliest else bounds.high)
+                for queue, bounds in survey.bounds.items()
+            }
         ends = await resolver.end(starts)
         return [_span(queue, starts[queue], ends[queue]) for queue in sorted(starts)]
 
     return cluster.run(patiently(cluster.session, given, look))
+
+
+def require_topics(options: Mapping[str, str]) -> None:
+    """Raise NotFoundError if a topic of these options of the source is not there.
+
+    For streams: one that has a checkpoint can do without some brokers, and without its first start.
+    """
+    for topic in source_options(options, streaming=True).topics:
+        topic_route(options, topic)
+
+
+def topic_route(options: Mapping[str, str], topic: str) -> TopicRouteData:
+    """Where a topic is in the cluster of these options; raises NotFoundError."""
+    connection = read_sink_options({"nameServer": options["nameServer"]}).connection
+    session = (cluster := shared_cluster(connection)).session
+    return cluster.run(session.route(session.wrap(topic)))
 
 
 def _span(queue: MessageQueue, start: int, end: int) -> QueueSpan:

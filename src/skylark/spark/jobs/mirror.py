@@ -39,7 +39,6 @@ from pyspark.sql.observation import Observation
 from skylark.admin.session import masters_of
 from skylark.client.routes import make_route
 from skylark.core.errors import ConfigError
-from skylark.spark.cluster import shared_cluster
 from skylark.spark.jobs.frame import (
     QueueSpan,
     Report,
@@ -47,6 +46,7 @@ from skylark.spark.jobs.frame import (
     drive,
     explained,
     queue_spans,
+    topic_route,
     user_properties,
 )
 from skylark.spark.jobs.mirror_sending import PAIR_SCHEMA, send_rows
@@ -308,8 +308,8 @@ def _rank(queue: MessageQueue) -> tuple[int, str]:
 
 def look(options: MirrorOptions) -> _Ends:
     """Both topics; raises NotFoundError for one that is not there, ConfigError for a loop."""
-    source = _route(options.source, options.topic)
-    target = _route(options.sink, options.target)
+    source = topic_route(options.source, options.topic)
+    target = topic_route(options.sink, options.target)
     readable = make_route(options.topic, source).subscribe
     writable = make_route(options.target, target).publish
     if not writable:
@@ -326,12 +326,6 @@ def look(options: MirrorOptions) -> _Ends:
         source=tuple(readable),
         target=tuple(writable),
     )
-
-
-def _route(given: Mapping[str, str], topic: str) -> TopicRouteData:
-    connection = read_sink_options({"nameServer": given["nameServer"]}).connection
-    session = (cluster := shared_cluster(connection)).session
-    return cluster.run(session.route(session.wrap(topic)))
 
 
 def _cluster_name(route: TopicRouteData, topic: str, option: str) -> str:

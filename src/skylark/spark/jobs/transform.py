@@ -22,6 +22,7 @@ import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 
+from skylark.admin.session import masters_of
 from skylark.client.blocking.portal import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.frame import (
@@ -31,6 +32,7 @@ from skylark.spark.jobs.frame import (
     drive,
     explained,
     queue_spans,
+    topic_route,
 )
 from skylark.spark.jobs.resuming import checkpoint_offset
 from skylark.spark.options import source_options
@@ -72,10 +74,7 @@ class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not self.checkpoint:
             raise ConfigError("a transformation needs a checkpoint")
         if self.topic == self.to_topic and self.to_namesrv in (None, self.namesrv):
-            raise ConfigError(
-                f"the job would read what it writes: {self.topic} is both its topics",
-                hint="send to another topic",
-            )
+            raise _feeds_itself(self.topic)
         source_options(self.source, streaming=True)
         read_sink_options(self.sink)
 
@@ -99,6 +98,13 @@ class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
             "topic": self.to_topic,
             "delivery": self.delivery,
         }
+
+
+def _feeds_itself(topic: str) -> ConfigError:
+    return ConfigError(
+        f"the job would read what it writes: {topic} is both its topics",
+        hint="send to another topic",
+    )
 
 
 class TransformSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +186,19 @@ def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
         return TransformPlan(columns=columns, queues=tuple(spans))
 
 
+def look(options: TransformOptions) -> None:
+    """Raise NotFoundError if the topic is not there, ConfigError if the job would feed itself.
+
+    Two clusters are one if they share a master, however their name servers are written.
+    """
+    source = topic_route(options.source, options.topic)
+    if options.topic != options.to_topic:
+        return
+    target = topic_route(options.sink, options.to_topic)
+    if {*masters_of(source).values()} & {*masters_of(target).values()}:
+        raise _feeds_itself(options.topic)
+
+
 #: Columns of the sink that count only with options that this job does not give.
 _UNUSED: Final = frozenset({"topic", "brokerName", "queueId", "msgId"})
 
@@ -230,13 +249,14 @@ def sql_problem(text: str) -> str:
 
 def _check(frame: DataFrame, options: TransformOptions) -> None:
     """Raise what the sink would say, before anything runs."""
+    look(options)
     sink = read_sink_options(options.sink)
     plan_rows({field.name: field.dataType.simpleString() for field in frame.schema}, sink)
     client = sink_client(sink)
 
-    async def look() -> None:
+    async def ask() -> None:
         brokers = {queue.broker_name for queue in await client.queues(options.to_topic)}
         if sink.exactly_once:
             await client.require_idempotent(sorted(brokers))
 
-    shared_portal().call(look())
+    shared_portal().call(ask())

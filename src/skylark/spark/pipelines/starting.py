@@ -169,10 +169,9 @@ def _check_topics(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
 def sink_folder(pipeline: Pipeline, document: Document) -> Path | None:
     """The folder of a sink that keeps a log of its batches, if it is one on this machine."""
     sink = pipeline.sink
-    path = sink.path or sink.given.get("path")
-    if sink.format.lower() not in FILE_FORMATS or path is None:
+    if sink.format.lower() not in FILE_FORMATS or sink.path is None:
         return None
-    return local_path(path, document.path.absolute().parent)
+    return local_path(sink.path, document.path.absolute().parent)
 
 
 def last_logged(folder: Path) -> int:

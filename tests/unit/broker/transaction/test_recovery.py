@@ -175,6 +175,44 @@ async def test_what_rounds_have_passed_is_found_in_the_index(tmp_path: Path) -> 
         assert (answer.remark or "").endswith("half already committed")
 
 
+async def test_what_was_given_up_can_be_decided_once_its_immunity_is_over(tmp_path: Path) -> None:
+    async with shop(tmp_path, transactionCheckMax="1") as world:
+        await world.producer.send("U0", CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
+        sent = await world.producer.send("U1", CHECK_IMMUNITY_TIME_IN_SECONDS="40")
+        await world.rounds(2)
+        assert len(world.producer.questions) == 1
+        assert (await world.producer.end(sent)).code == 604  # the answer counts
+        await world.rounds()
+        (kept,) = world.records(GIVEN_UP)
+        for _ in range(2):
+            assert (await world.producer.end(sent)).code == 0
+        assert (await world.producer.end(sent, ROLLBACK)).code == 1
+        assert world.bodies() == [b"x"]
+        root = killed(world, tmp_path / "killed")
+    now_ms = world.clock.now_ms()
+    for each in (root, tmp_path):
+        async with shop(each, start_ms=now_ms) as world:
+            assert (await world.producer.end(sent)).code == 0
+            ext = {"topic": GIVEN_UP, "msgId": kept.offset_id}
+            assert (await world.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ext)).code == 1
+            await world.rounds(2)
+            assert world.bodies() == [b"x"]
+
+
+async def test_what_was_brought_back_is_decided_by_the_answer_again(tmp_path: Path) -> None:
+    async with shop(tmp_path, transactionCheckMax="1") as world:
+        sent = await world.producer.send("U1", CHECK_IMMUNITY_TIME_IN_SECONDS="40")
+        await world.rounds(3)
+        (kept,) = world.records(GIVEN_UP)
+        ext = {"topic": GIVEN_UP, "msgId": kept.offset_id}
+        assert (await world.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ext)).code == 0
+        assert (await world.producer.end(sent)).code == 604
+        await world.rounds()
+        assert (await world.producer.end(world.producer.asked(), check=True)).code == 0
+        assert (await world.producer.end(sent)).code == 0
+        assert world.bodies() == [b"x"]
+
+
 async def test_without_index_nobody_guesses(tmp_path: Path) -> None:
     async with shop(tmp_path, messageIndexEnable="false") as world:
         sent = await world.producer.send("U1")

@@ -75,6 +75,12 @@ def test_a_file_says_what_runs(tmp_path: Path) -> None:
     assert counts.source.options.topics == ("a", "b")
 
 
+def test_a_path_may_be_among_the_options(tmp_path: Path) -> None:
+    text = GOOD.replace("path: file:///lake/paid, ", "").replace("{a: b}", "{a: b, Path: lake}")
+    sink = read(tmp_path, text).pipelines[0].sink
+    assert (sink.path, sink.given) == ("lake", {"a": "b"})
+
+
 def test_pipelines_are_chosen_by_name(tmp_path: Path) -> None:
     document = read(tmp_path, GOOD)
     assert [each.name for each in document.chosen(())] == ["paid-to-lake", "alerts", "counts"]
