@@ -182,6 +182,8 @@ async def test_own_brokers_get_the_address_by_which_we_were_reached() -> None:
         await peer.call(register_request("T", "U"))
         route = decode_body(TopicRouteData, (await peer.call(route_request("T"))).body or b"")
         assert route.broker_datas[0].broker_addrs == {0: "127.0.0.1:10911"}
+        system = decode_body(TopicList, (await peer.call(request(304))).body or b"")
+        assert system.broker_addr == "127.0.0.1:10911"
     await server.stop()
 
 

@@ -26,6 +26,7 @@ from skylark.core.names import Address, parse_address
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.registration import MASTER_ID
 from skylark.namesrv.routes import RouteTables
+from skylark.wire.bodies.common import TopicList
 from skylark.wire.bodies.route import BrokerData, TopicRouteData
 from skylark.wire.fastjson import encode_body
 
@@ -39,7 +40,7 @@ _Key = tuple[str | None, bool, str]
 
 
 class RouteAnswers:
-    """Encoded answers to GET_ROUTEINFO_BY_TOPIC and GET_BROKER_CLUSTER_INFO."""
+    """Answers that tell where brokers are; those to 105 and 106 are encoded."""
 
     def __init__(self, tables: RouteTables, kv: KvTable, own_brokers: Collection[str] = ()) -> None:
         self._tables = tables
@@ -85,6 +86,16 @@ class RouteAnswers:
         for broker in info.broker_addr_table.values():
             self._localise(broker, local_host)
         return self._keep(key, encode_body(info))
+
+    def system_topics(self, local_host: str) -> TopicList:
+        """The topics of clusters and brokers, and where to ask a broker for the others."""
+        found = self._tables.system_topics()
+        for broker in self._tables.cluster_info().broker_addr_table.values():
+            if found.broker_addr in broker.broker_addrs.values():
+                self._localise(broker, local_host)
+                found.broker_addr = next(iter(broker.broker_addrs.values()))
+                break
+        return found
 
     def _lookup(self, key: _Key) -> bytes | None:
         versions = (self._tables.version, self._kv.version)

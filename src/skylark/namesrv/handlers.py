@@ -262,9 +262,10 @@ class NamesrvHandlers:
         header = decode_ext(headers.GetTopicsByClusterRequestHeader, request.ext)
         return success(request, body=self._tables.topics_of_cluster(header.cluster))
 
-    def get_system_topics(self, _connection: Connection, request: Command) -> Command:
+    def get_system_topics(self, connection: Connection, request: Command) -> Command:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
-        return success(request, body=self._tables.system_topics())
+        found = self._answers.system_topics(connection.local_address[0])
+        return success(request, body=found)
 
     def get_unit_topics(self, _connection: Connection, request: Command) -> Command:
         """GET_UNIT_TOPIC_LIST (311)."""

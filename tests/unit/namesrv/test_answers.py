@@ -140,6 +140,8 @@ def test_own_brokers_are_reached_as_we_are() -> None:
     info = decode_body(ClusterInfo, known.answers.cluster_info("192.168.1.5"))
     assert info.broker_addr_table["b1"].broker_addrs == {0: "192.168.1.5:10911"}
     assert info.broker_addr_table["b2"].broker_addrs == {0: "10.0.0.1:10911"}
+    system = known.answers.system_topics("192.168.1.5")
+    assert system.broker_addr == "192.168.1.5:10911"
     # the tables themselves keep what was announced
     assert known.tables.member_group("c", "b1").broker_addrs == {0: "10.0.0.0:10911"}
 

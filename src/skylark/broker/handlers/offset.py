@@ -13,7 +13,12 @@ from typing import Final
 from skylark.broker.groups import GroupTable
 from skylark.broker.offsets import RESET_REMARK, OffsetTable
 from skylark.broker.topics import TopicTable
-from skylark.core.errors import BrokerError, SubscriptionGroupNotExistError, TopicNotExistError
+from skylark.core.errors import (
+    BrokerError,
+    InvalidParameterError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+)
 from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
@@ -91,6 +96,10 @@ class OffsetHandlers:
                 raise SubscriptionGroupNotExistError(f"Group {group} not exist!")
             if topic not in self._topics:
                 raise TopicNotExistError(f"Topic {topic} not exist!")
+            if header.queue_id is None:
+                raise InvalidParameterError(f"QueueId is null, topic is {topic}")
+            if header.commit_offset is None:
+                raise InvalidParameterError(f"Offset is null, topic is {topic}")
             done = self._offsets.commit_of_client(
                 group, topic, header.queue_id, header.commit_offset
             )

@@ -10,10 +10,12 @@ The copy has the properties of the message and RETRY_TOPIC (the topic that it co
 many retries), ORIGIN_MESSAGE_ID (the id of the first of all copies), WAIT=false and DELAY (0 for a
 dead letter). Then it goes the way of delayed messages (:mod:`skylark.broker.rewriting`).
 
-The consumer forgets the message when it is answered. So with SYNC_FLUSH the answer waits for the
-disk, although Java takes the WAIT=false seriously here; and it waits until a topic that was created
-is saved. A crash before the answer may leave the copy behind, and the consumer gets the message
-twice. The queues of a retry topic are taken in turn; Java draws one.
+The consumer forgets the message when it is answered. So the answer waits for the disk with
+SYNC_FLUSH, and for slaves where a master has to, although Java takes the WAIT=false seriously here.
+If they take too long it is a success nevertheless, as in Java: told of an error, consumers send a
+second copy. The answer also waits until a topic that was created is saved. A crash before the
+answer may leave the copy behind, and the consumer gets the message twice. The queues of a retry
+topic are taken in turn; Java draws one.
 
 Answers to ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
@@ -42,7 +44,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, Perm, RequestCode, TopicSysFlag
@@ -111,7 +113,7 @@ class SendBackHandlers:
         level = 0 if is_dead else header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
         properties[names.PROPERTY_DELAY] = str(level)
         result, status = await self._writer.put_own_safely(draft, properties)
-        if status is not PutStatus.PUT_OK:
+        if not status.stored:  # where it is less safe than wanted, a second copy helps nobody
             raise BrokerError(status.name)
         self._count(header.group, properties[names.PROPERTY_RETRY_TOPIC], draft, result, is_dead)
         await self._answers.topics_saved()

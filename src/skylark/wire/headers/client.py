@@ -21,9 +21,12 @@ class HeartbeatResponseHeader(Header, kw_only=True):
 
 
 class UnregisterClientRequestHeader(Header, kw_only=True, rename="camel"):
-    """UNREGISTER_CLIENT: one client leaves one producer or consumer group."""
+    """UNREGISTER_CLIENT: one client leaves one producer or consumer group.
 
-    client_id: str = field(name="clientID")
+    Its connection says who leaves; some clients name nobody.
+    """
+
+    client_id: str | None = field(default=None, name="clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 

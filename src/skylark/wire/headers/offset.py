@@ -27,12 +27,12 @@ class QueryConsumerOffsetRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class UpdateConsumerOffsetRequestHeader(Header, kw_only=True, rename="camel"):
-    """UPDATE_CONSUMER_OFFSET: commit."""
+    """UPDATE_CONSUMER_OFFSET: commit. What is missing is refused after group and topic (29)."""
 
     consumer_group: str
     topic: str
-    queue_id: Int32
-    commit_offset: Int64
+    queue_id: Int32 | None = None
+    commit_offset: Int64 | None = None
 
 
 class SearchOffsetRequestHeader(Header, kw_only=True, rename="camel"):

@@ -61,6 +61,11 @@ async def test_commits(tmp_path: Path) -> None:
         world.graph.groups.find("g")
         no_topic = await commit(world, 5, topic="No")
         assert (no_topic.code, no_topic.remark) == (17, "Topic No not exist!")
+        bare = {"consumerGroup": "g", "topic": "T"}
+        for missing, ext in (("QueueId", {"commitOffset": "5"}), ("Offset", {"queueId": "0"})):
+            refused = await world.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**bare, **ext})
+            assert (refused.code, refused.ext) == (29, {})
+            assert refused.remark == f"{missing} is null, topic is T"
         for offset in (5, 3):
             done = await commit(world, offset)
             assert (done.code, done.ext, done.remark) == (0, {}, None)

@@ -13,6 +13,7 @@ from skylark.broker.handlers.send_back import OnDeadLetter, SendBackHandlers
 from skylark.core.errors import BrokerError
 from skylark.core.hashing import java_hash
 from skylark.store.flags import StoreFlag
+from skylark.store.results import PutStatus, PutWaiter
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, RequestCode
@@ -285,6 +286,24 @@ async def test_a_message_that_cannot_be_stored_is_refused_by_the_name_of_the_sta
         answer = await send_back(world)
         assert (answer.code, answer.remark) == (1, "SERVICE_NOT_AVAILABLE")
         assert ("T", "G") not in world.graph.stats.send_backs
+
+
+class LateSlaves:
+    """No slave has what it should in time."""
+
+    def join(self, end_offset: int, answer: PutWaiter) -> PutWaiter:
+        del end_offset
+        return lambda _status: answer(PutStatus.FLUSH_SLAVE_TIMEOUT)
+
+
+async def test_what_is_less_safe_than_wanted_is_a_success_all_the_same(tmp_path: Path) -> None:
+    """Told of an error, the consumer would send a second copy."""
+    async with stored(tmp_path) as world:
+        await world.send()
+        world.graph.store.replicas = LateSlaves()
+        assert (await send_back(world)).code == 0
+        assert len(world.records(SCHEDULE, 2)) == 1
+        assert world.graph.stats.send_backs["T", "G"].count == 1
 
 
 async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
