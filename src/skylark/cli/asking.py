@@ -63,9 +63,12 @@ def ask(
 
 
 def note_failures(context: CliContext, failures: Iterable[ServerFailure]) -> None:
-    """Say which servers did not answer; what the others said is shown nevertheless."""
+    """Say which servers did not answer; what the others said is shown nevertheless.
+
+    Programs are told as well: what they got is not all.
+    """
     for failure in failures:
-        context.output.note(f"{failure.server} at {failure.address}: {failure.problem}")
+        context.output.warn(f"{failure.server} at {failure.address}: {failure.problem}")
 
 
 def confirm(question: str, *, yes: bool) -> None:

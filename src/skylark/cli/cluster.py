@@ -203,7 +203,10 @@ def set_config(
         from skylark.broker.live_settings import READ_AT_START
 
         if waiting := sorted(READ_AT_START & wanted.keys()):
-            context.output.note(f"{', '.join(waiting)}: holds from the next start of a broker on")
+            context.output.note(
+                f"{', '.join(waiting)}: holds from the next start on, of brokers that have a"
+                " settings file; skylark up forgets it, and has --set"
+            )
 
 
 def _read(

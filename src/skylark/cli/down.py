@@ -6,7 +6,8 @@ what is detached counts, for what is not has a terminal to be ended from. Where 
 command says which, and ends none, unless ``--all`` is given.
 
 Only a process that holds the lock of its data folder is signalled (:mod:`skylark.launch.claim`).
-It gets SIGTERM and time to bring everything to disk; it is never killed.
+It gets SIGTERM and time to bring everything to disk; it is never killed. (It kills a broker
+of ``--brokers`` or ``--replicas`` that has not stopped after 50 s.)
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ would go; ``--dry-run`` ends there, ``--yes`` goes on without asking.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
@@ -65,10 +66,11 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
 
         async def row(group: GroupSummary) -> dict[str, object]:
             members = await groups.members(group.group)
-            try:
-                lag = (await groups.progress(group.group)).lag
-            except NotFoundError:  # it has committed nothing
-                lag = None
+            lag = None
+            with contextlib.suppress(NotFoundError):  # it has committed nothing
+                progress = await groups.progress(group.group)
+                if not progress.failures:  # of a part of the brokers it would be a wrong number
+                    lag = progress.lag
             return {
                 "group": group.group,
                 "brokers": group.brokers,

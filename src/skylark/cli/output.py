@@ -135,8 +135,12 @@ class Output:
     def note(self, text: str) -> None:
         """A remark for a person, on stderr; programs that asked for JSON are not told."""
         if self._format == "table":
-            self._stdout.flush()  # what was said before stands before it, also in one file
-            self._stderr.write(f"{cell_text(text)}\n")
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Something that must not be missed, on stderr, whatever the output is."""
+        self._stdout.flush()  # what was said before stands before it, also in one file
+        self._stderr.write(f"{cell_text(text)}\n")
 
     @contextmanager
     def progress(self, text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:

@@ -15,6 +15,8 @@ it (:func:`skylark.cli.exits.explained`).
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -268,8 +270,6 @@ async def _given(
     common: Common, bodies: Iterable[str], sizes: Sizes
 ) -> AsyncIterator[list[Message]]:
     """Messages from the command line; bytes that are no UTF-8 stay what they were."""
-    import os
-
     messages = [_plain_message(common, os.fsencode(body), 0) for body in bodies]
     for piece in _pieces(messages, sizes):
         yield piece
@@ -307,8 +307,6 @@ async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
 
     Nothing waits in ``read``, where the interrupt key would not be heard.
     """
-    import os
-
     rest = b""
     while True:
         await _readable(descriptor)
@@ -327,11 +325,13 @@ async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
 async def _readable(descriptor: int) -> None:
     import asyncio
 
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return  # it never makes one wait, and macOS would wait for its growth
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(descriptor, ready.set)
-    except PermissionError:  # a file: it never makes one wait
+    except OSError:  # /dev/null, say
         return
     try:
         await ready.wait()

@@ -25,7 +25,7 @@ def running_servers(folder: Path, topics: Mapping[str, int]) -> Iterator[dict[st
     """
     log = folder / "up.log"
     command = [
-        *(sys.executable, "-m", "skylark", "--log-level", "warning", "up"),
+        *(sys.executable, "-P", "-m", "skylark", "--log-level", "warning", "up"),
         *("--data", str(folder / "store"), "--namesrv-port", "0", "--broker-port", "0"),
     ]
     for key, value in {**EPHEMERAL, **SETTINGS}.items():

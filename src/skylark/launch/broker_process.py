@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SUPERVISED: Final = "SKYLARK_SUPERVISED"
 FAILED: Final = "failed "
 #: How long a child may take to stop before it is killed; it has grace times of its own within.
-STOP_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 50.0
 
 
 class BrokerDiedError(SkylarkError):
@@ -62,11 +62,14 @@ class BrokerProcess:
         self._reason: str | None = None  # what it says it died of
 
     async def start(self) -> None:
-        """Run it until it is ready; raises BrokerDiedError."""
+        """Run it until it is ready; raises BrokerDiedError, or OSError if it cannot be run."""
         self.address = self._reason = None
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # /tmp is tidied up
         self._file.write_text(format_properties(self._settings))
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "skylark", *self._arguments, "broker", "-c", str(self._file),
+            # -P: the folder that we are called in may have modules of any name.
+            *(sys.executable, "-P", "-m", "skylark", *self._arguments, "broker"),
+            *("-c", str(self._file)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, SUPERVISED: "1"},
@@ -120,6 +123,10 @@ class BrokerProcess:
             async with self._clock.timeout(STOP_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
+            log.warning(
+                "%s has not stopped within %.0f s and is killed; its next start repairs the store",
+                self.name, STOP_TIMEOUT_S,
+            )  # fmt: skip
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

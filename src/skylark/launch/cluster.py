@@ -25,7 +25,6 @@ If the supervisor itself is killed (SIGKILL), its children notice, and stop in o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -186,9 +185,14 @@ class Cluster:
             log.error("%s; it is started again in %.0f s", death.message, delay_s)
             await self._clock.sleep(delay_s)
             delay_s = min(2 * delay_s, RESTART_DELAY_S_MAX)
-            with contextlib.suppress(BrokerDiedError):  # died() says so again
+            try:
                 await child.start()
-                log.warning("%s runs again, on %s", child.name, child.address)
+            except BrokerDiedError:
+                continue  # died() says so again
+            except OSError as error:  # no memory, no file handles: later, perhaps
+                log.error("%s cannot be started: %s", child.name, error)  # noqa: TRY400
+                continue
+            log.warning("%s runs again, on %s", child.name, child.address)
 
     async def stop(self) -> None:
         """Stop the brokers, then the name server, each in order; raises the first error."""

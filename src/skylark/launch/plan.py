@@ -170,7 +170,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.sync:
             texts["inSyncReplicas"] = str(self.replica_count + 1)
         if _is_wildcard(self.host):
-            texts["brokerIP1"] = LOOPBACK
+            texts["brokerIP1"] = _loopback(self.host)
         texts.update(self.settings)
         if self.metrics_port is not None:
             texts["metricsExporterType"] = "PROM"
@@ -236,7 +236,14 @@ def _port_offset(place: BrokerPlace) -> int:
 
 def within_reach(address: Address) -> Address:
     """An address that is listened on, as this machine itself can connect to it."""
-    return Address(LOOPBACK, address.port) if _is_wildcard(address.host) else address
+    if not _is_wildcard(address.host):
+        return address
+    return Address(_loopback(address.host), address.port)
+
+
+def _loopback(wildcard: str) -> str:
+    """This machine, as one reaches who listens on all addresses: ``::`` is IPv6 alone."""
+    return "::1" if ":" in wildcard else LOOPBACK
 
 
 def _is_wildcard(host: str) -> bool:

@@ -76,6 +76,14 @@ class MessageFaults(FaultPlan):
         delay_ms = self.stream(f"delay.{point}").randint(*self.delay_ms)
         return Fault(FaultAction.DELAY, delay_ms=delay_ms) if delay_ms else fault
 
+    @property
+    def hit_count(self) -> int:
+        """How many faults had an effect so far; delays count if nothing else was asked for."""
+        if not (self.duplicate or self.drop_ack):
+            return super().hit_count
+        delays = f"/{FaultAction.DELAY.value}"
+        return sum(count for name, count in self.hits.items() if not name.endswith(delays))
+
     def __str__(self) -> str:
         """The marker that gives the same faults again, and what they did."""
         arguments = {"duplicate": self.duplicate, "drop_ack": self.drop_ack}

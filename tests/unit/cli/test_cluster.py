@@ -147,7 +147,8 @@ def test_settings_are_shown_and_changed(shell: Shell) -> None:
     later = shell.run("cluster", "config", "set", "registerNameServerPeriod=20000", "--yes")
     assert later.stderr.splitlines() == [
         "changed on broker-a",
-        "registerNameServerPeriod: holds from the next start of a broker on",
+        "registerNameServerPeriod: holds from the next start on, of brokers that have a settings"
+        " file; skylark up forgets it, and has --set",
     ]
     served = shell.json("cluster", "config", "get", "listenPort", "--name-servers")
     assert (served[0]["server"], served[0]["value"]) == (shell.namesrv, "0")  # as it was started

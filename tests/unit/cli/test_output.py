@@ -156,6 +156,13 @@ def test_notes_go_to_people_only() -> None:
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "")
 
 
+@pytest.mark.parametrize("kind", ["table", "json"])
+def test_warnings_go_to_programs_too(kind: OutputFormat) -> None:
+    output, stdout, stderr = make(kind)
+    output.warn("broker-b did not answer")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("", "broker-b did not answer\n")
+
+
 def test_a_gap_between_tables_is_for_people() -> None:
     output, stdout, _ = make("table")
     output.gap()

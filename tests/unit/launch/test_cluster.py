@@ -148,28 +148,36 @@ async def test_a_broker_that_dies_is_started_again(
 class Dying(BrokerProcess):
     """A broker that cannot run, and the times at which that was tried."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, failure: Exception) -> None:
         super().__init__("broker-x", {}, Path(), clock)
         self.virtual = clock
+        self.failure = failure
         self.starts: list[float] = []
         self.life_s = 0.0
 
     async def start(self) -> None:
         self.starts.append(self.virtual.monotonic())
         if not self.life_s:
-            raise BrokerDiedError("broker-x ended with exit code 1, before it was ready")
+            raise self.failure
 
     async def died(self) -> BrokerDiedError:
         await self.virtual.sleep(self.life_s)
         return BrokerDiedError("broker-x ended with exit code 1, before it was ready")
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        BrokerDiedError("broker-x ended with exit code 1, before it was ready"),
+        BlockingIOError("no process can be made now"),
+    ],
+)
 async def test_one_that_dies_again_and_again_is_started_less_and_less_often(
-    tmp_path: Path,
+    tmp_path: Path, failure: Exception
 ) -> None:
     clock = VirtualClock()
     cluster = Cluster(options(tmp_path, broker_count=2), clock=clock)
-    child = Dying(clock)
+    child = Dying(clock, failure)
     cluster._children.append(child)
     async with watched(cluster):
         began_at = clock.monotonic()
@@ -195,6 +203,17 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await clock.sleep(0.01)
+
+
+async def test_modules_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "queue.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(project)
+    async with running(tmp_path / "data", broker_count=2) as cluster:
+        assert set(cluster.brokers) == {"broker-a", "broker-b"}
 
 
 async def test_a_broker_that_cannot_start_ends_the_rest(tmp_path: Path) -> None:
