@@ -135,6 +135,10 @@ class Heartbeats:
             if isinstance(error, TransportError):
                 self._begin_reconnect(address, RECONNECT_INTERVAL_S)
             return False
+        except Exception:  # a hook of the application, say; the other brokers get theirs
+            log.exception("no heartbeat to %s", address)
+            self._count(address, taken=False)
+            return False
         finally:
             self._under_way.discard(address)
         if address in self._silent:

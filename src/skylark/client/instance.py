@@ -444,6 +444,8 @@ class ClientInstance:
                 await member.persist_offsets()
             except SkylarkError as error:
                 log.warning("offsets of %s are not stored: %s", member.group, error)
+            except Exception:  # a hook of the application, say; the other groups have theirs stored
+                log.exception("offsets of %s are not stored", member.group)
 
     async def _on_control(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         async def call() -> T:

@@ -265,9 +265,11 @@ class RemotingClient:
         return self._connection(address) is not None
 
     def backs_off(self, address: str) -> bool:
-        """Whether the last attempt to connect has failed, and the next one is still to wait."""
+        """Whether the last attempt to connect failed, and the next one waits or is under way."""
         peer = self._peers.get(address)
-        return peer is not None and peer.failures > 0 and peer.retry_at > self._clock.monotonic()
+        if peer is None or not peer.failures:
+            return False
+        return peer.attempt is not None or peer.retry_at > self._clock.monotonic()
 
     def disconnect(self, address: str) -> None:
         """Close the connection to ``address``; a later call opens a new one."""

@@ -46,17 +46,20 @@ def made_anew(queue: MessageQueue, wanted: int, end: int) -> DataLossError:
     )
 
 
-def shrunk(queues: Collection[MessageQueue]) -> ClientError:
-    """Queues have messages to be read that their brokers do not hand out any more."""
+def shrunk(queues: Collection[MessageQueue], *, is_planned: bool = False) -> ClientError:
+    """Queues have messages to be read that their brokers do not hand out any more.
+
+    ``is_planned``: a batch has begun that needs them, so the stream cannot go on without them.
+    """
     names = "; ".join(map(queue_name, sorted(queues)))
     counts: dict[str, int] = {}
     for queue in sorted(queues):
         counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
     fixes = ", ".join(f"readQueueNums of {topic} to {count}" for topic, count in counts.items())
-    return ClientError(
-        f"readQueueNums was lowered before everything was read: {names}",
-        hint=f"raise {fixes} until it is read; failOnDataLoss=false goes on with the others",
-    )
+    hint = f"raise {fixes} until it is read"
+    if not is_planned:
+        hint += "; failOnDataLoss=false goes on with the others"
+    return ClientError(f"readQueueNums was lowered before everything was read: {names}", hint=hint)
 
 
 def find_cause(error: BaseException | str) -> str | None:

@@ -55,15 +55,19 @@ class StoreFinder:
             return path
         key = address, topic
         if key not in self._compacted:
-            self._compacted[key] = await self._is_compacted(address, topic)
+            is_compacted = await self._is_compacted(address, topic)
+            if is_compacted is None:
+                return None
+            self._compacted[key] = is_compacted
         return None if self._compacted[key] else path
 
-    async def _is_compacted(self, address: str, topic: str) -> bool:
+    async def _is_compacted(self, address: str, topic: str) -> bool | None:
+        """None if the broker does not say."""
         try:
             config = await topic_config(self._session, address, topic)
         except SkylarkError as error:
             log.info("broker %s does not say how it keeps topic %s: %s", address, topic, error)
-            return False
+            return None
         policies = {config.attributes.get(name) for name in (_POLICY, f"+{_POLICY}")}
         return "COMPACTION" in policies
 

@@ -202,7 +202,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         survey = self._survey if self._survey is not None else self._look(last.queues)
         self._survey = survey
         if cut_off := survey.cut_off & ranges.keys():
-            raise shrunk(cut_off)  # planned before: to leave it out would be to lose it
+            # To leave out what a checkpoint has planned already would be to lose it.
+            raise shrunk(cut_off, is_planned=True)
         return self._cluster.run(
             plan_partitions(
                 self._cluster.session, self._options, self._stores, survey.addresses, ranges

@@ -229,11 +229,19 @@ class Surveyor:
                     found.cut_off.add(queue)
 
     def _offers_others(self, queue: MessageQueue) -> bool:
-        """Whether the route of the topic names other queues of this broker to be read."""
+        """Whether the route of the topic names queues of this broker to be read, but not this one.
+
+        A route that was asked for just now may name it: its broker is back.
+        """
         route = self._routes.get(queue.topic)
-        return route is not None and any(
-            other.broker_name == queue.broker_name for other in route.subscribe
-        )
+        if route is None:
+            return False
+        offered = {
+            self._session.unwrap_queue(other)
+            for other in route.subscribe
+            if other.broker_name == queue.broker_name
+        }
+        return bool(offered) and queue not in offered
 
     async def _is_gone(self, topic: str) -> bool:
         """Whether a topic of a registered broker has no route.

@@ -133,8 +133,8 @@ class FlushService(Rounds[SyncRange]):
             super().wake()
 
     def wake(self) -> None:
-        """Bytes were appended or committed, and nobody waits; a timed ASYNC_FLUSH ignores it."""
-        if self._wakes:
+        """Bytes were appended or committed; a timed ASYNC_FLUSH ignores it if nobody waits."""
+        if self._wakes or self._waiting:
             super().wake()
 
     def halt(self) -> None:

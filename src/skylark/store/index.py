@@ -217,6 +217,13 @@ class IndexService:
             self._remove(file)
         self._restart(None if behind_from is None else min(behind_from, log_end))
 
+    def end_at(self, log_end: int) -> None:
+        """The log was cut there: index what comes in place of records that had no entries."""
+        if self.behind_from is not None:
+            self.behind_from = min(self.behind_from, log_end)
+        else:
+            self._next_offset = min(self._next_offset, log_end)
+
     def _restart(self, behind_from: int | None) -> None:
         """Go on behind the last entry, or be behind from there or a later record."""
         self._newest = self.behind_from = None

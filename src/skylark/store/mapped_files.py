@@ -284,6 +284,7 @@ class MappedFiles:
                 first = min(first, unsynced_from)
             for file in self.following(first):
                 file.handle.sync()
+                file.flushed = max(file.flushed, file.readable)
             self._file_system.sync_directory(self.directory)
         self.flushed_where = self.committed_where = self.wrote_end
 

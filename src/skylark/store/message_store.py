@@ -524,7 +524,7 @@ class MessageStore:
             self.replica.flushed()
         if self._synchronous and self.on_growth is not None:
             self.on_growth()
-        if not self._has_stopped:
+        if self.replica is None and not self.reader.shut_down:  # a slave has its own time for it
             self._catch_up_index()  # it may have fallen behind meanwhile: the disk was full
 
     def _on_committed(self, committed_where: int) -> None:

@@ -187,7 +187,7 @@ class Reader:
         if tags is not None and tags.codes is None:
             tags = None
         is_plain = tags is None and properties is None
-        if is_plain and not bulk and count_max < COLUMNS_MIN:
+        if is_plain and not bulk and min(count_max, self._in_memory[0]) < COLUMNS_MIN:
             found = self._take_all(queue, offset, count_max, bytes_max)
             if found is not None:
                 return found
@@ -242,7 +242,7 @@ class Reader:
             entries = queue.entries(offset, count)
         except StoreFileMissingError:
             return None
-        size_max = min(limits.size, bytes_max)
+        size_max = min(limits.size, bytes_max, SIZE_MAX)
         taken = take_all(self._log.files, entries, self._memory_size, size_max) if entries else None
         if taken is None:
             return None

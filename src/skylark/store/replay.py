@@ -502,9 +502,13 @@ class IndexCatchUp:
         self._log = log
         self._index = index
         self._offered_until = offered_until
-        behind_from = index.behind_from or 0
+        self._begin()
+
+    def _begin(self) -> None:
+        log, behind_from = self._log, self._index.behind_from or 0
         # Only where a file begins does a record surely begin.
         self._position = max(log.min_offset, behind_from - behind_from % log.file_size)
+        self._generation = log.generation
 
     @property
     def bytes_left(self) -> int:
@@ -522,6 +526,8 @@ class IndexCatchUp:
         index = self._index
         if index.behind_from is None:
             return True
+        if self._log.generation != self._generation:  # it was cut, and the index perhaps too
+            self._begin()
         until = self._offered_until()
         self._position = max(self._position, self._log.min_offset)  # files may have expired
         scan = LogScan(self._log, self._position, slice_size=byte_budget)

@@ -378,8 +378,10 @@ class ReplicaLog:
     def _cut(self, log_end: int) -> None:
         self._queues.truncate(log_end)
         index = self._index
-        if index is not None and index.file_count and index.end_offset >= log_end:
-            index.recover(log_end, self._store_time_of)
+        if index is not None:
+            if index.file_count and index.end_offset >= log_end:
+                index.recover(log_end, self._store_time_of)
+            index.end_at(log_end)
         self._files.truncate(
             max(log_end, self._files.min_offset), unsynced_from=self._files.flushed_where
         )

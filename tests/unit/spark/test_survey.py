@@ -203,7 +203,7 @@ async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
     assert (set(away.silent), away.gone) == ({"broker-a", "broker-b"}, set())
     session.brokers = brokers
     back = await looker.survey(ALL)
-    assert (back.silent, back.gone) == ({}, set())
+    assert (back.silent, back.gone, back.cut_off) == ({}, set(), set())
     assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
 
 

@@ -393,6 +393,18 @@ def test_an_index_that_had_caught_up_is_behind_again_when_it_is_cut_to_where_it_
     assert [found(index, key) for key in ("k1", "k2", "k3")] == [[100], [], []]
 
 
+def test_records_in_place_of_some_without_keys_are_indexed() -> None:
+    index = open_index(FaultyFileSystem())
+    put(index, 1)
+    index.put_record("T", 200, T0, None, None, None)
+    index.end_at(200)  # the log of a slave was cut
+    put(index, 2)
+    index.mark_behind(300)
+    index.end_at(250)
+    assert index.behind_from == 250
+    assert [found(index, key) for key in ("k1", "k2")] == [[100], [200]]
+
+
 # ---- being behind --------------------------------------------------------------------------------
 
 

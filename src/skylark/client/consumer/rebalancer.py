@@ -319,6 +319,8 @@ class Rebalancer:
                 self._sparingly.failed(
                     ("renew", broker), error, "locks at %s are not renewed now", broker
                 )
+            except Exception:  # a hook of the application, say; the other brokers are asked
+                log.exception("locks at %s are not renewed", each.broker_name)
             else:
                 self.rebalance.relocked(each.queues, held, self._time.now_ms())
 

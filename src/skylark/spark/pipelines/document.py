@@ -282,10 +282,11 @@ class _Reading:
         if to_topic:
             return self._topic_sink(node, parts, mode)
         given = self._plain(parts["options"], "options") if "options" in parts else {}
-        if not path:  # among the options it means the same, so that there is one rule for both
-            path = next((given.pop(name) for name in list(given) if name.lower() == "path"), None)
         if sink_format.lower() in FILE_FORMATS and not path:
-            walker.wrong(node, f"a sink of format {sink_format} needs path")
+            # Among the options it means the same: one rule for both. To others it may be a name.
+            path = next((given.pop(name) for name in list(given) if name.lower() == "path"), None)
+            if not path:
+                walker.wrong(node, f"a sink of format {sink_format} needs path")
         return Sink(
             format=sink_format, path=path, given=given, partition_by=columns, output_mode=mode
         )

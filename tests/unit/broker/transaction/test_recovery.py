@@ -175,7 +175,7 @@ async def test_what_rounds_have_passed_is_found_in_the_index(tmp_path: Path) -> 
         assert (answer.remark or "").endswith("half already committed")
 
 
-async def test_what_was_given_up_can_be_decided_once_its_immunity_is_over(tmp_path: Path) -> None:
+async def test_what_was_given_up_can_be_committed_after_its_immunity(tmp_path: Path) -> None:
     async with shop(tmp_path, transactionCheckMax="1") as world:
         await world.producer.send("U0", CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
         sent = await world.producer.send("U1", CHECK_IMMUNITY_TIME_IN_SECONDS="40")
@@ -184,6 +184,7 @@ async def test_what_was_given_up_can_be_decided_once_its_immunity_is_over(tmp_pa
         assert (await world.producer.end(sent)).code == 604  # the answer counts
         await world.rounds()
         (kept,) = world.records(GIVEN_UP)
+        assert (await world.producer.end(sent, ROLLBACK)).code == 604  # it would be forgotten
         for _ in range(2):
             assert (await world.producer.end(sent)).code == 0
         assert (await world.producer.end(sent, ROLLBACK)).code == 1
