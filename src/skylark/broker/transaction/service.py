@@ -234,9 +234,9 @@ class TransactionService:
         decided cannot be, nor who commits one that was given up: nobody will be asked about that
         any more. To roll it back changes nothing, and would be forgotten.
         """
-        commits_late = fate is Fate.GIVEN_UP and header.commit_or_rollback == TRANSACTION_COMMIT
-        is_open = fate in (Fate.OPEN, Fate.GIVEN_UP) and not commits_late
-        if is_open and not header.from_transaction_check:
+        commits = header.commit_or_rollback == TRANSACTION_COMMIT
+        may_be_late = fate is Fate.OPEN or (fate is Fate.GIVEN_UP and not commits)
+        if may_be_late and not header.from_transaction_check:
             age_ms = self._clock.now_ms() - half.record.born_timestamp
             limit_ms = half.immunity_ms(self._live.current.transaction_time_out)
             if half.has_immunity and age_ms > limit_ms:

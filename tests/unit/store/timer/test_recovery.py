@@ -137,14 +137,19 @@ def test_lost_files(name: str) -> None:
     assert deliver(timer, NOW + 60_000) == list(range(5, 20))
 
 
-def test_a_timer_log_that_is_being_made_again_is_not_taken_for_whole() -> None:
-    files = FaultyFileSystem()
-    topic = Topic()
+def save_three(files: FaultyFileSystem, topic: Topic) -> None:
+    """A timer that was closed in order, with three messages."""
     timer = new_timer(files, topic)
     topic.times_ms = [NOW + 9_000] * 3
     place(timer, topic, NOW)
     save(timer, NOW)
     timer.close()
+
+
+def test_a_timer_log_that_is_being_made_again_is_not_taken_for_whole() -> None:
+    files = FaultyFileSystem()
+    topic = Topic()
+    save_three(files, topic)
     lose(files, "timerlog")
     timer = new_timer(files, topic)
     timer.advance(NOW)
@@ -199,11 +204,7 @@ def test_slots_newer_than_the_checkpoint() -> None:
 def test_a_queue_that_was_cut() -> None:
     files = FaultyFileSystem()
     topic = Topic()
-    timer = new_timer(files, topic)
-    topic.times_ms = [NOW + 9_000] * 3
-    place(timer, topic, NOW)
-    save(timer, NOW)
-    timer.close()
+    save_three(files, topic)
     topic.times_ms = []  # the log was deleted
     assert new_timer(files, topic).queue_offset == 0
 
