@@ -136,6 +136,16 @@ def _bool_names(header_type: type[Header]) -> tuple[str, ...]:
     return tuple(f.wire_name for f in header_fields(header_type) if f.parse is _parse_bool)
 
 
+@cache
+def number_digits(header_type: type[Header]) -> dict[str, tuple[str, int | None]]:
+    """Each declared field by its name on the wire: its attribute, and digits that surely fit.
+
+    0 for a text, None for what is neither text nor whole number.
+    """
+    digits = {str: 0, _parse_int32: 9, _parse_int64: 18}
+    return {f.wire_name: (f.attribute, digits.get(f.parse)) for f in header_fields(header_type)}
+
+
 _CANONICAL_BOOLS = frozenset(("true", "false", None))
 
 

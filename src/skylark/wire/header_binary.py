@@ -27,6 +27,7 @@ from typing import TypeAlias
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
 from skylark.wire.codes import LANGUAGE_CODES, LANGUAGE_NAMES
 from skylark.wire.command import SERIALIZE_BINARY, Command
+from skylark.wire.cut_command import CutCommand
 from skylark.wire.header_layout import Layouts
 
 Entries: TypeAlias = list[tuple[str | None, str | None]]
@@ -52,11 +53,20 @@ def decode_binary_header(header: bytes) -> Command:
     if size < HEADER_SIZE_MIN:
         raise RemoteProtocolError(f"a binary header has at least 21 bytes, this one {size}")
     code, language, version, opaque, flag, remark_size = FIXED.unpack_from(header)
-    entries = remark = None
     try:
-        ext = None if remark_size else _layouts.read(header, code)
-        if ext is None:
-            remark, ext, entries = _walk(header, code, remark_size)
+        if not remark_size and (cut := _layouts.read(header, code)) is not None:
+            layout, values = cut
+            return CutCommand(
+                code=code,
+                flag=flag,
+                language=LANGUAGE_NAMES.get(language, language),
+                opaque=opaque,
+                version=version,
+                serialize_type=SERIALIZE_BINARY,
+                layout=layout,
+                values=values,
+            )
+        remark, ext, entries = _walk(header, code, remark_size)
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(f"the binary header holds no UTF-8: {error}") from error
     return Command(

@@ -18,7 +18,8 @@ Headers whose entries do not make a map one by one (a name twice, a null) are ne
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 #: Layouts of headers with the same code and size; with more, the one learned first is forgotten.
 ALIKE_MAX: Final = 4
@@ -38,10 +39,13 @@ _decode = bytes.decode
 class Layout:
     """Where the values of a header stand, which of them change, and all that does not."""
 
-    __slots__ = ("_changing", "_cut", "_ext", "_names", "_same", "places")
+    __slots__ = ("_changing", "_cut", "_ext", "_same", "names", "places", "readers")
 
     def __init__(self, header: bytes, ext: dict[str, str], places: Places) -> None:
         self.places = places
+        #: Ways to read headers of this layout, by type of the custom header: whoever has found one
+        #: keeps it here.
+        self.readers: dict[type, Any] = {}
         self._ext = ext
         self._changing: frozenset[str] = frozenset()
         self._prepare(header)
@@ -56,18 +60,23 @@ class Layout:
         pieces.append(f"{len(header) - position}s")
         self._cut = struct.Struct(f">{_EXT_SIZE_AT}x{''.join(pieces)}").unpack
         self._same = self._cut(header)[::2]
-        self._names = [name for name in self.places if name in self._changing]
+        #: Names of the values that change, in their order.
+        self.names = [name for name in self.places if name in self._changing]
 
-    def read(self, header: bytes) -> dict[str, str] | None:
-        """The ext map of a header of the same size; None if more of it is different.
+    def read(self, header: bytes) -> tuple[str, ...] | None:
+        """The values of ``names`` in a header of the same size; None if more of it is different.
 
         Raises UnicodeDecodeError.
         """
         pieces = self._cut(header)
         if pieces[::2] != self._same:
             return None
+        return tuple(map(_decode, pieces[1::2]))
+
+    def ext(self, values: Sequence[str]) -> dict[str, str]:
+        """The ext map of a header with these values of ``names``."""
         ext = self._ext.copy()
-        ext.update(zip(self._names, map(_decode, pieces[1::2]), strict=True))
+        ext.update(zip(self.names, values, strict=True))
         return ext
 
     def changed(self, header: bytes, ext: dict[str, str]) -> Layout:
@@ -86,12 +95,12 @@ class Layouts:
     def __init__(self) -> None:
         self._by_key: dict[int, tuple[Layout, ...]] = {}
 
-    def read(self, header: bytes, code: int) -> dict[str, str] | None:
-        """The ext map of a header without a remark, if one like it is known."""
+    def read(self, header: bytes, code: int) -> tuple[Layout, tuple[str, ...]] | None:
+        """The layout of a header without a remark and the values of its names, if it is known."""
         for layout in self._by_key.get(len(header) << 16 | code & 0xFFFF, ()):
-            ext = layout.read(header)
-            if ext is not None:
-                return ext
+            values = layout.read(header)
+            if values is not None:
+                return layout, values
         return None
 
     def learn(self, header: bytes, code: int, ext_at: int, ext: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The unique id of a plain property string: found in one pass, and the same as in two."""
+"""Unique ids of plain property strings: found in one pass, or at the place of the one before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.rewriting import is_plain, plain_unique_id
+from skylark.broker.rewriting import PlainIds, is_plain
 from skylark.wire.properties import PROPERTY_UNIQ_KEY, find_property
 
 ITEMS = [
@@ -47,7 +47,27 @@ texts = st.lists(st.sampled_from(ITEMS), max_size=6).map("".join) | st.lists(
 @example("KEYS\x01UNIQ_KEY\x01A\x02")
 def test_the_unique_id_of_a_plain_text_and_of_no_other(text: str) -> None:
     expected = find_property(text, PROPERTY_UNIQ_KEY) if is_plain(text) else None
-    assert plain_unique_id(text) == expected
+    assert PlainIds().find(text) == expected
+
+
+#: Strings of which many differ in few characters only.
+alike = st.tuples(
+    st.sampled_from(["", "KEYS\x01k\x02", "DELAY\x011\x02", "UNIQ_KEY\x01A\x02"]),
+    st.text("AB\x01\x02", max_size=4),
+    st.sampled_from(["", "\x02", "TAGS\x01a\x02", "\x02TAGS\x01a\x02", "\x02DELAY\x011\x02"]),
+).map(lambda parts: f"{parts[0]}UNIQ_KEY\x01{parts[1]}{parts[2]}")
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(alike | texts, min_size=2, max_size=12))
+@example(
+    ["UNIQ_KEY\x01ABC\x02", "UNIQ_KEY\x01\x02BC\x02", "UNIQ_KEY\x01A\x02C\x02", "UNIQ_KEY\x01"]
+)
+@example(["UNIQ_KEY\x01A\x02DELAYED\x02", "UNIQ_KEY\x01A\x02DELAY\x01\x02"])
+def test_the_text_before_changes_nothing(sent: list[str]) -> None:
+    ids = PlainIds()
+    for text in sent:
+        assert ids.find(text) == PlainIds().find(text)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +91,12 @@ def test_the_unique_id_of_a_plain_text_and_of_no_other(text: str) -> None:
     ],
 )
 def test_examples(text: str, expected: str | None) -> None:
-    assert plain_unique_id(text) == expected
+    assert PlainIds().find(text) == expected
 
 
 def test_a_long_text_takes_no_longer_than_its_length() -> None:
     """What was taken is never given back: otherwise this would not end."""
     text = "UNIQ_KEY\x01A\x02" * 3_000
-    assert plain_unique_id(text) == "A"
-    assert plain_unique_id(text + "DELAY\x011\x02") is None
-    assert plain_unique_id("K\x01" + "\x01" * 30_000) is None
+    assert PlainIds().find(text) == "A"
+    assert PlainIds().find(text + "DELAY\x011\x02") is None
+    assert PlainIds().find("K\x01" + "\x01" * 30_000) is None

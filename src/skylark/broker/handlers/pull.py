@@ -75,7 +75,8 @@ from skylark.store.results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
-from skylark.wire.fields import decode_ext, encode_ext
+from skylark.wire.cut_command import header_of
+from skylark.wire.fields import encode_ext
 from skylark.wire.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
 
 OFFSET_RESET: Final = "OFFSET_RESET"  # remark of an answer that carries out a reset
@@ -142,7 +143,7 @@ class PullHandlers:
 
     def pull(self, connection: Connection, request: Command) -> Answer:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
-        header = decode_ext(PullMessageRequestHeader, request.ext)
+        header = header_of(PullMessageRequestHeader, request)
         return self._run(connection, request, header, is_first=True)
 
     def _run(

@@ -36,7 +36,7 @@ from skylark.wire import properties as names
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.command import Command
-from skylark.wire.fields import decode_ext
+from skylark.wire.cut_command import header_of
 from skylark.wire.headers.send import (
     EXT_MSG_REGION,
     EXT_TRACE_ON,
@@ -56,8 +56,8 @@ _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY
 def send_header(request: Command) -> SendHeader:
     """The header of a send or of a reply, which has long names or letters, by the code."""
     if request.code in _LONG_NAMES:
-        return decode_ext(SendMessageRequestHeader, request.ext)
-    return decode_ext(SendMessageRequestHeaderV2, request.ext)
+        return header_of(SendMessageRequestHeader, request)
+    return header_of(SendMessageRequestHeaderV2, request)
 
 
 class SendChecks:

@@ -1,7 +1,7 @@
 """Sends that came together: the plain ones are checked here, and answered when they are stored.
 
 Hot: this is the way of nearly every message of a busy producer. *Plain* is a message to an ordinary
-topic whose property string is stored as it is (:func:`skylark.broker.rewriting.plain_unique_id`),
+topic whose property string is stored as it is (:class:`skylark.broker.rewriting.PlainIds`),
 and a plain half message (:mod:`skylark.broker.transaction.plain_halves`). Everything else in a run
 takes its turn through :mod:`skylark.broker.handlers.send`.
 """
@@ -16,7 +16,7 @@ from skylark.broker.handlers.put_runs import Plain
 from skylark.broker.handlers.send_checks import SendChecks, send_header
 from skylark.broker.handlers.sent import Sent, SentAnswers
 from skylark.broker.message_writer import MessageWriter
-from skylark.broker.rewriting import plain_unique_id
+from skylark.broker.rewriting import PlainIds
 from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.broker.transaction.plain_halves import PlainHalf, read_plain_half
@@ -58,6 +58,7 @@ class PlainSends:
         self._topics = topics
         self._stats = stats
         self._transactions = transactions
+        self._plain_ids = PlainIds()
         self.alone = send
 
     def follow(self) -> None:
@@ -71,7 +72,7 @@ class PlainSends:
             text = header.properties
             if not body or not text or header.batch:
                 return None
-            note: str | PlainHalf | None = plain_unique_id(text)
+            note: str | PlainHalf | None = self._plain_ids.find(text)
             if note is None and not self._checks.config.reject_transaction_message:
                 note = read_plain_half(text)
             if note is None:

@@ -36,7 +36,7 @@ class SentAnswers:
         self._answers = answers
         self._host_hex = store_host.hex().upper()
         self._template_ext: dict[str, str] | None = None  # what the template was made for
-        self._template = ""
+        self._template = b""
 
     def when_durable(
         self, connection: Connection, sent: Sent, result: PutResult, properties: str
@@ -68,14 +68,14 @@ class SentAnswers:
 
         What is the same in all of them is encoded once.
         """
-        if not (unique_id.isascii() and unique_id.isalnum()):
+        id_text = unique_id.encode()
+        if not id_text.isalnum():  # of ASCII, that is
             return None
         if self._template_ext is not self._checks.ext:
             self._make_template()
-        text = self._template % (
-            result.log_offset, queue_id, result.queue_offset, unique_id, request.opaque,
+        header = self._template % (
+            result.log_offset, queue_id, result.queue_offset, id_text, request.opaque,
         )  # fmt: skip
-        header = text.encode()
         size = len(header)
         return PREFIX.pack(4 + size, size) + header
 
@@ -89,10 +89,10 @@ class SentAnswers:
             ("<id>", f"{self._host_hex}%016X"),
             ("<queue>", "%d"),
             ("<offset>", "%d"),
-            ("<key>", "%s"),
+            ("<key>", "%b"),
             (str(opaque), "%d"),
         ):
             before, found, after = text.rpartition(mark)
             assert found, f"the answer to a send has no {mark}"
             text = before + form + after
-        self._template, self._template_ext = text, self._checks.ext
+        self._template, self._template_ext = text.encode(), self._checks.ext

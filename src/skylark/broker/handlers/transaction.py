@@ -28,6 +28,7 @@ from skylark.net.dispatch import Answer, Dispatcher, error_response
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.cut_command import header_of
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.txn import (
     TRANSACTION_COMMIT,
@@ -72,7 +73,7 @@ class TransactionHandlers:
 
     def alone(self, connection: Connection, request: Command) -> Answer:
         """END_TRANSACTION (37)."""
-        header = decode_ext(EndTransactionRequestHeader, request.ext)
+        header = header_of(EndTransactionRequestHeader, request)
         check_master(self._live.current)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             log.debug(
