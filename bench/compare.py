@@ -14,7 +14,8 @@ It ends with an error if a goal is missed. ``ROWS='16*,catch-up'`` picks rows; `
 What is measured (:mod:`bench.compare_load.rows`):
 
 - the official Java benchmark programs: producers with 1, 16 and 64 threads, batches, a consumer
-  that catches up, both at once, transactions, and 64 threads with ``SYNC_FLUSH``;
+  that catches up (the middle one of three), both at once, transactions, and 64 threads with
+  ``SYNC_FLUSH``;
 - our own client, against both: one by one, 64 in flight, accumulator, push consumer, ``read_arrow``
   and the time from when a message is due to when its handler runs;
 - the systems: the time to the first acknowledged message, memory of their own (``RssAnon``) and
@@ -33,7 +34,7 @@ After each row all messages of its topic are read back, and those that differ co
 where our client sent by their bodies. If fewer are there than were acknowledged, the row is void.
 Rows that Apache wins stay in the table.
 
-A run of all rows leaves a file in ``bench/history``; ``--history`` makes one of any run.
+A run of all rows in four rounds leaves a file in ``bench/history``; ``--history`` makes one of any.
 """
 
 from __future__ import annotations
@@ -240,10 +241,11 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     counted = [sample for sample in ran.samples if sample.round < options.rounds]
     results = [result for row in chosen for result in summarize(row, counted)]
     stdout.write(f"\n{format_table(results)}\n\n{format_noise(results)}\n")
-    if options.history or not (options.rows or options.growth):
+    if options.history or not (options.rows or options.growth or options.rounds < ROUNDS):
         settings = asdict(timing) | {"rounds": options.rounds}
         day = datetime.now(UTC).date()
-        kind = "growth" if options.growth else "part" if options.rows else ""
+        kinds = ("growth" if options.growth else "", "part" if options.rows else "")
+        kind = "-".join(filter(None, kinds))
         path = history.save(history.FOLDER, day, commit, settings, facts, results, kind)
         stdout.write(f"{path}\n")
     return not missed(results)

@@ -9,11 +9,14 @@ from typing import Any
 
 from skylark import ClientOptions, Message
 from skylark.aio import Producer
+from skylark.core.errors import SkylarkError
 from skylark.net.loops import new_event_loop
 
 BODY_SIZE = 1 << 20
 AT_ONCE = 8
 SEND_TIMEOUT_S = 60.0  # disks stall
+BUSY_PAUSE_S = 0.5  # brokers refuse what has waited too long for one that does
+BUSY_TRIES_MAX = 120  # in a row
 
 
 async def run(job: dict[str, Any]) -> dict[str, int]:
@@ -24,7 +27,14 @@ async def run(job: dict[str, Any]) -> dict[str, int]:
     async def work(producer: Producer) -> None:
         nonlocal sent
         for _ in bodies:
-            await producer.send(Message(job["topic"], body))
+            for tries_left in reversed(range(BUSY_TRIES_MAX)):
+                try:
+                    await producer.send(Message(job["topic"], body))
+                    break
+                except SkylarkError:
+                    if not tries_left:
+                        raise
+                    await asyncio.sleep(BUSY_PAUSE_S)
             sent += 1
 
     # As it is: a body of zeros would be compressed to nothing.

@@ -25,7 +25,9 @@ PAGE = Path("docs") / "performance.md"
 COMMIT_SIZE = 10
 #: Pages of mapped files are page cache, and not taken from anybody.
 _NO_MERIT = ("mapped files", "open files")
-_SHOWN = re.compile(r"(<!-- result: (\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
+_SHOWN = re.compile(
+    r"(<!-- result: (\S+) -->\n)(?:(?!<!-- result:).)*?(<!-- end of result -->)", re.DOTALL
+)
 
 _SKYLARK_COLOR = "#2a6f97"
 _WORSE_COLOR = "#bc6c25"
@@ -62,7 +64,10 @@ def save(
 
 def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
     """What a file holds, and its results."""
-    content: dict[str, Any] = json.loads(path.read_text())
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{path} holds no result: {error}") from error
     results = []
     for entry in content["results"]:
         tuples: dict[str, Any] = {key: tuple(entry[key]) for key in ("apache", "skylark", "void")}
@@ -74,20 +79,38 @@ def renew(text: str, folder: Path) -> str:
     """The text of a page with the tables of the files that it names."""
 
     def table(found: re.Match[str]) -> str:
-        _, results = load(folder / found[2])
-        return f"{found[1]}\n{format_markdown(results)}\n\n{found[3]}"
+        content, results = load(folder / found[2])
+        return f"{found[1]}\n{format_markdown(results)}\n\n{_circumstances(content)}\n\n{found[3]}"
 
     return _SHOWN.sub(table, text)
+
+
+def _circumstances(content: dict[str, Any]) -> str:
+    """When, of what, where and for how long was measured, in one sentence."""
+    settings, machine = content["settings"], content["machine"]
+    commit = content["commit"]
+    where = [machine["cpu"], f"{machine['cores']} cores"]
+    if "memory_gb" in machine:
+        where.append(f"{machine['memory_gb']} GB of memory")
+    where += [machine["system"], machine["python"]]
+    return (
+        f"Measured {content['date']}, commit {commit[:COMMIT_SIZE] if commit else 'with changes'}:"
+        f" {settings['rounds']} rounds, {settings['seconds']:g} s a row after"
+        f" {settings['warm_up_s']:g} s of warm-up; {', '.join(where)}."
+    )
 
 
 def publish(page: Path, folder: Path) -> list[Path]:
     """Renew the tables and the chart of a page; the files that are written."""
     text = page.read_text()
     if (first := _SHOWN.search(text)) is None:
-        raise BenchError(f"{page} names no result: <!-- result: FILE --><!-- end of result -->")
-    page.write_text(renew(text, folder))
+        raise BenchError(
+            f"{page} names no result: a line <!-- result: FILE -->, and one <!-- end of result -->"
+        )
+    renewed = renew(text, folder)
     chart = page.with_suffix(".svg")
     draw(folder / first[2], chart)
+    page.write_text(renewed)
     return [page, chart]
 
 
@@ -111,7 +134,9 @@ def draw(source: Path, target: Path) -> None:
     with plt.rc_context({"svg.hashsalt": "skylark", "svg.fonttype": "none", "font.size": 9}):
         figure, axes = plt.subplots(figsize=(8, 1.2 + 0.26 * len(bars)), layout="constrained")
         colors = [_SKYLARK_COLOR if better >= 1 else _WORSE_COLOR for _, better in bars]
-        drawn = axes.barh([title for title, _ in bars], [b for _, b in bars], color=colors)
+        # From 1 on, so that they point to the one that is better.
+        widths = [better - 1 for _, better in bars]
+        drawn = axes.barh([title for title, _ in bars], widths, left=1.0, color=colors)
         axes.bar_label(drawn, labels=[f"{better:.2g}" for _, better in bars], padding=3)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set_xscale("log")

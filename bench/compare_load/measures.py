@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -30,6 +31,7 @@ from bench.harness import BenchError
 CATCH_UP_TIMEOUT_S: Final = 300.0
 #: The part of a catch-up in which it runs at full speed.
 FROM_SHARE, TO_SHARE = 0.1, 0.9
+CATCH_UPS: Final = 3
 #: After transactions, before the processor is watched: clients are noticed to be gone.
 CALM_S: Final = 5.0
 IDLE_LOAD_S: Final = 10.0
@@ -103,7 +105,7 @@ def long_log(session: Session, row: Row) -> Found:
     topic = session.topic()
     job = {"namesrv": session.system.namesrv, "topic": topic, "bytes": wanted}
     filled = session.python("bench.compare_load.filling", json.dumps(job))["stored"]
-    if (stored := session.stored_finally(topic, filled)) != filled:
+    if (stored := session.stored_finally(topic, filled)) < filled:  # more: some were sent again
         raise BenchError(f"of {filled} older messages {stored} are there")
     settle_disk(session.timing.pause_s)
     return producer(session, row)
@@ -190,27 +192,39 @@ def crossing(seen: Sequence[tuple[float, int]], count: float) -> float:
 
 
 def catch_up(session: Session, row: Row) -> Found:
-    """The rate of the middle part: starting, and the last commits, are slower on purpose."""
+    """The middle one of a few consumers that come one after the other, each in a group of its own.
+
+    One takes some seconds only, and how fast it is depends on how its JVM has warmed up.
+    """
     topic, acknowledged = session.full_topic(_option(row, "size"))
     stored = session.stored_finally(topic, acknowledged)
-    group = session.group_at_start(topic)
     begin = session.mark()
+    passes = [_one_catch_up(session, topic, stored) for _ in range(CATCH_UPS)]
+    end = session.mark()
+    rates = [rate for rate, _ in passes]
+    missing = max(missing for _, missing in passes)
+    return {
+        "figures": _rate_figures(statistics.median(rates), begin, end, stored * CATCH_UPS),
+        "acknowledged": acknowledged,
+        "stored": session.read_back(topic, acknowledged),
+        "void": f"{missing} of {stored} messages were not consumed" if missing else None,
+        "notes": {"rates": [round(rate) for rate in rates]},
+    }
+
+
+def _one_catch_up(session: Session, topic: str, stored: int) -> tuple[float, int]:
+    """The rate of the middle part, and how many messages were not consumed.
+
+    Starting, and the last commits, are slower on purpose.
+    """
+    group = session.group_at_start(topic)
     with _consumer(session, topic, group) as client:
         seen = _wait_consumed(session, client, group, topic, stored)
     if not seen:
         raise client.failure("ended early")
-    end = session.mark()
-    consumed = seen[-1][1]
     took_s = crossing(seen, TO_SHARE * stored) - crossing(seen, FROM_SHARE * stored)
     rate = (TO_SHARE - FROM_SHARE) * stored / took_s if took_s > 0 else 0.0
-    missing = stored - consumed
-    return {
-        "figures": _rate_figures(rate, begin, end, stored),
-        "acknowledged": acknowledged,
-        "stored": session.read_back(topic, acknowledged),
-        "void": f"{missing} of {stored} messages were not consumed" if missing else None,
-        "notes": {"looks": len(seen)},
-    }
+    return rate, stored - seen[-1][1]
 
 
 # ---- our client ----------------------------------------------------------------------------------
@@ -311,6 +325,7 @@ def connections(session: Session, row: Row) -> Found:
         "figures": _rate_figures(result["count"] / result["wall_s"], begin, end, result["stored"]),
         "acknowledged": result["stored"],
         "stored": session.read_back(topic, result["stored"]),
+        "void": "; ".join(what for what, _ in result["errors"] if "lost" in what) or None,
         "notes": {"refused": result["errors"]},
     }
 

@@ -153,7 +153,7 @@ def table_lines(results: Sequence[Result]) -> list[tuple[str, ...]]:
         ratio = "VOID" if result.void else "" if result.ratio is None else f"{result.ratio:.2f}x"
         noise = "" if result.self_ratio is None else f"{result.self_ratio:.2f}"
         goal = f"{result.goal}{verdict}" if result.goal else ""
-        sides = *_cell(result.apache), *_cell(result.skylark)
+        sides = ("",) * 4 if result.void else (*_cell(result.apache), *_cell(result.skylark))
         lines.append((result.title, result.unit, *sides, ratio, noise, goal))
     return lines
 

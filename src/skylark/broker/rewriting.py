@@ -59,6 +59,7 @@ _ACTED_UPON: Final = (
 )
 _LEVEL_DIGITS_MAX: Final = 10
 _INT64: Final = range(-(1 << 63), 1 << 63)
+_REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
 _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
@@ -111,8 +112,9 @@ class PlainIds:
         match = _PLAIN_WITH_ID.fullmatch(text)
         if match is None or match[1] is None:
             return None
-        self._start, self._end = start, end = match.span(1)
-        self._before, self._after, self._size = text[:start], text[end:], len(text)
+        if len(text) <= _REMEMBERED_SIZE_MAX:
+            self._start, self._end = start, end = match.span(1)
+            self._before, self._after, self._size = text[:start], text[end:], len(text)
         return match[1]
 
 

@@ -24,7 +24,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -224,6 +224,7 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
 
     async with _open(options) as (instance, link):
         topic = instance.namespace.wrap(wanted.topic)
+        began = datetime.fromtimestamp(link.clock.now_ms() / 1000, tz=UTC)
         route = await link.lookup.subscribe_route(topic)
         readers = _readers(instance, link, wanted, route, printer.output)
         if not readers:
@@ -237,7 +238,7 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
         printer.flush()
         if wanted.follow:
             async with aclosing(
-                _following(instance, link, wanted, readers, printer.output)
+                _following(instance, link, wanted, began, readers, printer.output)
             ) as coming:
                 async for messages in coming:
                     printer.show(messages)
@@ -312,6 +313,15 @@ class _QueueReader:
         elif isinstance(start, int):
             offset = start
         self._start = max(low, min(offset, self._end))
+
+    async def join(self, start: str | int | datetime, began: datetime) -> None:
+        """:meth:`place` for a queue found while following: all that is wanted counts as coming.
+
+        It may be new, or of a broker that was away. So the latest is what was stored since the
+        reading began, by the clocks of both machines.
+        """
+        await self.place(began if start == "latest" else start)
+        self._end = self._start
 
     async def stored(self) -> AsyncGenerator[MessageExt, None]:
         """The messages that are there."""
@@ -407,6 +417,7 @@ async def _following(
     instance: ClientInstance,
     link: Link,
     wanted: Wanted,
+    began: datetime,
     readers: list[_QueueReader],
     output: Output,
 ) -> AsyncGenerator[list[MessageExt], None]:
@@ -431,9 +442,15 @@ async def _following(
                 log.debug("no route of %s for now: %s", topic, error)
                 continue
             for reader in _readers(instance, link, wanted, route, output) if route else ():
-                if reader.queue not in known:
-                    known.add(reader.queue)
-                    tasks.append(loop.create_task(reader.follow(arrived)))
+                if reader.queue in known:
+                    continue
+                try:
+                    await reader.join(wanted.start, began)
+                except SkylarkError as error:
+                    log.debug("%s cannot be joined for now: %s", reader.queue, error)
+                    continue
+                known.add(reader.queue)
+                tasks.append(loop.create_task(reader.follow(arrived)))
 
     tasks.append(loop.create_task(look_for_queues()))
     try:

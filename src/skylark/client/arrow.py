@@ -95,6 +95,8 @@ _COLUMNS: Final = Sequence[str] | None
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 QUEUES_AT_ONCE: Final = 4
+#: Queues whose ends are asked for at the same time: a topic may have very many.
+_RESOLVED_AT_ONCE: Final = 256
 #: Answers smaller than this are decoded together: Apache brokers send 32 messages at a time.
 DECODE_SIZE_MIN: Final = 512 * 1024
 #: A batch with inflated bodies ends when they are larger than this.
@@ -465,7 +467,13 @@ async def _resolve(
                 f"topic {queues[0].topic} has no queues {sorted(bound.keys() - known)}",
                 hint=f"it has {sorted(known)}",
             )
-    ranges = await asyncio.gather(*(_range(link, queue, start, end) for queue in queues))
+    gate = asyncio.Semaphore(_RESOLVED_AT_ONCE)
+
+    async def resolved(queue: MessageQueue) -> _Range:
+        async with gate:
+            return await _range(link, queue, start, end)
+
+    ranges = await asyncio.gather(*map(resolved, queues))
     return [each for each in ranges if each.start < each.end]
 
 

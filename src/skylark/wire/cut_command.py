@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from skylark.core.errors import HeaderFieldError
 from skylark.wire.command import Command
-from skylark.wire.fields import HeaderT, decode_ext, number_digits
+from skylark.wire.fields import HeaderT, decode_ext, decode_slowly, number_digits
 from skylark.wire.header_layout import Layout
 
 #: Reads and writes the field that the property hides.
@@ -21,7 +22,10 @@ _EXT: Final[Any] = Command.__dict__["ext"]
 
 
 class CutCommand(Command, kw_only=True, gc=False):
-    """A decoded frame with what its header has not in common with others."""
+    """A decoded frame with what its header has not in common with others.
+
+    ``msgspec.structs`` knows nothing of the property: ask for ``ext`` before you replace anything.
+    """
 
     layout: Layout
     #: Values of ``layout.names``; None once there is a map.
@@ -31,18 +35,21 @@ class CutCommand(Command, kw_only=True, gc=False):
     def ext(self) -> dict[str, str] | None:
         values = self.values
         if values is not None:
-            self.values = None
             _EXT.__set__(self, self.layout.ext(values))
+            self.values = None
         return cast("dict[str, str] | None", _EXT.__get__(self))
 
     @ext.setter
     def ext(self, ext: dict[str, str] | None) -> None:
-        self.values = None
         _EXT.__set__(self, ext)
+        self.values = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Command) and _fields_of(self) == _fields_of(other)
+        if not isinstance(other, Command):
+            return NotImplemented
+        return _fields_of(self) == _fields_of(other)
 
+    __ne__ = object.__ne__  # the opposite of that, not what Struct has
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -91,9 +98,16 @@ def header_of(header_type: type[HeaderT], command: Command) -> HeaderT:
 def _learn(header_type: type[HeaderT], layout: Layout, values: tuple[str, ...]) -> _Alike | None:
     """How to read headers like this one; None if that takes the map. May raise as ``decode_ext``.
 
-    A value that no field is declared for is ignored, here as there.
+    A value that no field is declared for is ignored, here as there. Where the two roads of
+    ``decode_ext`` differ, another value may lead to the other one.
     """
-    example = decode_ext(header_type, layout.ext(values))
+    ext = layout.ext(values)
+    example = decode_ext(header_type, ext)
+    try:
+        if decode_slowly(header_type, ext) != example:
+            return None
+    except HeaderFieldError:
+        return None
     texts: list[tuple[int, str]] = []
     numbers: list[tuple[int, str, int]] = []
     for place, name in enumerate(layout.names):

@@ -158,14 +158,15 @@ def decode_ext(header_type: type[HeaderT], ext: Mapping[str, str] | None) -> Hea
         ext = {}
     for name in _bool_names(header_type):
         if ext.get(name) not in _CANONICAL_BOOLS:
-            return _decode_slowly(header_type, ext)
+            return decode_slowly(header_type, ext)
     try:
         return msgspec.convert(ext, header_type, strict=False)
     except msgspec.ValidationError:
-        return _decode_slowly(header_type, ext)
+        return decode_slowly(header_type, ext)
 
 
-def _decode_slowly(header_type: type[HeaderT], ext: Mapping[str, str]) -> HeaderT:
+def decode_slowly(header_type: type[HeaderT], ext: Mapping[str, str]) -> HeaderT:
+    """The slow road of :func:`decode_ext`."""
     values: dict[str, Any] = {}
     for field in header_fields(header_type):
         text = ext.get(field.wire_name)

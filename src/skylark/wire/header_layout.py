@@ -39,10 +39,11 @@ _decode = bytes.decode
 class Layout:
     """Where the values of a header stand, which of them change, and all that does not."""
 
-    __slots__ = ("_changing", "_cut", "_ext", "_same", "names", "places", "readers")
+    __slots__ = ("_changing", "_cut", "_ext", "_same", "names", "places", "readers", "size")
 
     def __init__(self, header: bytes, ext: dict[str, str], places: Places) -> None:
         self.places = places
+        self.size = len(header)
         #: Ways to read headers of this layout, by type of the custom header: whoever has found one
         #: keeps it here.
         self.readers: dict[type, Any] = {}

@@ -15,7 +15,14 @@ from bench.harness import BenchError
 
 DAY = date(2026, 3, 1)
 COMMIT = "0123456789abcdef"
-FACTS = {"cpu": "Some CPU", "cores": 2}
+FACTS = {
+    "cpu": "Some CPU",
+    "cores": 2,
+    "memory_gb": 25,
+    "system": "Linux x86_64",
+    "python": "CPython 3.11.2",
+}
+SETTINGS = {"rounds": 4, "seconds": 8.0, "warm_up_s": 6.0}
 
 
 def result(title: str, unit: str, ratio: float | None, void: tuple[str, ...] = ()) -> Result:
@@ -71,7 +78,7 @@ PAGE = "# Page\n\n<!-- result: {} -->\n<!-- end of result -->\n\nThe end.\n"
 def test_a_page_shows_the_tables_of_the_files_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = history.save(tmp_path, DAY, COMMIT, {}, FACTS, RESULTS)
+    source = history.save(tmp_path, DAY, COMMIT, SETTINGS, FACTS, RESULTS)
     page, chart = tmp_path / "page.md", tmp_path / "page.svg"
     page.write_text(PAGE.format(source.name))
     monkeypatch.setattr(history, "PAGE", page)
@@ -84,19 +91,34 @@ def test_a_page_shows_the_tables_of_the_files_that_it_names(
         "| 16 threads | msg/s | 1.5 | 33% | 3.5 | 14% | 1.25x | 0.50 | at least 1x: met |" in shown
     )
     assert "VOID lost: skylark, round 1: gone" in shown
+    assert "| lost | msg/s |  |  |  |  | VOID |" in shown
+    assert (
+        "Measured 2026-03-01, commit 0123456789: 4 rounds, 8 s a row after 6 s of warm-up;"
+        " Some CPU, 2 cores, 25 GB of memory, Linux x86_64, CPython 3.11.2."
+    ) in shown
     assert shown.endswith("<!-- end of result -->\n\nThe end.\n")
     assert history.renew(shown, tmp_path) == shown
 
 
-def test_a_page_that_names_no_file_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# Page\n", "names no result"),
+        ("<!-- result: a -->\n", "names no result"),
+        ("<!-- result: a -->\n<!-- end of result -->\n", "a holds no result: .*No such file"),
+        ("<!-- result: a -->\n<!-- result: b -->\n<!-- end of result -->\n", "b holds no result"),
+    ],
+)
+def test_a_page_that_names_no_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# Page\n")
-    with pytest.raises(BenchError, match="names no result"):
+    page.write_text(text)
+    with pytest.raises(BenchError, match=message):
         history.publish(page, tmp_path)
+    assert page.read_text() == text
 
 
 def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(tmp_path: Path) -> None:
-    source = history.save(tmp_path, DAY, COMMIT, {}, FACTS, RESULTS)
+    source = history.save(tmp_path, DAY, COMMIT, SETTINGS, FACTS, RESULTS)
     history.draw(source, tmp_path / "chart.svg")
     drawn = (tmp_path / "chart.svg").read_text()
     assert all(text in drawn for text in ("16 threads", "start-up", "Some CPU, 2 cores"))

@@ -264,6 +264,38 @@ async def test_queues_that_the_topic_gets(
     assert (message["queue"], message["body"]) == (1, "in the new one")
 
 
+async def test_what_is_latest_in_a_queue_that_was_away(
+    home: Path, cluster: Up, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its broker comes back with what it had: that was there when the reading began."""
+    topic = "away"
+    shell = Shell(home, cluster, topic)
+    shell.create(queue_count=2)
+    options = ClientOptions(namesrv=cluster.namesrv)
+    printer = Printer(Output("json", sys.stdout, sys.stderr), topic, count=1)
+    wanted = consume.Wanted(topic, "latest", follow=True, tags=None, queue=None)
+    readers_of_all, looks = consume._readers, 0
+
+    def readers_but_one(*arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        readers = readers_of_all(*arguments)
+        return [each for each in readers if looks > 1 or each.queue.queue_id == 0]
+
+    monkeypatch.setattr(consume, "ROUTE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(consume, "_readers", readers_but_one)
+    away = MessageQueue(topic=topic, broker_name=BROKER, queue_id=1)
+    async with Producer("P", options) as producer, LoopClock().timeout(TIMEOUT_S):
+        await producer.send(Message(topic, b"before"), queue=away)
+        await LoopClock().sleep(0.01)  # to another moment of the broker's clock
+        reading = asyncio.create_task(consume._consume_plain(printer, wanted, options))
+        while looks < 2 or not (await asyncio.wait({reading}, timeout=0.5))[0]:
+            await producer.send(Message(topic, b"after"), queue=away)
+        await reading
+    message = json.loads(capsys.readouterr().out)
+    assert (message["queue"], message["body"]) == (1, "after")
+
+
 def test_following_survives_a_restart_of_the_cluster(tmp_path: Path) -> None:
     small = ("--set", "mappedFileSizeCommitLog=16777216", "--set", "maxIndexNum=2000")
     data = ("--data", str(tmp_path / "data"), *small, "--topic", "T:1")

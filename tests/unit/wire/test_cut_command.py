@@ -101,6 +101,8 @@ def test_it_equals_a_command_that_was_not_cut_and_encodes_to_the_same_bytes() ->
     plain = Command(code=310, opaque=7, ext=SEND, serialize_type=SERIALIZE_BINARY)
     assert command == plain
     assert plain == command
+    assert (command != plain) is False
+    assert (plain != command) is False
     assert encode_binary_header(cut(SEND, e="5")) == encode_binary_header(plain)
     plain.opaque = 8
     assert command != plain
@@ -144,6 +146,8 @@ VALUES = st.sampled_from(
     )
 )
 @example([{"e": "3"}, {"e": "5"}, {"e": "x"}, {"e": "7"}])
+@example([{"j": "1.0", "e": e} for e in ("-1", "+5", "-1", "٣")])
+@example([{"e": "-1"}, {"e": "+5"}, {"e": "-1"}, {"e": "1.0"}, {"e": "+7"}])
 @example([{"m": "true"}, {"m": "TRUE"}, {"m": "true"}, {"m": "TRUE"}])
 @example([{"e": "x"}, {"e": "y"}, {"e": "x"}, {"e": "1"}, {"e": "2"}])
 def test_any_sequence_of_headers_is_read_as_by_itself(changes: list[dict[str, str]]) -> None:

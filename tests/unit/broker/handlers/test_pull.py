@@ -15,6 +15,8 @@ from skylark.wire.bodies.heartbeat import CheckClientRequestBody, SubscriptionDa
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body
+from skylark.wire.fields import decode_ext, encode_ext
+from skylark.wire.headers.pull import PullMessageResponseHeader
 from tests.unit.broker.handlers.stored import COMMIT, OWN, SUSPEND, Stored, bodies_of, stored
 
 KEYS = {"suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"}
@@ -24,6 +26,8 @@ def position(answer: Command) -> tuple[int, str | None, int]:
     """Code, remark and where to go on."""
     assert answer.ext is not None
     assert answer.ext.keys() == KEYS | {"topicSysFlag", "groupSysFlag"}
+    header = decode_ext(PullMessageResponseHeader, answer.ext)
+    assert list(answer.ext.items()) == list(encode_ext(header).items())
     return answer.code, answer.remark, int(answer.ext["nextBeginOffset"])
 
 
