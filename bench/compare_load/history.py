@@ -121,6 +121,10 @@ def advantage(result: Result) -> float | None:
     return result.ratio if result.unit == "msg/s" else 1 / result.ratio
 
 
+def _times(better: float) -> str:
+    return f"{better:.0f}" if better >= 10 else f"{better:.2g}"
+
+
 def draw(source: Path, target: Path) -> None:
     """A bar for each line of the table, Apache being 1; drawn alike each time."""
     import matplotlib as mpl
@@ -137,7 +141,7 @@ def draw(source: Path, target: Path) -> None:
         # From 1 on, so that they point to the one that is better.
         widths = [better - 1 for _, better in bars]
         drawn = axes.barh([title for title, _ in bars], widths, left=1.0, color=colors)
-        axes.bar_label(drawn, labels=[f"{better:.2g}" for _, better in bars], padding=3)
+        axes.bar_label(drawn, labels=[_times(better) for _, better in bars], padding=3)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set_xscale("log")
         axes.margins(x=0.12, y=0.01)

@@ -125,3 +125,9 @@ def test_the_chart_shows_what_is_not_void_and_is_drawn_alike(tmp_path: Path) -> 
     assert "lost" not in drawn
     history.draw(source, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == drawn
+
+
+def test_the_page_about_performance_is_up_to_date() -> None:
+    root = Path(__file__).parents[3]
+    text = (root / history.PAGE).read_text()
+    assert history.renew(text, root / history.FOLDER) == text, "make bench ARGS=--publish"
