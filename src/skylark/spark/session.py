@@ -149,10 +149,23 @@ def register(spark: SparkSession) -> None:
     Spark finds it by itself where it is installed, unless another plug-in whose name begins with
     ``pyspark_`` is broken; code shipped as a zip is never found.
 
-    Queries that run side by side in one JVM should each have a session (``newSession``) that was
-    told by hand. Of a source that Spark has found itself there is one Java object for all, with one
-    unguarded map of environment variables: starting a Python process for one query writes into it,
-    and sending tasks of another serialises it. Once in a while the tasks of the other then fail for
-    ever with OptionalDataException.
+    To be called as well where queries run side by side in one JVM. Of a source that Spark has found
+    itself there is one Java object for all, with one unguarded map of environment variables:
+    starting a Python process for one query writes into it, and sending tasks of another serialises
+    it. Once in a while the tasks of the other then fail for ever with OptionalDataException. A
+    source that was told by hand gets a map that may be written and read at the same time.
     """
-    spark.dataSource.register(DefaultSource)
+    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: the map is the server's business
+        spark.dataSource.register(DefaultSource)
+        return
+    context = spark.sparkContext
+    jvm, environment = context._jvm, context.environment
+    assert jvm is not None, "this session has one"
+    guarded = jvm.java.util.concurrent.ConcurrentHashMap()
+    for name, value in environment.items():
+        guarded.put(name, value)
+    context.environment = guarded  # what Spark gives to functions that it wraps
+    try:
+        spark.dataSource.register(DefaultSource)
+    finally:
+        context.environment = environment

@@ -1,0 +1,21 @@
+"""A source that a session was told of by hand."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from skylark.spark.session import register
+
+
+def test_queries_side_by_side_may_start_processes_while_others_send_tasks(
+    spark: SparkSession,
+) -> None:
+    """Spark writes the variables of a process into a map that it also serialises for tasks."""
+    session = spark.newSession()
+    environment = spark.sparkContext.environment
+    register(session)
+    manager = session._jsparkSession.sessionState().dataSourceManager()
+    variables = manager.lookupDataSource("rocketmq").dataSourceCls().envVars()
+    assert variables.getClass().getName() == "java.util.concurrent.ConcurrentHashMap"
+    assert dict(variables) == environment
+    assert spark.sparkContext.environment is environment
