@@ -76,8 +76,7 @@ from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.cut_command import header_of
-from skylark.wire.fields import encode_ext
-from skylark.wire.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from skylark.wire.headers.pull import PullMessageRequestHeader
 
 OFFSET_RESET: Final = "OFFSET_RESET"  # remark of an answer that carries out a reset
 PULL_BYTES_MIN: Final = 100  # as in Java, however little the client asks for
@@ -199,15 +198,8 @@ class PullHandlers:
                 result.release()
                 return LATER
             self._count(header, result, began_at)
-            # What encode_ext makes of a PullMessageResponseHeader, at a third of the cost.
-            ext = {
-                "suggestWhichBrokerId": str(suggested_id),
-                "nextBeginOffset": str(result.next_offset),
-                "minOffset": str(result.min_offset),
-                "maxOffset": str(result.max_offset),
-                "topicSysFlag": str(topic.topic_sys_flag),
-                "groupSysFlag": str(group.group_sys_flag),
-            }
+            bounds = result.min_offset, result.max_offset
+            ext = _position(suggested_id, result.next_offset, *bounds, topic, group)
         except BaseException:
             result.release()
             raise
@@ -305,15 +297,10 @@ class PullHandlers:
     ) -> Command:
         """The group was sent elsewhere, and hears it now."""
         reader = self._store.reader
-        response_header = PullMessageResponseHeader(
-            suggest_which_broker_id=self._suggested(group, is_slow=False),
-            next_begin_offset=offset,
-            min_offset=reader.min_offset(header.topic, header.queue_id),
-            max_offset=reader.max_offset(header.topic, header.queue_id),
-            topic_sys_flag=topic.topic_sys_flag,
-            group_sys_flag=group.group_sys_flag,
-        )
-        ext = encode_ext(response_header)
+        low = reader.min_offset(header.topic, header.queue_id)
+        high = reader.max_offset(header.topic, header.queue_id)
+        suggested_id = self._suggested(group, is_slow=False)
+        ext = _position(suggested_id, offset, low, high, topic, group)
         return response_to(request, ResponseCode.PULL_OFFSET_MOVED, OFFSET_RESET, ext=ext)
 
     def _commit(self, header: PullMessageRequestHeader) -> None:
@@ -478,3 +465,22 @@ class PullHandlers:
     def _now_ms(self) -> int:
         """Steady time: held pulls do not notice a step of the wall clock."""
         return round(self._clock.monotonic() * 1000)
+
+
+def _position(
+    suggested_id: int,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    topic: TopicConfig,
+    group: SubscriptionGroupConfig,
+) -> dict[str, str]:
+    """What ``encode_ext`` makes of a ``PullMessageResponseHeader``, at a third of the cost."""
+    return {
+        "suggestWhichBrokerId": str(suggested_id),
+        "nextBeginOffset": str(next_offset),
+        "minOffset": str(min_offset),
+        "maxOffset": str(max_offset),
+        "topicSysFlag": str(topic.topic_sys_flag),
+        "groupSysFlag": str(group.group_sys_flag),
+    }

@@ -28,7 +28,6 @@ from skylark.net.dispatch import Answer, Dispatcher, error_response
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
-from skylark.wire.cut_command import header_of
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.txn import (
     TRANSACTION_COMMIT,
@@ -73,7 +72,7 @@ class TransactionHandlers:
 
     def alone(self, connection: Connection, request: Command) -> Answer:
         """END_TRANSACTION (37)."""
-        header = header_of(EndTransactionRequestHeader, request)
+        header = decode_ext(EndTransactionRequestHeader, request.ext)
         check_master(self._live.current)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             log.debug(
