@@ -71,11 +71,24 @@ class BroadcastOffsets:
     def __len__(self) -> int:
         return self._count
 
-    def moved_to(self, connection: Connection, header: PullMessageRequestHeader) -> int | None:
-        """The offset that a pull must be told; None if it may go on with its own."""
-        client_id = self._client_id(connection, header)
-        if client_id is None:
+    def client_id(self, connection: Connection, header: PullMessageRequestHeader) -> str | None:
+        """Whose pull it is; None if it is not a broadcast consumer's."""
+        if not self._live.current.enable_broadcast_offset_store:
             return None
+        if header.request_source == FROM_PROXY:
+            return header.proxy_forward_client_id
+        group = self._consumers.group(header.consumer_group)
+        if (
+            group is None
+            or not group.is_broadcasting
+            or group.consume_type is not ConsumeType.CONSUME_PASSIVELY
+        ):
+            return None
+        member = group.members.get(connection)
+        return None if member is None else member.channel.client_id
+
+    def moved_to(self, client_id: str, header: PullMessageRequestHeader) -> int | None:
+        """The offset that a pull must be told; None if it may go on with its own."""
         from_proxy = header.request_source == FROM_PROXY
         clients = self._clients.get((header.topic, header.consumer_group), {})
         client = clients.get(client_id)
@@ -86,15 +99,12 @@ class BroadcastOffsets:
 
     def pulled(
         self,
-        connection: Connection,
+        client_id: str,
         header: PullMessageRequestHeader,
         code: ResponseCode,
         next_offset: int,
     ) -> None:
         """A client gets this answer; what is before the offset it asked for, it has consumed."""
-        client_id = self._client_id(connection, header)
-        if client_id is None:
-            return
         now_ms = round(self._clock.monotonic() * 1000)
         clients = self._clients.setdefault((header.topic, header.consumer_group), {})
         from_proxy = header.request_source == FROM_PROXY
@@ -113,22 +123,6 @@ class BroadcastOffsets:
             self._sweep(now_ms)
 
     # --- inside ---
-
-    def _client_id(self, connection: Connection, header: PullMessageRequestHeader) -> str | None:
-        """Whose pull it is; None if it is not a broadcast consumer's."""
-        if not self._live.current.enable_broadcast_offset_store:
-            return None
-        if header.request_source == FROM_PROXY:
-            return header.proxy_forward_client_id
-        group = self._consumers.group(header.consumer_group)
-        if (
-            group is None
-            or not group.is_broadcasting
-            or group.consume_type is not ConsumeType.CONSUME_PASSIVELY
-        ):
-            return None
-        member = group.members.get(connection)
-        return None if member is None else member.channel.client_id
 
     def _remembered(self, client: _Client | None, header: PullMessageRequestHeader) -> int:
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id

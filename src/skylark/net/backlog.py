@@ -17,46 +17,36 @@ from skylark.wire.command import Command
 RUN_SIZE_MAX: Final = 128 << 10
 
 
-class Backlog:
+class Backlog(deque[tuple[Command, float]]):
     """A queue of requests, each with the time at which its bytes arrived."""
 
-    __slots__ = ("_requests",)
-
-    def __init__(self) -> None:
-        self._requests: deque[tuple[Command, float]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._requests)
+    __slots__ = ()
 
     @property
     def size(self) -> int:
         """About how much memory all of them take."""
-        return sum(held_size(request) for request, _ in self._requests)
+        return sum(held_size(request) for request, _ in self)
 
     def add(self, request: Command, arrived_at: float) -> None:
-        self._requests.append((request, arrived_at))
+        self.append((request, arrived_at))
 
     def take(self, runs: Mapping[int, object], count_max: int) -> tuple[list[Command], float]:
         """The next request and when it arrived; if its code is in ``runs``, with those like it.
 
         These are the ones whose codes have the same value there, up to ``RUN_SIZE_MAX``.
         """
-        requests = self._requests
-        first, arrived_at = requests.popleft()
+        first, arrived_at = self.popleft()
         run = [first]
         code = first.code
-        if requests and code in runs:
+        if self and code in runs:
             size = len(first.body or b"")
-            while requests and len(run) < count_max and size < RUN_SIZE_MAX:
-                request, at = requests[0]
+            while self and len(run) < count_max and size < RUN_SIZE_MAX:
+                request, at = self[0]
                 size += len(request.body or b"")
                 if at != arrived_at or (
                     request.code != code and runs.get(request.code) != runs[code]
                 ):
                     break
                 run.append(request)
-                requests.popleft()
+                self.popleft()
         return run, arrived_at
-
-    def clear(self) -> None:
-        self._requests.clear()

@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
     @property
     def takes_frames(self) -> bool:
         """Whether answers may be given as frames, with a JSON header: see :meth:`reply_frame`."""
-        return self._serialize_type == SERIALIZE_JSON
+        return self._serialize_type == SERIALIZE_JSON and self._dispatcher.judged_alike
 
     def reply_frame(self, request: Command, frame: bytes) -> None:
         """:meth:`reply` with a response that is encoded already."""
@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         if self._holders is not None:
             self._holders.add(self)
 
-    def answer(self, request: Command, response: Command | None) -> None:
+    def answer(self, request: Command, response: Command | bytes | None) -> None:
         """The late answer of a handler that returned LATER; None if there is to be none.
 
         To be called once for each such request, also when the connection is closing.

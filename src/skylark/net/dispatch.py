@@ -54,9 +54,10 @@ LATER: Final = Later.LATER
 #: What a hot handler returns.
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
 
-HotHandler = Callable[["Connection", Command], Answer]
+#: If the connection takes frames, the answer may also be one.
+HotHandler = Callable[["Connection", Command], Answer | bytes]
 #: The same for requests of one code that came together. What it raises is the answer to all of
-#: them. If the last argument is true, an answer may also be a whole frame.
+#: them. If the last argument is true, the connection takes frames.
 RunHandler = Callable[["Connection", list[Command], bool], Sequence[Answer | bytes]]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
@@ -129,7 +130,8 @@ class Dispatcher:
     @interceptors.setter
     def interceptors(self, interceptors: Iterable[Interceptor]) -> None:
         self._interceptors = tuple(interceptors)
-        self._judged_alike = all(getattr(each, "alike", False) for each in self._interceptors)
+        #: All interceptors are ``alike``.
+        self.judged_alike = all(getattr(each, "alike", False) for each in self._interceptors)
 
     def add_hot(self, code: int, handler: HotHandler, *, run: RunHandler | None = None) -> None:
         """``run`` takes requests that came together, or alone; ``handler`` is its other form."""
@@ -170,7 +172,7 @@ class Dispatcher:
             self._start_cold(connection, request, route.cold)
 
     def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
-        response: Answer
+        response: Answer | bytes
         try:
             response = self._before(connection, request)
             if response is None:
@@ -192,23 +194,21 @@ class Dispatcher:
         admitted = self._admitted(connection, requests)
         if not admitted:
             return
-        as_frames = self._judged_alike and connection.takes_frames
+        as_frames = connection.takes_frames
         answers: Sequence[Answer | bytes]
         try:
             answers = self.runs[admitted[0].code](connection, admitted, as_frames)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in _run_hot
             answers = [error_response(request, error) for request in admitted]
         for request, response in zip(admitted, answers, strict=True):
-            if isinstance(response, bytes):
-                connection.reply_frame(request, response)
-            elif response is LATER:
+            if response is LATER:
                 connection.hold(request)
             else:
                 self.finish(connection, request, response)
 
     def _admitted(self, connection: Connection, requests: list[Command]) -> list[Command]:
         """Those that a handler is to see; of one code, the first may speak for the others."""
-        if self.shutting_down or not self._judged_alike:
+        if self.shutting_down or not self.judged_alike:
             return [each for each in requests if self._is_admitted(connection, each)]
         if len(requests) == 1:
             return requests if self._is_admitted(connection, requests[0]) else []
@@ -278,8 +278,16 @@ class Dispatcher:
                 return answer
         return None
 
-    def finish(self, connection: Connection, request: Command, response: Command | None) -> None:
-        """Send the answer, or none, past the interceptors; once for each request."""
+    def finish(
+        self, connection: Connection, request: Command, response: Command | bytes | None
+    ) -> None:
+        """Send the answer, or none, past the interceptors; once for each request.
+
+        A frame is given only where none of them would change it or needs to see it.
+        """
+        if isinstance(response, bytes):
+            connection.reply_frame(request, response)
+            return
         answer = response
         for interceptor in reversed(self._interceptors):
             try:

@@ -19,7 +19,7 @@ an entry may lead to a deleted record: it is passed over. An entry that leads *b
 end of the log is not there yet: the read ends before it. (Java would skip it for good.)
 
 What is taken are views over the mapped files, :class:`LogSlices`: records that are neighbours in
-the log are one view, and there is one lease for each file.
+the log are one view, and there is one lease for each file. :func:`take_all` copies what is small.
 
 Answers to the loop in Java's ``DefaultMessageStore.getMessage`` and to ``isTheBatchFull``.
 """
@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from functools import cache
 from operator import add, le
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from skylark.store.commit_log import CommitLog
 from skylark.store.mapped_file import NO_BYTES, Lease
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
+
+#: Records up to this size in all are copied by :func:`take_all`.
+COPIED_SIZE_MAX: Final = 64 << 10
 
 _HEAD_V4 = RECORD_HEADS[0]
 
@@ -175,7 +178,7 @@ class Taken(NamedTuple):
     """The records of some entries, all in one file."""
 
     views: list[memoryview]
-    lease: Lease
+    leases: tuple[Lease, ...]
     size: int
     last_log_offset: int
 
@@ -186,31 +189,40 @@ def take_all(
     """Take the records of all these entries; None if there is more to consider.
 
     They must be no more than ``size_max`` bytes, among the newest ``memory_size`` of the log, in
-    one file and in order.
+    one file and in order. Few bytes are copied: who writes them would do so anyway, and a view for
+    each record that is no neighbour of the one before costs more than its bytes.
     """
     fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
     starts, sizes = fields[::3], fields[1::3]
-    start, size = starts[0], sum(sizes)
+    ends, nexts = tuple(map(add, starts, sizes)), starts[1:]
+    start = starts[0]
+    are_neighbours = ends[:-1] == nexts
+    size = length = ends[-1] - start
+    if not are_neighbours:
+        size = sum(sizes)
     file = files.find(start)
     if file is None or min(sizes) <= 0 or size > size_max or start < files.max_offset - memory_size:
         return None
-    ends, nexts = tuple(map(add, starts, sizes)), starts[1:]
-    position, length = start - file.start_offset, ends[-1] - start
-    if position + length > file.readable:
+    position = start - file.start_offset
+    if position + length > file.readable or not (are_neighbours or all(map(le, ends, nexts))):
         return None
-    if length == size and ends[:-1] == nexts:
-        lease = file.lease(position, length)
-        return Taken([lease.view[:]], lease, size, starts[-1])
-    if not all(map(le, ends, nexts)):
-        return None
-    lease, views, first = file.lease(position, length), [], start
+    lease = file.lease(position, length)
     view = lease.view
+    if size <= COPIED_SIZE_MAX:
+        if are_neighbours:
+            records = bytes(view)
+        else:
+            ranges = zip(starts, ends, strict=True)
+            records = b"".join([view[at - start : end - start] for at, end in ranges])
+        lease.release()
+        return Taken([memoryview(records)], (), size, starts[-1])
+    views, first = [], start
     for end, following in zip(ends, nexts, strict=False):
         if end != following:
             views.append(view[first - start : end - start])
             first = following
     views.append(view[first - start :])
-    return Taken(views, lease, size, starts[-1])
+    return Taken(views, (lease,), size, starts[-1])
 
 
 class QueueScan:

@@ -1,7 +1,8 @@
 """Reading: from a queue offset, a log offset, a time or a key to the bytes of records.
 
-Nothing is decoded and no body is copied. A result holds views over the mapped log and the leases
-that keep their files mapped; whoever has written the views to a socket calls ``release()``.
+Nothing is decoded, and only small answers are copied. A result holds views over the mapped log, or
+over its copy, and the leases that keep files mapped; whoever has written the views to a socket
+calls ``release()``.
 
 **get** reads a queue. Outside of the queue the answer is a status and the offset to go on with; a
 slave leaves the offset as it is, for the master may have what it has not (``offsetCheckInSlave``).
@@ -236,7 +237,7 @@ class Reader:
         """The messages of all entries from ``offset`` on; None if there is more to consider."""
         limits = self._in_memory
         count = min(count_max, limits.message_count, queue.max_offset - offset)
-        if count <= 0 or isinstance(queue, BatchQueue):
+        if count <= 0 or queue.entry_size != CQ_ENTRY_SIZE:
             return None
         try:
             entries = queue.entries(offset, count)
@@ -256,7 +257,7 @@ class Reader:
             last_log_offset=taken.last_log_offset,
             views=taken.views,
             size=taken.size,
-            leases=(taken.lease,),
+            leases=taken.leases,
         )
 
     def _nothing(

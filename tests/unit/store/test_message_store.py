@@ -446,7 +446,7 @@ def test_a_deleted_file_that_was_being_read_is_back_after_a_crash(
         ledger.put(store, QUEUE)
         machine.advance(1_000)  # or recovery would read the old files again
     machine.advance(11_000)  # everything is on disk
-    held = store.reader.get(*QUEUE, 0, 1)
+    held = store.reader.get(*QUEUE, 0, 1, bulk=True)  # as views
     store.retention.request_deletion()
     machine.advance(61_000)
     assert store.log.min_offset == 3 * FILE_SIZE

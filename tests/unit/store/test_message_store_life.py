@@ -394,7 +394,7 @@ def test_a_store_that_was_never_opened_can_be_closed(machine: Machine, tmp_path:
 def test_views_that_are_out_outlive_the_store(machine: Machine, tmp_path: Path) -> None:
     store = machine.opened(OsFileSystem(), tmp_path)
     store.put(Draft(*QUEUE, b"body", born_host=HOST))
-    result = store.reader.get(*QUEUE, 0, 32)
+    result = store.reader.get(*QUEUE, 0, 32, bulk=True)  # as views
     machine.close(store)
     assert bytes(result.views[0]).count(b"body") == 1
     descriptors = open_descriptors()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
+from skylark.store import queue_scan as queue_scan_module
 from skylark.store import reader as reader_module
 from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFileError
@@ -238,7 +239,10 @@ def test_a_filter_that_fails_leaves_no_lease(store: SmallStore) -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_neighbours_are_one_view_and_nothing_is_copied(any_store: SmallStore) -> None:
+def test_neighbours_are_one_view_and_nothing_is_copied(
+    any_store: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_scan_module, "COPIED_SIZE_MAX", 0)
     store = any_store
     sizes = [store.put(b"%d" % number).size for number in range(5)]
     store.put(queue_id=1)
@@ -253,6 +257,19 @@ def test_neighbours_are_one_view_and_nothing_is_copied(any_store: SmallStore) ->
     result.release()
     result.release()
     assert (result.views, store.lease_count()) == ((), 0)
+
+
+def test_few_bytes_are_copied(any_store: SmallStore) -> None:
+    store = any_store
+    for number in range(6):
+        store.put(b"%d" % number, queue_id=number % 2)
+    alone = store.reader.get("T", 1, 1, 1)  # neighbours of their own
+    apart = store.reader.get("T", 1, 0, 32)
+    assert (len(alone.views), len(apart.views), store.lease_count()) == (1, 1, 0)
+    assert (alone.size, apart.size) == (len(alone.views[0]), len(apart.views[0]))
+    log_bytes = store.log.files.last.buffer
+    log_bytes[:] = bytes(len(log_bytes))  # not what was read any more
+    assert (bodies(alone), bodies(apart)) == ([b"3"], [b"1", b"3", b"5"])
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -431,9 +448,9 @@ def test_all_ways_agree(
             result = reader.get(
                 "T", 0, offset, count_max, parse_tags(tags), bytes_max=bytes_max, bulk=bulk
             )
-        views = [bytes(view) for view in result.views]
+        records = b"".join(result.views)
         result.release()
-        found.append((*outcome(result), result.suggest_slave, result.size, views))
+        found.append((*outcome(result), result.suggest_slave, result.size, records))
     assert found[0] == found[1] == found[2]
     assert store.lease_count() == 0
 

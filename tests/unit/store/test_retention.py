@@ -387,7 +387,7 @@ def test_a_file_goes_with_its_last_reader(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(3)
     cleaned.hands.now += DAYS
-    result = store.reader.get("T", 0, 0, 1)
+    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
     cleaned.retention.start()
     cleaned.pass_time(70)
     assert cleaned.names() == [0, 1, 2]  # the second waits for the first
@@ -402,7 +402,7 @@ def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(2)
     cleaned.hands.now += DAYS
-    result = store.reader.get("T", 0, 0, 1)
+    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
     cleaned.retention.start()
     cleaned.pass_time(60 + 119)
     assert cleaned.names() == [0, 1]
@@ -416,7 +416,7 @@ def test_a_file_that_stayed_is_looked_at_by_its_own_interval() -> None:
     cleaned = in_memory(redelete_hanged_file_interval=150_000)
     cleaned.fill(2)
     cleaned.hands.now += DAYS
-    result = cleaned.store.reader.get("T", 0, 0, 1)
+    result = cleaned.store.reader.get("T", 0, 0, 1, bulk=True)
     cleaned.retention.start()
     cleaned.pass_time(60 + 149)  # the first look was at 60 s; the time of force has come at 180 s
     assert cleaned.names() == [0, 1]
@@ -433,7 +433,7 @@ def test_views_keep_what_a_file_that_is_still_there_needs(any_cleaned: Cleaned) 
     store.put(topic="expired")
     store.queues.flush()
     cleaned.fill(len(cleaned.names()) + 2)
-    result = store.reader.get("many", 0, 0, 1)
+    result = store.reader.get("many", 0, 0, 1, bulk=True)
     directory = store.config.store_path_root_dir / "consumequeue/many/0"
     index_count = store.index.file_count
     cleaned.hands.now += DAYS

@@ -25,7 +25,7 @@ from skylark.core.errors import BrokerError, NoPermissionError
 from skylark.core.names import is_retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import SqlFilter, compile_sql
-from skylark.filter.tag import TagFilter, parse_tags
+from skylark.filter.tag import SUBSCRIBE_ALL, TagFilter, parse_tags
 from skylark.net.answers import FAQ_HINT
 from skylark.store.queue_scan import PropertyMatcher
 from skylark.wire.bodies.config import SubscriptionGroupConfig
@@ -60,6 +60,9 @@ class PullFilter(NamedTuple):
     tags: TagFilter | None = None
     sql: SqlFilter | None = None
     retried: PropertyMatcher | None = None  # in place of ``sql``, in a retry topic
+
+
+_EVERYTHING: Final = PullFilter(parse_tags(SUBSCRIBE_ALL))
 
 
 class _RetriedFilter:
@@ -161,6 +164,8 @@ class PullFilters:
                 "the consumer's subscription not latest", code=ResponseCode.SUBSCRIPTION_NOT_LATEST
             )
         if data.expression_type in _TAG_TYPES:
+            if data.sub_string == SUBSCRIBE_ALL:
+                return _EVERYTHING
             return PullFilter(TagFilter.of_subscription(data.sub_string, data.code_set))
         found = self._filters.get(topic, name)
         if found is None:

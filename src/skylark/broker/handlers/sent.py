@@ -12,8 +12,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
-from skylark.wire.frame import PREFIX
-from skylark.wire.header_json import encode_json_header
+from skylark.wire.frame_template import FrameTemplate
 
 
 class Sent(msgspec.Struct, gc=False):
@@ -35,8 +34,8 @@ class SentAnswers:
         self._checks = checks
         self._answers = answers
         self._host_hex = store_host.hex().upper()
-        self._template_ext: dict[str, str] | None = None  # what the template was made for
-        self._template = b""
+        self._template: FrameTemplate | None = None
+        self._template_ext: dict[str, str] | None = None  # what it was made for
 
     def when_durable(
         self, connection: Connection, sent: Sent, result: PutResult, properties: str
@@ -71,28 +70,20 @@ class SentAnswers:
         id_text = unique_id.encode()
         if not id_text.isalnum():  # of ASCII, that is
             return None
-        if self._template_ext is not self._checks.ext:
-            self._make_template()
-        header = self._template % (
-            result.log_offset, queue_id, result.queue_offset, id_text, request.opaque,
-        )  # fmt: skip
-        size = len(header)
-        return PREFIX.pack(4 + size, size) + header
+        template = self._template
+        if template is None or self._template_ext is not self._checks.ext:
+            template = self._template = self._make_template()
+        values = result.log_offset, queue_id, result.queue_offset, id_text, request.opaque
+        return template.frame(values)
 
-    def _make_template(self) -> None:
-        opaque = 1 << 30
-        sent = Sent(Command(opaque=opaque), "<id>", 0, 0, "<key>")
-        answer = self.answer(sent, PutStatus.PUT_OK)
+    def _make_template(self) -> FrameTemplate:
+        answer = self.answer(Sent(Command(), "<id>", 0, 0, "<key>"), PutStatus.PUT_OK)
         answer.ext = (answer.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
-        text = encode_json_header(answer).decode().replace("%", "%%")
-        for mark, form in (
-            ("<id>", f"{self._host_hex}%016X"),
-            ("<queue>", "%d"),
-            ("<offset>", "%d"),
-            ("<key>", "%b"),
-            (str(opaque), "%d"),
-        ):
-            before, found, after = text.rpartition(mark)
-            assert found, f"the answer to a send has no {mark}"
-            text = before + form + after
-        self._template, self._template_ext = text.encode(), self._checks.ext
+        forms = {
+            "<id>": f"{self._host_hex}%016X",
+            "<queue>": "%d",
+            "<offset>": "%d",
+            "<key>": "%b",
+        }
+        self._template_ext = self._checks.ext
+        return FrameTemplate(answer, forms)
