@@ -75,7 +75,7 @@ class Heartbeats:
         self._metrics = metrics
         self._round: asyncio.Task[bool] | None = None
         self._again = False
-        self._under_way: set[str] = set()  # addresses
+        self._opening: set[str] = set()  # addresses with a heartbeat that waits for a connection
         self._reconnecting: set[str] = set()
         self._silent: set[str] = set()  # addresses whose failure was logged
         #: Frame version of each broker's last answer; read from any thread.
@@ -124,7 +124,8 @@ class Heartbeats:
 
     async def _send(self, address: str, whole: HeartbeatData) -> bool:
         body = self._plan.body_for(address, whole)
-        self._under_way.add(address)
+        if not self._connected(address):
+            self._opening.add(address)
         try:
             answer = await self._calls().heartbeat(address, body)
         except SkylarkError as error:
@@ -140,7 +141,7 @@ class Heartbeats:
             self._count(address, taken=False)
             return False
         finally:
-            self._under_way.discard(address)
+            self._opening.discard(address)
         if address in self._silent:
             self._silent.discard(address)
             log.info("broker %s takes heartbeats again", address)
@@ -167,7 +168,9 @@ class Heartbeats:
         if target is None:
             return
         self._plan.forget(target)
-        if target not in self._under_way:  # else it is a heartbeat that opened it
+        if target in self._opening:
+            self._opening.discard(target)  # the heartbeat that waits for it is its first
+        else:  # also while one is under way: it went over a connection that is given up
             self._tasks.spawn(self._greet(target), name=f"heartbeat {target}")
 
     async def _greet(self, target: str) -> None:

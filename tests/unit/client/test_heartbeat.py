@@ -10,6 +10,7 @@ import pytest
 from skylark.client.calls import HeartbeatAnswer
 from skylark.client.heartbeat import HeartbeatPlan, heartbeat_targets
 from skylark.core.clock import yield_once
+from skylark.core.errors import RequestTimeoutError
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -154,6 +155,37 @@ async def test_another_connection_brings_a_heartbeat_at_once(tmp_path: Path) -> 
             await w.clock.drain()
             assert len(beats(broker)) == 1
             assert consumer.rebalances == 1
+        await w.finish(server.stop())
+        await w.finish(broker.stop())
+
+
+async def test_a_connection_that_replaces_that_of_a_heartbeat_brings_another(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        server, broker = ScriptedServer(w.network, w.clock), ScriptedServer(w.network, w.clock)
+        server.serve_route("T", a=await broker.start())
+        async with w.client(namesrv=await server.start()) as instance:
+            consumer = FakeConsumer("g", "T")
+            await instance.register_consumer(consumer)
+            await instance.refresh_route("T")
+            await instance.heartbeat_all()
+            broker.answer(RequestCode.HEART_BEAT, None, 0)  # silent to the next one
+            broker.answer(99, None, 0)
+            beating = asyncio.ensure_future(instance.heartbeat_all())
+            await w.clock.drain()
+            assert len(beats(broker)) == 2
+            call = instance.control_link.call
+            with pytest.raises(RequestTimeoutError):
+                await w.finish(call(broker.address, Command(code=99), 1.0))
+            rebalances = consumer.rebalances
+            await call(broker.address, Command(code=99))
+            await w.clock.drain()
+            assert not beating.done()  # on the connection that was given up
+            assert len(broker.connections) == 2
+            assert len(beats(broker)) == 3
+            assert consumer.rebalances == rebalances + 1
+            await w.finish(beating)
         await w.finish(server.stop())
         await w.finish(broker.stop())
 

@@ -271,6 +271,9 @@ class PullConsumer(PullClient):
         wire_queue = group.namespace.wrap_queue(queue)
         target = await group.access.link.lookup.reader_of(wire_queue)
         await group.access.link.calls.update_offset(target.address, group.group, wire_queue, offset)
+        if wire_queue in group.my_queues(wire_queue.topic):
+            # What is in memory of our queues is saved again and again.
+            group.offsets.update(wire_queue, offset, increase_only=False)
 
     async def fetch_consume_offset(
         self, queue: MessageQueue, *, from_store: bool = False
@@ -343,7 +346,8 @@ class PullSchedule(Startable):
         for queue in [q for q in self._running if q.topic == topic and q not in ours]:
             self._running.pop(queue).cancel()
         for queue in ours:
-            if queue not in self._running:
+            running = self._running.get(queue)
+            if running is None or running.done():
                 work = self._go_round(queue, self._callbacks[topic])
                 self._running[queue] = self._tasks.spawn(work, name=str(queue))
 
@@ -358,6 +362,11 @@ class PullSchedule(Startable):
                     if inspect.isawaitable(found):
                         await found
                     delay_s = task.next_delay
+                except asyncio.CancelledError:
+                    running = asyncio.current_task()
+                    if running is None or running.cancelling():
+                        raise
+                    log.exception("what the callback of %s waited for was cancelled", queue)
                 except Exception:
                     log.exception("the callback of %s failed", queue)
             await clock.sleep(delay_s)

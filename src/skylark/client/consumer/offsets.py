@@ -4,9 +4,9 @@ Both stores have the same interface and an :class:`OffsetTable` as memory. They 
 loop, so that offsets are saved while an application blocks its own. A save to a broker gets no
 answer (as in Java): what gets lost on the way is sent again with the next round, and pulls carry
 the offset as well. There is no next round when a consumer leaves: then it waits for the answers.
-:meth:`OffsetStore.read` asks the store itself and sets the memory accordingly. While a master is
-away its slave is asked, and told: it knows what was committed up to some seconds before, and tells
-the master when that is back.
+:meth:`OffsetStore.read` asks the store itself and leaves the memory alone: what is there is saved,
+and what was only read might take the group back. While a master is away its slave is asked, and
+told: it knows what was committed up to some seconds before, and tells the master when that is back.
 
 The file of a broadcasting consumer is small, and written only if an offset has moved; so this
 happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from skylark.client.consumer.offset_store import LocalOffsetFile, OffsetTable
@@ -40,8 +40,8 @@ class OffsetStore(Protocol):
     async def persist(self, queue: MessageQueue) -> None:
         """Save the offset of one queue, if there is one in memory."""
 
-    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
-        """Save the offsets of these queues; the others stay as they are."""
+    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """Save the offsets of these queues, the others stay as they are; those that went out."""
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """Save the offsets of these queues; all others are forgotten."""
@@ -64,11 +64,9 @@ class RemoteOffsets:
         link = self._link()
         address = await self._address(queue)
         try:
-            offset = await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
+            return await link.calls.query_offset(address, self._group, queue, OFFSET_TIMEOUT_S)
         except QueryNotFoundError:
             return None
-        self.table.update(queue, offset, increase_only=False)
-        return offset
 
     async def _address(self, queue: MessageQueue) -> str:
         """Who knows best: the master, also if it is so new that its route must be asked for."""
@@ -83,8 +81,8 @@ class RemoteOffsets:
         if offset is not None:
             await self._save(queue, offset)
 
-    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
-        await self._save_all(queues, wait=False)
+    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return await self._save_all(queues, wait=False)
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         self.table.retain(queues)
@@ -93,18 +91,22 @@ class RemoteOffsets:
     async def persist_last(self, queues: Collection[MessageQueue]) -> None:
         await self._save_all(queues, wait=True)
 
-    async def _save_all(self, queues: Collection[MessageQueue], *, wait: bool) -> None:
+    async def _save_all(
+        self, queues: Collection[MessageQueue], *, wait: bool
+    ) -> dict[MessageQueue, int]:
         saves: dict[tuple[str, str], dict[MessageQueue, int]] = {}
-        for queue, offset in self.table.to_save(queues).items():
+        offsets = self.table.to_save(queues)
+        for queue, offset in offsets.items():
             saves.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
-        await asyncio.gather(
+        saved = await asyncio.gather(
             *(self._save_in_turn(place, each, wait=wait) for place, each in saves.items())
         )
+        return {queue: offsets[queue] for each in saved for queue in each}
 
     async def _save_in_turn(
         self, place: tuple[str, str], offsets: dict[MessageQueue, int], *, wait: bool
-    ) -> None:
-        """Save the offsets of one topic at one broker.
+    ) -> list[MessageQueue]:
+        """Save the offsets of one topic at one broker; for which queues that went well.
 
         Apache's broker loses some of the first offsets of a group if they arrive together. So the
         first one goes alone, and until one was answered its answer is waited for; if there is none,
@@ -114,7 +116,9 @@ class RemoteOffsets:
         answered = await self._save(first, first_offset, wait=wait or place not in self._begun)
         if answered:
             self._begun.add(place)
-        await asyncio.gather(*(self._save(*each, wait=wait and answered) for each in rest))
+        others = await asyncio.gather(*(self._save(*each, wait=wait and answered) for each in rest))
+        results = zip(offsets, (answered, *others), strict=True)
+        return [queue for queue, went_well in results if went_well]
 
     async def _save(self, queue: MessageQueue, offset: int, *, wait: bool = False) -> bool:
         """Send an offset to its broker; whether that went well."""
@@ -141,16 +145,13 @@ class LocalOffsets:
             self.table.update(queue, offset)
 
     async def read(self, queue: MessageQueue) -> int | None:
-        offset = self._file.load().get(queue)
-        if offset is not None:
-            self.table.update(queue, offset, increase_only=False)
-        return offset
+        return self._file.load().get(queue)
 
     async def persist(self, queue: MessageQueue) -> None:
         self._save([queue])
 
-    async def persist_some(self, queues: Collection[MessageQueue]) -> None:
-        self._save(queues)
+    async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return self._save(queues)
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
         self.table.retain(queues)
@@ -159,8 +160,11 @@ class LocalOffsets:
     async def persist_last(self, queues: Collection[MessageQueue]) -> None:
         self._save(queues)
 
-    def _save(self, queues: Collection[MessageQueue]) -> None:
+    def _save(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        offsets = self.table.to_save(queues)
         try:
-            self._file.save(self.table.to_save(queues))
+            self._file.save(offsets)
         except (OSError, ClientError) as error:
             log.warning("offsets are not saved now: %s", error)
+            return {}
+        return offsets

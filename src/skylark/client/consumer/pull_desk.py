@@ -30,6 +30,8 @@ class PullDesk:
         self._loops: dict[MessageQueue, tuple[Assigned, PullLoop, asyncio.Task[None]]] = {}
         self._meters: dict[str, ConsumeMeter] = {}
         self._closed = False
+        self._asked = False  # whether the loop is alive, and it has not answered yet
+        self._answered_ms = self._alive_ms = context.shop.time.now_ms()
 
     # ---- from the control side -------------------------------------------------------------------
 
@@ -60,6 +62,16 @@ class PullDesk:
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         return self._context.runner.is_busy(process_queue)
 
+    def alive_ms(self) -> int:
+        """When the loop has answered the last time but one; asks it again.
+
+        Not the last time: a loop that was blocked answers first, and then pulls.
+        """
+        if not self._asked:
+            self._asked = True
+            self._handover.post(self._answer)
+        return self._alive_ms
+
     def queues_changed(self, settled: Settled) -> None:
         listener = self._context.shop.settings.queue_listener
         if listener is not None:
@@ -72,6 +84,10 @@ class PullDesk:
             )
 
     # ---- on the loop that consumes ---------------------------------------------------------------
+
+    def _answer(self) -> None:
+        self._alive_ms, self._answered_ms = self._answered_ms, self._context.shop.time.now_ms()
+        self._asked = False
 
     def _start(self, assigned: Assigned, offset: int, delay_ms: int) -> None:
         if self._closed or assigned.process_queue.dropped:

@@ -229,7 +229,7 @@ class PullGroup:
         """The committed offset: from memory if it is there, else from where it is kept."""
         offset = None if from_store else self._store.table.read(queue)
         if offset is None:
-            offset = await self.instance.runtime.control.run(self._store.read(queue))
+            offset = await self.instance.runtime.control.run(self._member.read_offset(queue))
         return offset
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:

@@ -187,6 +187,9 @@ class PullLoop:
         self._offset = pulled.next_offset
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning("%s goes on at offset %d", assigned.queue, pulled.next_offset)
+            if not assigned.process_queue.dropped:
+                # A round, or the end, may save the offset before the control side hears of this.
+                context.shop.offsets.update(assigned.queue, self._offset, increase_only=False)
             assigned.process_queue.dropped = True
             context.offset_illegal(assigned, pulled.next_offset)
         else:

@@ -4,7 +4,8 @@ Lives on the control loop, as all members do (:mod:`skylark.client.members`), an
 what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself, on the loop
 of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken away is
 marked as dropped and its committed offset saved at once, even while the application blocks its
-loop.
+loop. If that loop was closed, and nobody is there to stop the consumer, the member leaves by
+itself: its queues would be consumed by nobody.
 
 ``subscriptions`` and ``assigned`` are replaced as a whole by the consumer and read here.
 
@@ -35,6 +36,7 @@ from skylark.client.control import Handover
 from skylark.client.instance import ClientInstance
 from skylark.client.routes import Route
 from skylark.core.errors import SkylarkError
+from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.admin import ConsumerRunningInfo
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import (
@@ -91,6 +93,8 @@ class PullMember:
             group, instance.client_id, strategy, clustering=clustering, push=False
         )
         self._saved: dict[MessageQueue, int] = {}  # of queues that nobody shares out
+        self._tasks = Tasks(f"member of {group}")  # on the control loop
+        self._abandoned = False
         self._started_ms = self._clock.now_ms()
         self._sparingly = SparingLog(log, self._clock)
 
@@ -123,30 +127,41 @@ class PullMember:
         """The queues that are ours, however they came; from any thread."""
         return {**self._rebalance.table, **self.assigned}
 
+    async def read_offset(self, queue: MessageQueue) -> int | None:
+        """What is stored; memory takes it over if the queue is ours.
+
+        Of other queues there is only what we commit ourselves: it is saved, and what was merely
+        read would undo what somebody else has committed since.
+        """
+        offset = await self._store.read(queue)
+        if offset is not None and queue in self.process_queues:
+            self._store.table.update(queue, offset, increase_only=False)
+        return offset
+
     async def persist_offsets(self) -> None:
         """Save what was committed; see :meth:`_unsaved`."""
         ours, changed = self._unsaved()
-        await self._store.persist_some([*ours, *changed])
-        self._saved.update(changed)
+        saved = await self._store.persist_some([*ours, *changed])
+        self._saved.update({queue: saved[queue] for queue in changed if queue in saved})
 
     async def _persist_last(self) -> None:
         ours, changed = self._unsaved()
         await self._store.persist_last([*ours, *changed])
 
-    def _unsaved(self) -> tuple[Mapping[MessageQueue, ProcessQueue], dict[MessageQueue, int]]:
-        """Our queues, and the offsets of queues that nobody shares out.
+    def _unsaved(self) -> tuple[Collection[MessageQueue], Collection[MessageQueue]]:
+        """Our queues, and those that nobody shares out whose offsets are to be saved.
 
         The latter belong to whoever commits them, so they are saved once for each commit and never
         again. (Java's classic consumer forgets them if its application registered no listener.)
         """
         table, ours = self._store.table, self.process_queues
-        changed = {
-            queue: offset
+        changed = [
+            queue
             for queue, offset in table.snapshot().items()
             if queue not in ours
             and queue.topic not in self.subscriptions
             and self._saved.get(queue) != offset
-        }
+        ]
         return ours, changed
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
@@ -173,6 +188,9 @@ class PullMember:
 
     async def rebalance(self) -> bool:
         """Take up and give up queues; whether we have exactly those that we should have."""
+        if self._handover.loop.is_closed():
+            self._abandon()
+            return True
         balanced = True
         for topic in tuple(self.subscriptions):
             balanced &= await self._rebalance_topic(topic)
@@ -249,6 +267,19 @@ class PullMember:
         finally:
             await self._instance.unregister_consumer(self)
             self._rebalance.drop_all()
+
+    def _abandon(self) -> None:
+        if not self._abandoned:
+            self._abandoned = True
+            log.error("the event loop of %s was closed without stop(), it leaves", self.group)
+            self._tasks.spawn(self._leave_alone(), name="leave")
+
+    async def _leave_alone(self) -> None:
+        """In a task of its own: the release may end that which rebalances."""
+        try:
+            await self.leave()
+        finally:
+            await self._instance.release()
 
 
 def _or(offset: int | None, otherwise: int) -> int:

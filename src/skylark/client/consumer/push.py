@@ -285,6 +285,7 @@ class PushConsumer(Startable):
         """Everything is there: make ourselves known."""
         assert self._parts is not None
         parts, instance = self._parts, self._parts.instance
+        self._subscriptions = self._all_on_wire(instance.namespace)  # some came or went meanwhile
         await parts.begin()
         for subscription in tuple(self._subscriptions.values()):
             await instance.refresh_route(subscription.topic)

@@ -16,7 +16,8 @@ Then its offset is saved for the next owner, and forgotten here. An orderly queu
 broker and must not be unlocked while a handler runs, or another consumer would run at the same
 time: one waits for it, 500 ms in this round and again in the next ones, and gives up waiting 20 s
 after the last renewal of the lock. Queues whose loop has not pulled for 120 s are given up as well,
-and taken up anew in the same round.
+and taken up anew in the same round; not so while a handler blocks the loop that consumes, or its
+message would never be done with.
 
 **Taking up.** An orderly queue is locked first; whatever could not be locked is tried again 500 ms
 later. Then the first offset is looked up (:mod:`skylark.client.consumer.start_position`); if that
@@ -183,12 +184,22 @@ class Rebalance:
         # A configured share names queues of any topic; each topic is a round of its own.
         return frozenset(queue for queue in found if queue.topic == topic)
 
-    def apply(self, topic: str, share: Collection[MessageQueue], now_ms: int) -> list[Instruction]:
-        """Give up what is not in ``share``, and take up what is missing."""
+    def apply(
+        self,
+        topic: str,
+        share: Collection[MessageQueue],
+        now_ms: int,
+        alive_ms: int | None = None,
+    ) -> list[Instruction]:
+        """Give up what is not in ``share``, and take up what is missing.
+
+        ``alive_ms`` is until when queues could be pulled, if that is not now.
+        """
         instructions: list[Instruction] = []
+        until_ms = now_ms if alive_ms is None else alive_ms
         for queue, process_queue in self._of_topic(topic):
             if queue in share and not process_queue.dropped:
-                if not (self._push and process_queue.is_pull_expired(now_ms)):
+                if not (self._push and process_queue.is_pull_expired(until_ms)):
                     continue
                 log.error("%s was not pulled for two minutes, and is taken up anew", queue)
             instructions += self._give_up(queue, process_queue, now_ms)

@@ -68,6 +68,9 @@ class DataSide(Protocol):
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         """Whether a handler runs on the queue."""
 
+    def alive_ms(self) -> int:
+        """A time since which pull loops have had their turn, as far as is known."""
+
     def queues_changed(self, settled: Settled) -> None:
         """Tell the application."""
 
@@ -115,16 +118,17 @@ class Rebalancer:
         """All topics once; whether exactly the queues that should be ours are."""
         balanced = True
         async with self._one_at_a_time:
+            alive_ms = self._data_side.alive_ms()
             for topic in tuple(self._subscriptions()):
                 if self.closed:
                     return True
-                balanced &= await self._share_topic(topic)
+                balanced &= await self._share_topic(topic, alive_ms)
             topics = self._subscriptions()
             await self._carry_out(self.rebalance.retain_topics(topics, self._time.now_ms()))
             await self._free_strays(lambda queue: queue.topic not in topics)
         return balanced
 
-    async def _share_topic(self, topic: str) -> bool:
+    async def _share_topic(self, topic: str, alive_ms: int) -> bool:
         route = self._instance.routes.get(topic) or await self._route(topic)
         if route is None:
             return True  # nothing to share, so far
@@ -136,7 +140,8 @@ class Rebalancer:
             return False
         if share is None or self.closed:
             return False
-        await self._carry_out(self.rebalance.apply(topic, share, self._time.now_ms()))
+        now_ms = self._time.now_ms()
+        await self._carry_out(self.rebalance.apply(topic, share, now_ms, alive_ms))
         await self._free_strays(lambda queue: queue.topic == topic and queue not in share)
         settled = self.rebalance.settled(topic, route.subscribe, share, self._time.now_ms())
         if settled is not None:
@@ -260,6 +265,8 @@ class Rebalancer:
         """Where to begin; raises SkylarkError if it cannot be known now."""
         settings = self._settings
         stored = await self._offsets.read(queue)
+        if stored is not None:
+            self._offsets.table.update(queue, stored, increase_only=False)
         start = start_position(
             queue.topic, stored, settings.consume_from_where, self._start_time_ms
         )
@@ -290,12 +297,19 @@ class Rebalancer:
                 await self._do(each)
 
     async def jump(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Give up queues so that they begin anew at these offsets, also earlier ones."""
+        """Give up queues so that they begin anew at these offsets, also earlier ones.
+
+        A queue that was given up before and is not back yet will begin there, too.
+        """
         async with self._one_at_a_time:
             for queue, offset in offsets.items():
                 if queue in self.rebalance.table:
                     self._offsets.table.update(queue, offset, increase_only=False)
                     await self._carry_out(self.rebalance.drop(queue, self._time.now_ms()))
+                elif not self.closed:
+                    self._offsets.table.update(queue, offset, increase_only=False)
+                    await self._do(Persist(queue))
+                    self._offsets.table.forget(queue)
 
     # ---- locks -----------------------------------------------------------------------------------
 

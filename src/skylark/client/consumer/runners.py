@@ -158,10 +158,12 @@ class CallJob:
             return
         if error is None:
             self.outcome.set_result(result)
-        elif isinstance(error, Exception):
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             self.outcome.set_exception(error)
-        else:
-            self.outcome.set_exception(RuntimeError(f"the handler ended with {error!r}"))
+        else:  # a future cannot hold StopIteration; what is no Exception would end whoever waits
+            failure = RuntimeError(f"the handler ended with {error!r}")
+            failure.__cause__ = error
+            self.outcome.set_exception(failure)
 
     def discard(self) -> None:
         self.outcome.cancel()

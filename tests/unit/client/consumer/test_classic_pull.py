@@ -105,6 +105,35 @@ async def test_an_offset_is_saved_once_for_each_update(tmp_path: Path) -> None:
         assert await w.committed("g") == 6
 
 
+async def test_an_offset_that_was_only_read_is_not_saved(tmp_path: Path) -> None:
+    async with pull_world(tmp_path) as w, w.classic() as one, w.classic() as other:
+        for consumer in (one, other):
+            await w.finish(consumer.start())
+            await w.finish(consumer.fetch_queues("T"))
+        await w.clock.advance(seconds=31)  # the broker hears of the group
+        await w.finish(one.update_consume_offset_to_broker(queue(), 1))
+        assert await w.finish(one.fetch_consume_offset(queue())) == 1
+        await w.finish(other.update_consume_offset_to_broker(queue(), 5))
+        await w.clock.advance(seconds=20)
+        assert await w.committed("g") == 5  # not taken back
+        assert await w.finish(one.fetch_consume_offset(queue())) == 5
+        await w.finish(one.update_consume_offset_to_broker(queue(), 6))
+        await w.finish(one.stop())
+        assert await w.committed("g") == 6
+
+
+async def test_an_offset_saved_at_the_broker_is_that_of_a_shared_queue(tmp_path: Path) -> None:
+    async with pull_world(tmp_path) as w, w.classic() as consumer:
+        await w.send(b"a")
+        await w.finish(consumer.register_queue_listener("T").start())
+        await w.until(lambda: bool(consumer.queues_in_balance("T")))
+        assert await w.finish(consumer.fetch_consume_offset(queue())) == 0
+        await w.finish(consumer.update_consume_offset_to_broker(queue(), 5))
+        await w.clock.advance(seconds=20)
+        assert await w.committed("g") == 5  # not taken back
+        assert await w.finish(consumer.fetch_consume_offset(queue())) == 5
+
+
 async def test_offsets_of_messages(tmp_path: Path) -> None:
     async with pull_world(tmp_path) as w, w.classic() as consumer:
         await w.send(b"a")
@@ -194,6 +223,52 @@ async def test_the_schedule_calls_for_each_queue_of_ours(tmp_path: Path) -> None
         finally:
             await w.finish(schedule.stop())
         assert (await w.committed("g", 0), await w.committed("g", 1)) == (2, 2)
+
+
+async def test_the_schedule_goes_on_when_what_a_callback_waits_for_is_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[MessageQueue] = []
+
+    async def wait_in_vain(of: MessageQueue, task: PullTask) -> None:
+        called.append(of)
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    async with pull_world(tmp_path) as w:
+        consumer = PullConsumer("g", w.options(), runtime=w.runtime)
+        schedule = PullSchedule(consumer).register("T", wait_in_vain)
+        await w.finish(schedule.start())
+        try:
+            await w.until(lambda: len(called) == 3)
+        finally:
+            await w.finish(schedule.stop())
+    assert "what the callback of" in caplog.text
+
+
+async def test_a_callback_that_ends_its_task_is_called_when_queues_are_shared_anew(
+    tmp_path: Path,
+) -> None:
+    called: list[int] = []
+
+    async def end(of: MessageQueue, task: PullTask) -> None:
+        called.append(of.queue_id)
+        running = asyncio.current_task()
+        assert running is not None
+        running.cancel()
+        await asyncio.sleep(0)
+
+    async with pull_world(tmp_path) as w:
+        consumer = PullConsumer("g", w.options(), runtime=w.runtime)
+        schedule = PullSchedule(consumer).register("T", end)
+        await w.finish(schedule.start())
+        try:
+            await w.until(lambda: called == [0])
+            await w.world.add_topic("T", 2)
+            await w.until(lambda: sorted(called) == [0, 0, 1])
+        finally:
+            await w.finish(schedule.stop())
 
 
 async def test_the_schedule_of_a_broadcasting_consumer(tmp_path: Path) -> None:

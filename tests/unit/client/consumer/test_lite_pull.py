@@ -319,6 +319,19 @@ async def test_a_queue_given_up_is_saved_and_left_to_others(tmp_path: Path) -> N
         assert await w.committed("g") == 9  # not taken back
 
 
+async def test_a_look_at_the_queue_of_another_takes_nothing_back(tmp_path: Path) -> None:
+    async with pull_world(tmp_path, queue_count=2) as w, w.lite() as one, w.classic() as other:
+        for consumer in (one.assign([queue(0)]), other):
+            await w.finish(consumer.start())
+        await w.clock.advance(seconds=1)  # the broker hears of the group
+        await w.finish(other.update_consume_offset_to_broker(queue(1), 1))
+        assert await w.finish(one.committed(queue(1))) == 1
+        await w.finish(other.update_consume_offset_to_broker(queue(1), 9))
+        await w.clock.advance(seconds=20)
+        await w.finish(one.stop())
+        assert await w.committed("g", 1) == 9
+
+
 async def test_leaving_an_iterator_commits_nothing_and_loses_nothing(tmp_path: Path) -> None:
     async with pull_world(tmp_path) as w, w.lite() as consumer:
         await w.send(*[b"%d" % i for i in range(3)])

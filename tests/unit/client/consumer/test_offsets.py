@@ -1,4 +1,4 @@
-"""Offsets on their way to brokers: the first goes alone, the last are waited for."""
+"""Offsets on their way to brokers: the first goes alone, the last are waited for, none is lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from skylark.client.consumer.classic_pull import PullConsumer
+from skylark.client.consumer.offset_store import LocalOffsetFile
+from skylark.client.consumer.offsets import LocalOffsets
 from skylark.client.runtime import inline_runtime
 from skylark.wire.codes import RequestCode
 from tests.unit.client.consumer.pull_world import BROKER, queue
@@ -69,3 +71,23 @@ async def test_later_rounds_wait_for_no_answer(tmp_path: Path) -> None:
         await w.clock.advance(seconds=601)
         assert [request.is_oneway for request in server.of(UPDATE)[3:]] == [True, True, True]
         await w.finish(consumer.stop())
+
+
+async def test_an_offset_that_was_not_saved_is_sent_again(tmp_path: Path) -> None:
+    async with three_offsets(tmp_path) as (w, server, consumer):
+        server.answer(UPDATE, 1, 0)
+        await w.clock.advance(seconds=11)  # the first round
+        assert len(server.of(UPDATE)) == 3
+        await w.finish(consumer.stop())
+        saved = [(request.ext or {})["commitOffset"] for request in server.of(UPDATE)]
+        assert saved == ["5", "6", "7", "5"]
+
+
+async def test_a_file_that_cannot_be_written_has_saved_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    offsets = LocalOffsets(LocalOffsetFile(folder / "offsets.json"))
+    offsets.table.update(queue(), 5)
+    folder.write_bytes(b"")  # a file is in the way
+    assert await offsets.persist_some([queue()]) == {}
+    folder.unlink()
+    assert await offsets.persist_some([queue(), queue(1)]) == {queue(): 5}

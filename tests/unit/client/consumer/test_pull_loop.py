@@ -12,12 +12,20 @@ import pytest
 from skylark.client.message import MessageExt
 from skylark.filter.errors import FilterSyntaxError
 from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.heartbeat import ConsumeFromWhere
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere, GetConsumerListByGroupResponseBody
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.fastjson import encode_body
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import encode_record, iter_records
-from tests.unit.client.consumer.pushes import Seen, consuming, push_world, records, scripted
+from tests.unit.client.consumer.pushes import (
+    Script,
+    Seen,
+    consuming,
+    push_world,
+    records,
+    scripted,
+)
 
 LAST = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 TIMESTAMP = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
@@ -286,6 +294,47 @@ async def test_an_illegal_offset_moves_the_queue_whatever_late_results_say(tmp_p
         assert script.committed[-1] == 100
 
 
+async def move_during_a_round(script: Script) -> Command:
+    """Send the queue from 6 to 2 while a round waits for the members; the question for them."""
+    asked: list[Command] = []
+    script.server.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked.append)
+    code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    script.control.oneway(Command(code=code, ext={"consumerGroup": "g"}))
+    await script.clock.advance(seconds=1)
+    (question,) = asked
+    pulls = script.server.of(RequestCode.PULL_MESSAGE)
+    (held,) = [pull for pull in pulls if (pull.ext or {})["queueOffset"] == "6"]
+    script.pulls.answer(6, 21, 2)
+    moved = script.pulls.by_offset.pop(6)(held)  # once: the broker forgets the reset with it
+    assert moved is not None
+    (pulling,) = script.server.connections - {script.control}
+    pulling.send(moved)
+    await script.clock.drain()
+    return question
+
+
+@pytest.mark.spec("client.8.26")
+@pytest.mark.parametrize("then", ["the round goes on", "the consumer stops"])
+async def test_an_illegal_offset_counts_whoever_saves_it_first(tmp_path: Path, then: str) -> None:
+    async with scripted(tmp_path) as script:
+        script.set_offset(5)
+        script.keep_offsets()
+        script.pulls.found(5, records(5), 6)
+        consumer = script.consumer()
+        consumer.subscribe("T", Seen().handler)
+        await script.start(consumer)
+        question = await move_during_a_round(script)
+        if then == "the consumer stops":
+            await script.finish(consumer.stop())
+        else:
+            body = GetConsumerListByGroupResponseBody(consumer_id_list=[consumer.client_id])
+            script.server.answer_ok(RequestCode.GET_CONSUMER_LIST_BY_GROUP, body=body)
+            script.control.send(response_to(question, 0, body=encode_body(body)))
+            await script.clock.advance(seconds=3)
+            assert script.pulls.offsets == [5, 6, 2]
+        assert script.committed[-1] == 2
+
+
 async def test_the_suggested_broker_is_asked_and_gets_no_commits(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
         slave = script.server.address.replace("127.0.0.1", "localhost")
@@ -476,6 +525,21 @@ async def test_a_hook_that_raises_does_not_end_the_loop(
         await script.clock.advance(seconds=3)
         assert seen == [b"0"]
         assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_loop_that_is_dead_is_replaced(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        consumer = script.consumer()
+        consumer.subscribe("T", Seen().handler)
+        await script.start(consumer)
+        assert consumer._parts is not None
+        for queue, (_, _, task) in consumer._parts.desk._loops.items():
+            if queue.topic == "T":
+                task.cancel()
+        await script.clock.advance(seconds=100)
+        assert script.pulls.offsets == [0]
+        await script.clock.advance(seconds=100)
+        assert len(script.pulls.offsets) > 1
 
 
 async def test_a_queue_of_a_static_topic_counts_from_elsewhere(tmp_path: Path) -> None:

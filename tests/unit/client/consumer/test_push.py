@@ -208,6 +208,24 @@ async def test_subscriptions_come_and_go_while_it_runs(tmp_path: Path) -> None:
             assert {queue.topic for queue in consumer.assignment} <= {"U", "%RETRY%g"}
 
 
+async def test_subscriptions_come_and_go_while_it_starts(tmp_path: Path) -> None:
+    async with push_world(tmp_path, 1, "T", "U") as w:
+        await w.send(b"t", topic="T")
+        await w.send(b"u", topic="U")
+        seen = Seen()
+        consumer = w.consumer()
+        consumer.subscribe("T", seen.handler)
+        starting = asyncio.ensure_future(consumer.start())
+        await yield_once()
+        assert consumer.state is ServiceState.START_FAILED  # until it runs
+        consumer.subscribe("U", seen.handler)
+        consumer.unsubscribe("T")
+        await w.finish(starting)
+        await w.clock.advance(seconds=3)
+        assert seen == [b"u"]
+        assert {queue.topic for queue in consumer.assignment} <= {"U", "%RETRY%g"}
+
+
 async def test_suspend_and_resume(tmp_path: Path) -> None:
     async with push_world(tmp_path) as w:
         seen = Seen()

@@ -166,6 +166,30 @@ async def test_plain_functions_in_order(tmp_path: Path) -> None:
         assert w.committed() == 5
 
 
+@pytest.mark.parametrize("error", [StopIteration, SystemExit])
+async def test_whatever_a_plain_function_raises_only_suspends_its_queue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    async with push_world(tmp_path) as w:
+        await w.send_many(2)
+        seen: list[bytes] = []
+        consumer = w.consumer()
+
+        @consumer.subscribe("T", orderly=True)
+        def handle(message: MessageExt) -> None:
+            seen.append(message.body)
+            if len(seen) == 1:
+                raise error("no match")
+
+        await w.start(consumer)
+        await w.until(lambda: "the handler ended with" in caplog.text)
+        await w.clock.advance(seconds=1)
+        await w.until(lambda: len(seen) == 3)
+        assert seen == [b"0", b"0", b"1"]
+        await w.finish(consumer.stop())
+        assert w.committed() == 2
+
+
 # ---- two consumers -------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,12 +132,12 @@ async def tell_reset(script: Script, offset: int) -> None:
     await script.clock.drain()
 
 
-async def started(script: Script, seen: Seen) -> PushConsumer:
+async def started(script: Script, seen: Seen, **given: Any) -> PushConsumer:
     script.set_offset(3)
     script.keep_offsets()
     script.pulls.found(3, records(3, 4), 5)
     script.pulls.found(1, records(1, 2), 3)
-    consumer = script.consumer()
+    consumer = script.consumer(**given)
     consumer.subscribe("T", seen.handler)
     await script.start(consumer)
     return consumer
@@ -156,6 +157,22 @@ async def test_a_reset_goes_back(tmp_path: Path) -> None:
         assert 1 in script.committed
 
 
+@pytest.mark.parametrize("waits_s", [(5,), (5, 7)])  # the first one is done after ten
+async def test_of_resets_that_overlap_the_last_counts(
+    tmp_path: Path, waits_s: tuple[int, ...]
+) -> None:
+    async with scripted(tmp_path) as script:
+        seen = Seen()
+        await started(script, seen)
+        for wait_s in waits_s:
+            await tell_reset(script, 3)
+            await script.clock.advance(seconds=wait_s)
+        await tell_reset(script, 1)
+        await script.clock.advance(seconds=14)
+        assert script.pulls.offsets == [3, 5, 1, 3, 5]
+        assert seen == [b"3", b"4", b"1", b"2", b"3", b"4"]
+
+
 async def test_a_reset_by_time(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
         seen = Seen()
@@ -166,6 +183,40 @@ async def test_a_reset_by_time(tmp_path: Path) -> None:
         assert seen == [b"3", b"4", b"1", b"2", b"3", b"4"]
         asked = script.server.of(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
         assert {(request.ext or {})["timestamp"] for request in asked} == {"1672531200000"}
+
+
+async def test_of_resets_by_time_that_overlap_the_last_counts(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        seen = Seen()
+        consumer = await started(script, seen)
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        resets: list[asyncio.Task[None]] = []
+        for offset, wait_s in ((3, 5), (3, 7), (1, 0)):  # the first one is done after ten
+            script.server.answer_ok(code, {"offset": str(offset)})
+            work = consumer.reset_to(datetime(2023, 1, 1, tzinfo=UTC))
+            resets.append(asyncio.create_task(work))
+            await script.clock.advance(seconds=wait_s)
+        await script.finish(asyncio.gather(*resets))
+        await script.clock.advance(seconds=3)
+        assert seen == [b"3", b"4", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_reset_that_outlives_its_consumer_changes_nothing(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as script:
+        consumer = await started(script, Seen(), instance_name="shared")
+        other = script.consumer("other", instance_name="shared")  # its connections stay
+        other.subscribe("U", Seen().handler)
+        await script.start(other)
+        script.server.answer_ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"offset": "1"})
+        resets: list[asyncio.Task[None]] = []
+        for wait_s in (5, 7):  # the first one is done, the second is not
+            work = consumer.reset_to(datetime(2023, 1, 1, tzinfo=UTC))
+            resets.append(asyncio.create_task(work))
+            await script.clock.advance(seconds=wait_s)
+        await script.finish(consumer.stop())
+        saved = script.committed
+        await script.finish(asyncio.gather(*resets))
+        assert script.committed == saved
 
 
 async def test_a_changed_group_is_noticed_at_once(tmp_path: Path) -> None:

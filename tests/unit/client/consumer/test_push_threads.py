@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from skylark.client import rebalancing
+from skylark.client.consumer.process_queue import PULL_EXPIRED_MS
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.instances import instance_count
 from skylark.client.message import MessageExt
@@ -80,6 +82,13 @@ class ServerThread:
                 connection.oneway(Command(code=code, ext={"consumerGroup": "g"}))
 
         self.run(tell)
+
+    def begin_round(self) -> None:
+        """Let the consumer rebalance; blocks until it asks for the members of its group."""
+        code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+        count = self.count(code)
+        self.notify()
+        self.wait_for(lambda: self.count(code) > count)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Blocks the calling thread, as bad user code does."""
@@ -171,6 +180,32 @@ async def test_a_blocked_loop_keeps_its_locks(broker: ServerThread) -> None:
         await done.wait()
         await consumer.stop()
     assert broker.count(RequestCode.UNLOCK_BATCH_MQ) == 1
+    assert instance_count() == 0
+
+
+async def test_what_a_handler_accepts_counts_however_long_it_blocked_the_loop(
+    broker: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebalancing, "INTERVAL_MIN_S", 0.05)
+    broker.pulls.found(0, records(0), 1)
+    consumer = consumer_of(broker)
+    done = asyncio.Event()
+
+    @consumer.subscribe("T")
+    async def block_the_loop(message: MessageExt) -> None:
+        assert consumer._parts is not None
+        process_queue = consumer._parts.rebalancer.rebalance.table[QUEUE]
+        process_queue.last_pull_ms -= PULL_EXPIRED_MS + 1  # that is how long it takes
+        broker.begin_round()
+        broker.begin_round()  # so that the one before has ended
+        done.set()
+
+    async with asyncio.timeout(20):
+        await consumer.start()
+        await done.wait()
+        await consumer.stop()
+    updates = broker.server.of(RequestCode.UPDATE_CONSUMER_OFFSET)
+    assert (updates[-1].ext or {})["commitOffset"] == "1"
     assert instance_count() == 0
 
 

@@ -139,6 +139,11 @@ def test_a_queue_without_pulls_is_taken_up_anew() -> None:
     assert rebalance.apply("T", {Q0}, NOW_MS + 120_000) == []
     assert rebalance.apply("T", {Q0}, NOW_MS + 120_001) == [Release(Q0, dead), Open(Q0)]
     assert dead.dropped
+    take_up(rebalance, Q0)
+    blocked = rebalance.table[Q0]  # with the loop of the application, which cannot pull
+    assert rebalance.apply("T", {Q0}, NOW_MS + 10**9, NOW_MS + 120_000) == []
+    steps = [Release(Q0, blocked), Open(Q0)]
+    assert rebalance.apply("T", {Q0}, NOW_MS + 10**9, NOW_MS + 120_001) == steps
     pulling = Rebalance("G", "me", Averagely(), push=False)
     take_up(pulling, Q0)
     assert pulling.apply("T", {Q0}, NOW_MS + 10**9) == []

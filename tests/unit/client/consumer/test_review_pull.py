@@ -1,4 +1,4 @@
-"""Pull consumers in clumsy hands: stopped while they start, polled without waiting, misled."""
+"""Pull consumers in clumsy hands: stopped while they start, or never, polled without waiting."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from skylark.client.consumer.classic_pull import PullConsumer
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.instances import instance_count
+from skylark.client.options import ClientOptions
 from skylark.client.state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
+from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from tests.unit.client.consumer.pull_world import bodies, pull_world, queue
+from tests.unit.client.consumer.pull_world import bodies, pull_world, queue, served
+from tests.unit.client.consumer.test_lite_pull import eventually
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -67,6 +70,42 @@ async def test_another_loop_is_refused(
                 await asyncio.to_thread(asyncio.run, use())
         await w.finish(consumer.stop())
         assert consumer.state is ServiceState.SHUTDOWN_ALREADY
+
+
+async def with_all_queues(
+    kind: type[LitePullConsumer] | type[PullConsumer], options: ClientOptions
+) -> LitePullConsumer | PullConsumer:
+    """A member of the group that was started and has all four queues."""
+    has_all = asyncio.Event()
+
+    def listen(topic: str, all_: frozenset[MessageQueue], ours: frozenset[MessageQueue]) -> None:
+        if len(ours) == 4:
+            has_all.set()
+
+    consumer = kind("g", options)
+    if isinstance(consumer, LitePullConsumer):
+        consumer.subscribe("T", listener=listen)
+    else:
+        consumer.register_queue_listener("T", listen)
+    await consumer.start()
+    async with asyncio.timeout(20):
+        await has_all.wait()
+    return consumer
+
+
+@pytest.mark.parametrize("kind", [LitePullConsumer, PullConsumer])
+async def test_a_consumer_whose_loop_was_closed_leaves_its_queues_to_others(
+    tmp_path: Path, kind: type[LitePullConsumer] | type[PullConsumer]
+) -> None:
+    with served(tmp_path) as at:
+        await asyncio.to_thread(at.send, b"a")
+        options = ClientOptions(namesrv=at.namesrv)
+        forgotten = await asyncio.to_thread(asyncio.run, with_all_queues(kind, options))
+        with pytest.raises(ClientStateError, match="consumer g belongs to another event loop"):
+            await forgotten.stop()
+        other = await with_all_queues(kind, options)
+        await other.stop()
+        await eventually(lambda: instance_count() == 0)
 
 
 async def test_who_polls_without_waiting_gets_messages_nevertheless(tmp_path: Path) -> None:
