@@ -118,7 +118,7 @@ def _is_text(value: str) -> bool:
 
 def _is_number(value: float) -> bool:
     try:
-        return not math.isnan(value)
+        return math.isfinite(value)  # event loops know no time without end
     except OverflowError:  # an integer beyond all floats
         return False
 

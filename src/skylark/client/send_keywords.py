@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict
@@ -76,8 +75,8 @@ def delay_properties(how: SendKeywords) -> dict[str, str] | None:
     if (delay is not None) + (level is not None) + (at is not None) > 1:
         raise InvalidMessageError("give one of delay, delay_level and deliver_at")
     if delay is not None:
-        if not 0 <= seconds(delay) < math.inf:
-            raise InvalidMessageError(f"a delay of {delay} is in the past, or never ends")
+        if seconds(delay) < 0:
+            raise InvalidMessageError(f"a delay of {delay} is in the past")
         return {names.PROPERTY_TIMER_DELAY_MS: str(round(seconds(delay) * 1000))}
     if level is not None:
         if level < 1:

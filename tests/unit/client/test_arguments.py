@@ -31,7 +31,8 @@ GROUP_TOO_LONG = "g" * 121
     ("value", "kind", "is_so"),
     [
         (1, int, True), (True, int, False), (2**63, int, False), (-(2**63), int, True),
-        (1, float, True), (1.5, float, True), (math.nan, float, False), (10**400, float, False),
+        (1, float, True), (1.5, float, True), (math.nan, float, False),
+        (math.inf, float, False), (10**400, float, False),
         ("a", str, True), (b"a", str, False), (None, str | None, True), (None, str, False),
         (["a"], list[str], True), ("ab", typing.Sequence[str], False),
         ([1], typing.Sequence[str], False), ({"a": 1}, typing.Mapping[str, int], True),

@@ -244,6 +244,19 @@ async def test_messages_under_way_are_bounded(tmp_path: Path, batching: bool) ->
         assert (await (await patient)).status is SendStatus.SEND_OK
 
 
+async def test_the_wait_for_room_is_part_of_the_timeout(tmp_path: Path) -> None:
+    async with scripted(tmp_path, "a", pending_max=1) as script:
+        script.answer(None)
+        await script.producer.submit(MESSAGE, timeout=3)
+        waiting = await script.later(script.producer.send(MESSAGE, timeout=4))
+        await script.clock.advance(seconds=3.1)
+        assert not waiting.done()  # it has its permit, and goes to a broker that does not answer
+        await script.clock.advance(seconds=1.5)
+        assert waiting.done()
+        with pytest.raises(SendTimeoutError):
+            await waiting
+
+
 @pytest.mark.parametrize(
     ("settings", "message", "how"),
     [
