@@ -158,7 +158,7 @@ class PowerRun:
             return
         offset = self.rng.randrange(first, end)
         try:
-            result = store.reader.get(*queue, offset, 8)
+            result = store.reader.get(*queue, offset, 8, bulk=True)  # as views
         except StoreFileError:
             assert self.plan.hits or not self.disk.alive
             return

@@ -308,6 +308,7 @@ class BrokerGraph:
                 now_ms=self.clock.now_ms,
             ),
             steady_ms=lambda: self.liveness.now_ms(),
+            on_dead_letter=lambda group, topic: self.exporter.dead_letter(group, topic),
         )
         self.replies = ReplyHandlers(
             self.send_checks,

@@ -26,7 +26,7 @@ Answers to Java's ``ConsumerOffsetManager``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from skylark.broker.live_settings import LiveSettings
@@ -164,11 +164,17 @@ class OffsetTable:
 
     def topics_of(self, group: str) -> list[str]:
         """Topics for which the group has committed anything."""
-        return [topic for topic, other in map(_split, self._committed) if other == group]
+        return [topic for topic, other in self._pairs() if other == group]
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that have committed anything for the topic."""
-        return [group for other, group in map(_split, self._committed) if other == topic]
+        return [group for other, group in self._pairs() if other == topic]
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Topic and group of all that was committed, but by the broker for broadcast consumers."""
+        for topic, group in map(_split, self._committed):
+            if TOPIC_GROUP_SEPARATOR not in group:
+                yield topic, group
 
     def smallest(self, topic: str, queues: Queues, without: Collection[str] = ()) -> Offsets:
         """Per queue the smallest offset of all groups that still exists (308).
@@ -257,7 +263,7 @@ class OffsetTable:
     def dump(self) -> ConsumerOffsetSerializeWrapper:
         """GET_ALL_CONSUMER_OFFSET (43); to be encoded before anything else happens."""
         topics: dict[str, list[str]] = {}
-        for topic, group in map(_split, self._committed):
+        for topic, group in self._pairs():
             topics.setdefault(group, []).append(topic)
         return ConsumerOffsetSerializeWrapper(
             offset_table=self._committed,

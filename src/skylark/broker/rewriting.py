@@ -51,12 +51,15 @@ _ACTED_UPON: Final = (
     *TIMER_NAMES,
     names.PROPERTY_DELAY,
     names.PROPERTY_TRAN_MSG,
+    names.PROPERTY_PRIORITY,
     names.PROPERTY_INNER_NUM,
     names.PROPERTY_POP_CK,
     names.PROPERTY_MSG_REGION,
     names.PROPERTY_TRACE_ON,
     names.PROPERTY_CLUSTER,
 )
+_WITHOUT_PRIORITY: Final = (*TIMER_NAMES, names.PROPERTY_DELAY, names.PROPERTY_SHARDING_KEY)
+_PRIORITY: Final = re.compile(r"\+?[0-9]{1,10}", re.ASCII)
 _LEVEL_DIGITS_MAX: Final = 10
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
@@ -127,6 +130,21 @@ def delay_level(properties: dict[str, str]) -> int:
     if not digits.isdecimal() or len(digits) > _LEVEL_DIGITS_MAX:
         raise BrokerError(f'For input string: "{text:.100}"', hint="DELAY must be a number")
     return int(text)
+
+
+def take_priority(properties: dict[str, str]) -> int | None:
+    """The priority of a message, None without one.
+
+    What is delayed, of a transaction or in an order has none, and loses the property.
+    """
+    text = properties.get(names.PROPERTY_PRIORITY, "")
+    if not _PRIORITY.fullmatch(text) or (priority := int(text)) >= 1 << 31:
+        return None
+    of_other_kind = any(name in properties for name in _WITHOUT_PRIORITY)
+    if of_other_kind or properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true":
+        del properties[names.PROPERTY_PRIORITY]
+        return None
+    return priority
 
 
 def slot_time(deliver_ms: int, precision_ms: int) -> int:

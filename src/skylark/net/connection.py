@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def takes_frames(self) -> bool:
-        """Whether answers may be given as frames, with a JSON header: see :meth:`reply_frame`."""
+        """Whether answers may be frames with a JSON header: no interceptor wants to see them."""
         return self._serialize_type == SERIALIZE_JSON and self._dispatcher.judged_alike
 
     def reply_frame(self, request: Command, frame: bytes) -> None:

@@ -2,9 +2,10 @@
 
 A *hot* handler is a plain function called inline while the bytes are being read; it must not
 block and returns the response, None when there is no answer, or LATER when the answer comes by
-``Connection.answer``. It may have a twin for requests of one code that came together (``run``). A
-*cold* handler is a coroutine function; it runs as a task owned by the connection, so a slow one
-delays nobody else.
+``Connection.answer``. Where the connection takes frames, the response may be one, encoded already.
+A hot handler may have a twin for requests of one code that came together (``run``). A *cold*
+handler is a coroutine function; it runs as a task owned by the connection, so a slow one delays
+nobody else.
 
 Order of checks for a request, as in Java's ``NettyRemotingAbstract.processRequestCommand``:
 
@@ -14,7 +15,7 @@ Order of checks for a request, as in Java's ``NettyRemotingAbstract.processReque
 4. interceptors' ``before`` (access control, metrics, faults), the handler, their ``after``.
 
 A request that gets as far as 4 sees each interceptor's ``after`` exactly once, when its answer is
-known or when it is known that there is none (those that are ``alike`` may be passed over); with
+known or when it is known that there is none (where all are ``alike``, none may see it); with
 LATER that may be much later, and after the connection has ended. ``before`` is always called while
 the bytes are being read.
 
@@ -51,7 +52,7 @@ class Later(enum.Enum):
 
 
 LATER: Final = Later.LATER
-#: What a hot handler returns.
+#: What a hot handler returns, unless it is a frame.
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
 
 #: If the connection takes frames, the answer may also be one.
@@ -77,8 +78,9 @@ class NoAnswerError(Exception):
 class Interceptor(Protocol):
     """Sees every request that has a handler, and every response on its way out.
 
-    One with the attribute ``alike`` set judges by code, connection and time alone, and changes no
-    response. Where all are such, requests that came together are judged by the first of them.
+    One with the attribute ``alike`` set judges by code, connection and time alone, and need not see
+    responses. Where all are such, requests that came together are judged by the first of them, and
+    answers that are frames pass them by.
     """
 
     def before(self, connection: Connection, request: Command) -> Command | None:

@@ -189,8 +189,8 @@ def take_all(
     """Take the records of all these entries; None if there is more to consider.
 
     They must be no more than ``size_max`` bytes, among the newest ``memory_size`` of the log, in
-    one file and in order. Few bytes are copied: who writes them would do so anyway, and a view for
-    each record that is no neighbour of the one before costs more than its bytes.
+    one file and in order. Few bytes are copied: a view for each record that is no neighbour of the
+    one before costs more than its bytes, here and where it is written.
     """
     fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
     starts, sizes = fields[::3], fields[1::3]

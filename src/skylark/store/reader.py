@@ -74,7 +74,7 @@ class StoreNotReadableError(StoreError):
 
 
 class Views(msgspec.Struct, kw_only=True):
-    """Records as views over the log; ``size`` is the sum of their bytes."""
+    """Records as views over the log or a copy; ``size`` is the sum of their bytes."""
 
     views: Sequence[memoryview] = ()
     size: int = 0

@@ -31,7 +31,7 @@ class FrameTemplate:
     __slots__ = ("_form",)
 
     def __init__(self, example: Command, forms: Mapping[str, str]) -> None:
-        """``example``: marks stand for values, in the order of its encoded header.
+        """``example``, which gets another ``opaque``: marks stand for values, in their order.
 
         ``forms`` tells for each mark how its value is to be formatted, as ``bytes % values`` does.
         """

@@ -76,7 +76,10 @@ async def test_an_unknown_client_goes_on_where_the_last_one_is(tmp_path: Path) -
             await world.pull(offset, requestSource=1, proxyFrowardClientId=client_id)
         await world.clock.advance(seconds=6)
         await world.pull(8, **PROXY)
-        assert world.graph.offsets.get("g@broadcast", "T", 0) == 5
+        offsets = world.graph.offsets
+        assert offsets.get("g@broadcast", "T", 0) == 5
+        assert (offsets.groups_of("T"), offsets.topics_of("g@broadcast")) == ([], [])
+        assert offsets.dump().group_topic_map == {}
         new = await world.pull(-1, requestSource=1, proxyFrowardClientId="c3")
         assert told(new) == (21, "OFFSET_RESET", "5")
 

@@ -288,7 +288,8 @@ def test_a_result_over_several_files(any_store: SmallStore) -> None:
 def test_a_view_in_use_keeps_its_file_mapped(any_store: SmallStore) -> None:
     store = any_store
     store.put(b"kept")
-    result = store.reader.get("T", 0, 0, 32)
+    result = store.reader.get("T", 0, 0, 32, bulk=True)  # no copy
+    assert store.lease_count() == 1
     held = result.views[0][:]  # as a transport does
     result.release()
     assert store.lease_count() == 0

@@ -187,6 +187,8 @@ class PullHandlers:
         group = self._check_group(request.code, header)
         topic = self._check_topic(connection, header)
         wanted = self._filters.find(header, group)
+        if self._live.current.reject_pull_consumer_enable:
+            self._filters.check_consumer(connection, header)
         group_name, topic_name, queue_id = header.consumer_group, header.topic, header.queue_id
         broadcast_id = self._broadcasts.client_id(connection, header)
         moved_to = self._offsets.take_reset(group_name, topic_name, queue_id)

@@ -22,14 +22,15 @@ from skylark.broker.filters import SQL92, ConsumerFilterTable
 from skylark.broker.groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.core.errors import BrokerError, NoPermissionError
-from skylark.core.names import is_retry_topic
+from skylark.core.names import BUILT_IN_GROUPS, is_retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import SqlFilter, compile_sql
 from skylark.filter.tag import SUBSCRIBE_ALL, TagFilter, parse_tags
 from skylark.net.answers import FAQ_HINT
+from skylark.net.connection import Connection
 from skylark.store.queue_scan import PropertyMatcher
 from skylark.wire.bodies.config import SubscriptionGroupConfig
-from skylark.wire.bodies.heartbeat import SubscriptionData
+from skylark.wire.bodies.heartbeat import ConsumeType, SubscriptionData
 from skylark.wire.codes import PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.properties import PROPERTY_RETRY_TOPIC, find_raw_property
@@ -37,6 +38,11 @@ from skylark.wire.properties import PROPERTY_RETRY_TOPIC, find_raw_property
 PARSE_FAILED: Final = "parse the consumer's subscription failed"
 _TAG_TYPES: Final = (None, "", "TAG")
 _RETRY_TOPIC: Final = PROPERTY_RETRY_TOPIC.encode()
+
+#: Groups of tools; ``rejectPullConsumerEnable`` is not for them.
+MAY_ALWAYS_PULL: Final = frozenset(
+    {*BUILT_IN_GROUPS, "DEFAULT_CONSUMER", "SCHEDULE_CONSUMER", "__MONITOR_CONSUMER"}
+)
 
 # What forbids reading, in an answer with code 16
 FORBIDDEN_BY_BROKER: Final = 1
@@ -110,6 +116,24 @@ class PullFilters:
             retried = _RetriedFilter(self._filters, header.consumer_group)
             return PullFilter(found.tags, None, retried)
         return found
+
+    def check_consumer(self, connection: Connection, header: PullMessageRequestHeader) -> None:
+        """With ``rejectPullConsumerEnable``, raise BrokerError unless the pull is of a member."""
+        name = header.consumer_group
+        group = self._consumers.group(name)
+        if name in MAY_ALWAYS_PULL or (
+            group is not None
+            and (
+                group.consume_type is not ConsumeType.CONSUME_ACTIVELY
+                or connection in group.members
+            )
+        ):
+            return
+        raise BrokerError(
+            "the consumer's group info not exist, or the pull consumer is rejected by server."
+            f"{FAQ_HINT}",
+            code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        )
 
     def _own(self, header: PullMessageRequestHeader) -> PullFilter:
         """The filter that the request brings."""

@@ -174,7 +174,7 @@ class RecallHandlers:
             _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=str(error))
         if not result.status.stored:
             _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=result.status.name)
-        self._count(handle.topic, result)
+        self._count(draft.topic, result)
 
     def _delete_key(self, handle: RecallHandle) -> str:
         """Java before 5.5 writes and knows only the longer form; the timer here knows both."""

@@ -46,7 +46,7 @@ from skylark.broker.handlers.send_run import PlainSends
 from skylark.broker.handlers.sent import Sent, SentAnswers
 from skylark.broker.message_writer import MessageWriter
 from skylark.broker.order_locks import QueueLocks
-from skylark.broker.rewriting import delay_level, timer_refusal
+from skylark.broker.rewriting import delay_level, take_priority, timer_refusal
 from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.broker.transaction.half import prepare as prepare_half
@@ -89,8 +89,12 @@ class SendHandlers:
         unique_ids: UniqueIdGenerator,
         *,
         steady_ms: Callable[[], int],
+        on_dead_letter: Callable[[str, str], None] | None = None,
     ) -> None:
-        """``steady_ms`` is the time that queue locks are given (see ``client_liveness``)."""
+        """``steady_ms`` is the time that queue locks are given (see ``client_liveness``).
+
+        ``on_dead_letter`` hears who sends a message that is one, and where to.
+        """
         self._checks = checks
         self._answers = answers
         self._sent_answers = SentAnswers(checks, answers, writer.store.log.store_host)
@@ -103,6 +107,7 @@ class SendHandlers:
         self._transactions = transactions
         self._unique_ids = unique_ids
         self._steady_ms = steady_ms
+        self._on_dead_letter = on_dead_letter
         self._plain = PlainSends(
             checks,
             answers,
@@ -158,6 +163,9 @@ class SendHandlers:
         properties.pop(names.PROPERTY_POP_CK, None)
         if is_retry_topic(header.topic):
             self._look_for_dead_letter(request, header, draft, properties)
+        priority = take_priority(properties)
+        if priority is not None:
+            queue_id = draft.queue_id = max(0, min(priority, topic.write_queue_nums - 1))
         unique_id = self._complete(draft, properties, topic)
         draft.properties = names.encode_properties(properties).encode()
         result = self._writer.put(draft)
@@ -165,9 +173,7 @@ class SendHandlers:
             raise self._answers.refusal(result.status)
         if draft.topic == HALF_TOPIC:
             self._transactions.half_stored(draft)
-            self._count(HALF_TOPIC, result)
-        else:
-            self._count(header.topic, result)
+        self._count(draft.topic, result)  # where it waits, if it does
         sent = Sent(
             request,
             encode_offset_id(self._store.log.store_host, result.log_offset),
@@ -209,6 +215,8 @@ class SendHandlers:
             draft.topic, draft.queue_id = dlq_topic(name), 0
             if self._topics.ensure(draft.topic, queue_count=1) is None:
                 raise BrokerError(f"topic[{draft.topic}] not exist")
+            if self._on_dead_letter is not None:
+                self._on_dead_letter(header.producer_group, header.topic)
 
     def _complete(self, draft: Draft, properties: dict[str, str], topic: TopicConfig) -> str:
         """Fill in what is missing, and change what must change; the unique id."""

@@ -85,5 +85,6 @@ class SentAnswers:
             "<offset>": "%d",
             "<key>": "%b",
         }
+        template = FrameTemplate(answer, forms)
         self._template_ext = self._checks.ext
-        return FrameTemplate(answer, forms)
+        return template

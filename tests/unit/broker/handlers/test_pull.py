@@ -483,3 +483,29 @@ async def test_a_reader_far_behind_is_sent_to_a_slave(
         world.graph.store.reader._memory_size = 10
         behind = await world.pull(0, maxMsgNums=1)
         assert (behind.ext or {})["suggestWhichBrokerId"] == suggested
+
+
+# --- who may pull ---
+
+
+@pytest.mark.parametrize(
+    ("group", "as_push", "code"),
+    [
+        ("g", False, 24),
+        ("g", True, 0),
+        ("TOOLS_CONSUMER", False, 0),
+        ("DEFAULT_CONSUMER", False, 0),
+    ],
+)
+async def test_pull_consumers_can_be_refused(
+    tmp_path: Path, group: str, as_push: bool, code: int
+) -> None:
+    async with stored(tmp_path, rejectPullConsumerEnable="true") as world:
+        await fill(world, 1)
+        if as_push:
+            await world.heartbeat(subscription())
+        answer = await world.pull(consumerGroup=group)
+        assert answer.code == code
+        if code:
+            remark = "the consumer's group info not exist, or the pull consumer is rejected by ser"
+            assert (answer.remark or "").startswith(remark)

@@ -27,20 +27,22 @@ def lease_count(world: Stored) -> int:
 
 async def test_large_answers_are_views_that_are_given_back(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
-        bodies = [bytes([number]) * 3_000 for number in range(10)]
+        bodies = [bytes([number]) * 15_000 for number in range(10)]
         for body in bodies:
             await world.send(body=body)
         results: list[GetResult] = []
+        leases: list[int] = []
         read = world.graph.store.reader.get
 
         def get(*args: Any, **options: Any) -> GetResult:
             results.append(read(*args, **options))
+            leases.append(lease_count(world))
             return results[-1]
 
         world.graph.store.reader.get = get  # type: ignore[method-assign]
         assert bodies_of(await world.pull()) == bodies
         (result,) = results
-        assert (result.size > 30_000, result.views) == (True, ())
+        assert (result.size > 150_000, result.views, leases) == (True, (), [1])
         assert lease_count(world) == 0
 
 

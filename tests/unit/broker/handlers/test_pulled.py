@@ -97,3 +97,28 @@ async def test_no_frames_where_somebody_wants_to_see_the_answers(
         assert (len(frames), len(seeing.seen)) == (1, 1)
         with_frame.opaque = without.opaque
         assert with_frame == without
+
+
+async def test_a_held_pull_is_answered_by_a_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stored(tmp_path) as world:
+        frames = pulled_frames(monkeypatch)
+        world.add_topic("T", 1)
+        waiting = await world.begin_pull()
+        await world.send(body=b"late")
+        await world.clock.drain()
+        assert bodies_of(await waiting) == [b"late"]
+        assert len(frames) == 1
+
+
+async def test_a_pull_that_wants_no_answer_gets_no_frame(tmp_path: Path) -> None:
+    async with stored(tmp_path) as world:
+        await world.send(body=b"unread")
+        (connection,) = world.graph.server.connections
+        size = connection.bytes_out
+        request = Command(code=RequestCode.PULL_MESSAGE, ext=world.pull_request())
+        await world.client.oneway(world.address, request)
+        await world.clock.drain()
+        assert connection.bytes_out == size
+        assert bodies_of(await world.pull()) == [b"unread"]

@@ -302,6 +302,8 @@ async def test_a_retry_topic_keeps_what_may_be_tried_again(tmp_path: Path) -> No
 
 async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
+        told: list[tuple[str, str]] = []
+        world.graph.sends._on_dead_letter = lambda *who: told.append(who)
         world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
         answer = await world.send("%RETRY%G", j="3", properties="DELAY\x015\x02")
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "0")
@@ -312,6 +314,8 @@ async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) 
         assert [record.reconsume_times for record in dead] == [3, 0]
         assert dead[0].properties["DELAY"] == "-1"
         assert world.records("%RETRY%G") == []
+        assert world.graph.stats.topic_puts["%DLQ%G"].count == 2
+        assert told == [("pg", "%RETRY%G")] * 2
 
 
 async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:
@@ -319,6 +323,42 @@ async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:
         answer = await world.send("%RETRY%nobody")
         assert (answer.code, answer.ext) == (26, EXT)
         assert (answer.remark or "").startswith("subscription group not exist, nobody")
+
+
+# --- priorities ---
+
+
+@pytest.mark.parametrize(
+    ("properties", "queue_id", "is_kept"),
+    [
+        ("_SYS_MSG_PRIORITY_\x012\x02", 2, True),
+        ("_SYS_MSG_PRIORITY_\x01+2\x02", 2, True),
+        ("_SYS_MSG_PRIORITY_\x0199\x02", 3, True),  # the last queue
+        ("_SYS_MSG_PRIORITY_\x01-1\x02", 1, True),
+        ("_SYS_MSG_PRIORITY_\x01high\x02", 1, True),
+        ("_SYS_MSG_PRIORITY_\x019999999999\x02", 1, True),
+        ("_SYS_MSG_PRIORITY_\x012\x02__SHARDINGKEY\x01s\x02", 1, False),
+    ],
+)
+async def test_a_priority_is_a_queue(
+    tmp_path: Path, properties: str, queue_id: int, is_kept: bool
+) -> None:
+    async with stored(tmp_path) as world:
+        world.add_topic("T", 4)
+        answer = await world.send(queue_id=1, properties=f"UNIQ_KEY\x01U\x02{properties}")
+        assert (answer.code, (answer.ext or {})["queueId"]) == (0, str(queue_id))
+        (record,) = world.records("T", queue_id)
+        assert ("_SYS_MSG_PRIORITY_" in record.properties) is is_kept
+
+
+@pytest.mark.parametrize("kind", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x019\x02"])
+async def test_what_is_delayed_has_no_priority(tmp_path: Path, kind: str) -> None:
+    async with stored(tmp_path) as world:
+        world.add_topic("T", 4)
+        assert (await world.send(properties=f"_SYS_MSG_PRIORITY_\x012\x02{kind}")).code == 0
+        await world.clock.advance(seconds=12)
+        (record,) = world.records("T", 0)
+        assert "_SYS_MSG_PRIORITY_" not in record.properties
 
 
 # --- topics with attributes ---
