@@ -39,7 +39,8 @@ class Sender(Client):
     def send(self) -> None:
         self._sent += 1
         key = f"{self._number:08X}{self._sent:024X}"
-        more = {"g": str(time.time_ns() // 1_000_000), "i": f"UNIQ_KEY\x01{key}\x02WAIT\x01true"}
+        properties = f"UNIQ_KEY\x01{key}\x02WAIT\x01true\x02"
+        more = {"g": str(time.time_ns() // 1_000_000), "i": properties}
         self.tally.sent += 1
         code = RequestCode.SEND_MESSAGE_V2
         self.request(code, self._ext | more, self._body, self._answered)
