@@ -1,10 +1,13 @@
-"""Run an asynchronous test on asyncio's loop and on uvloop: both are supported, both are tested."""
+"""Event loops of tests: both kinds that are supported, and loops that were closed too early."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
+import warnings
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -35,3 +38,14 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
         "loop_factory", LOOP_FACTORIES.values(), ids=list(LOOP_FACTORIES)
     )
     return both(run)
+
+
+def is_collected(abandoned: weakref.ref[Any]) -> bool:
+    """Whether nothing keeps what belonged to a loop that was closed too early.
+
+    What was left open warns when it goes. So it is let go here, and not in some other test.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    return abandoned() is None

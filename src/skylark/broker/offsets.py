@@ -170,11 +170,16 @@ class OffsetTable:
         """Groups that have committed anything for the topic."""
         return [group for other, group in self._pairs() if other == topic]
 
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Topic and group of all that was committed.
+
+        Also of what the broker keeps for broadcast consumers, under a name that no group can have.
+        """
+        return map(_split, self._committed)
+
     def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Topic and group of all that was committed, but by the broker for broadcast consumers."""
-        for topic, group in map(_split, self._committed):
-            if TOPIC_GROUP_SEPARATOR not in group:
-                yield topic, group
+        """The same, of groups only."""
+        return (pair for pair in self.pairs() if TOPIC_GROUP_SEPARATOR not in pair[1])
 
     def smallest(self, topic: str, queues: Queues, without: Collection[str] = ()) -> Offsets:
         """Per queue the smallest offset of all groups that still exists (308).

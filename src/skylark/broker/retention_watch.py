@@ -147,11 +147,9 @@ class RetentionWatch:
         yield from self._look(self._store.retention.doomed_until(ahead_ms))
 
     def _pairs(self) -> list[Pair]:
-        """Everybody who has committed anything."""
-        found = (self._offsets.dump().group_topic_map or {}).items()
-        return list(
-            islice(((group, topic) for group, topics in found for topic in topics), PAIR_COUNT_MAX)
-        )
+        """Everybody who has committed anything, broadcast consumers too."""
+        pairs = islice(self._offsets.pairs(), PAIR_COUNT_MAX)
+        return [(group, topic) for topic, group in pairs]
 
     def _look(self, until: int) -> Iterator[None]:
         """Who in use has still to read from before the log offset ``until``."""

@@ -33,10 +33,16 @@ from skylark.core.errors import ClientStateError
 from skylark.core.lifecycle import LifecycleError, Tasks
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.layout import BATCH_HEAD_SIZE, BATCH_MESSAGE_SIZE_MIN
-from skylark.wire.properties import PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_SHARDING_KEY
+from skylark.wire.properties import (
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_PRIORITY,
+    PROPERTY_SHARDING_KEY,
+)
 
 #: About what the client adds to a message in a batch: lengths, unique id, WAIT.
 OVERHEAD_SIZE: Final = BATCH_MESSAGE_SIZE_MIN + 80
+#: Brokers look for these in single messages only.
+_GO_ALONE: Final = frozenset({PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_PRIORITY})
 STOPPED: Final = "the producer was stopped meanwhile"
 
 
@@ -109,7 +115,7 @@ class Collector:
             size <= self._body_size_max
             and not state.is_retry
             and not self._may_forbid
-            and not (properties and PROPERTY_INNER_MULTI_DISPATCH in properties)
+            and not (properties and not _GO_ALONE.isdisjoint(properties))
             and self._accumulator.takes(size + OVERHEAD_SIZE)
         )
 

@@ -28,6 +28,7 @@ RESERVED_NAMES: Final = frozenset(
         names.PROPERTY_REAL_QID,
         names.PROPERTY_RETRY_TOPIC,
         names.PROPERTY_DELAY,
+        names.PROPERTY_PRIORITY,  # it would choose another queue than the one planned for
         names.PROPERTY_MIN_OFFSET,
         names.PROPERTY_MAX_OFFSET,
         names.PROPERTY_RECONSUME_TIME,

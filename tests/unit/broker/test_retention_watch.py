@@ -63,8 +63,11 @@ async def test_a_group_that_is_behind_is_warned_before_its_messages_go(
         text = "retention soon deletes 8 messages of T that group slow has not consumed yet"
         assert caplog.messages == [text, text]
     world.graph.offsets.commit("slow", "T", 0, 11)
+    world.graph.offsets.commit("g@broadcast", "T", 0, 10)  # the last of some broadcast consumers
     await look(world)
-    assert watch.endangered == [Endangered("slow", "T", 1)]
+    found = [Endangered("g@broadcast", "T", 2), Endangered("slow", "T", 1)]
+    assert sorted(watch.endangered, key=lambda each: each.group) == found
+    world.graph.offsets.commit("g@broadcast", "T", 0, 12)
     world.graph.offsets.commit("slow", "T", 0, 12)
     await look(world)
     assert watch.endangered == []

@@ -161,9 +161,10 @@ async def test_only_what_fits_travels_together(tmp_path: Path) -> None:
             send(MESSAGE, delay_level=1),
             send(MESSAGE, timeout=2),
             send(Message("T", b"x", properties={"INNER_MULTI_DISPATCH": "q"})),
+            send(Message("T", b"x", properties={"_SYS_MSG_PRIORITY_": "1"})),
         )
         counts = sorted((r.code, (r.body or b"").count(b"UNIQ_KEY")) for r in script.sent())
-        assert counts == [(310, 0)] * 4 + [(320, 2)] * 4
+        assert counts == [(310, 0)] * 5 + [(320, 2)] * 4
 
 
 async def test_batches_keep_to_the_limit_of_a_message(tmp_path: Path) -> None:

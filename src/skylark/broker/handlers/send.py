@@ -8,8 +8,9 @@ properties the last item stays, as in Java, and there both do. The checks are in
 :mod:`skylark.broker.handlers.put_answers`.
 
 Every answer, refusals included, has the ext fields MSG_REGION and TRACE_ON, except when the request
-itself cannot be read. The queue id in the answer is the one that was asked for, also when the
-message went elsewhere (delay, dead letters); the offset is that of the queue it is in.
+itself cannot be read. The queue id in the answer is the one that was asked for, or that of the
+priority, also when the message went elsewhere (delay, dead letters); the offset is that of the
+queue it is in.
 
 **Empty bodies** are illegal messages (13), which producers do not send again. Java fails on them
 with a null pointer (1), and producers try the next broker, in vain.
@@ -58,7 +59,15 @@ from skylark.core.errors import (
     SubscriptionGroupNotExistError,
 )
 from skylark.core.hashing import UniqueIdGenerator, encode_offset_id
-from skylark.core.names import HALF_TOPIC, RETRY_PREFIX, TIMER_TOPIC, dlq_topic, is_retry_topic
+from skylark.core.names import (
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    TIMER_TOPIC,
+    dlq_topic,
+    is_dlq_topic,
+    is_retry_topic,
+)
 from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, Dispatcher
@@ -93,7 +102,7 @@ class SendHandlers:
     ) -> None:
         """``steady_ms`` is the time that queue locks are given (see ``client_liveness``).
 
-        ``on_dead_letter`` hears who sends a message that is one, and where to.
+        ``on_dead_letter`` hears of each the group and the topic it came from.
         """
         self._checks = checks
         self._answers = answers
@@ -174,6 +183,9 @@ class SendHandlers:
         if draft.topic == HALF_TOPIC:
             self._transactions.half_stored(draft)
         self._count(draft.topic, result)  # where it waits, if it does
+        if is_dlq_topic(draft.topic) and self._on_dead_letter is not None:
+            origin = properties.get(names.PROPERTY_RETRY_TOPIC, header.topic)
+            self._on_dead_letter(draft.topic.removeprefix(DLQ_PREFIX), origin)
         sent = Sent(
             request,
             encode_offset_id(self._store.log.store_host, result.log_offset),
@@ -215,8 +227,6 @@ class SendHandlers:
             draft.topic, draft.queue_id = dlq_topic(name), 0
             if self._topics.ensure(draft.topic, queue_count=1) is None:
                 raise BrokerError(f"topic[{draft.topic}] not exist")
-            if self._on_dead_letter is not None:
-                self._on_dead_letter(header.producer_group, header.topic)
 
     def _complete(self, draft: Draft, properties: dict[str, str], topic: TopicConfig) -> str:
         """Fill in what is missing, and change what must change; the unique id."""

@@ -269,9 +269,11 @@ class PullConsumer(PullClient):
         """Save an offset at the broker now, whoever has the queue; raises what the broker says."""
         group = self._require_running()
         wire_queue = group.namespace.wrap_queue(queue)
+        before = group.offsets.read(wire_queue)
         target = await group.access.link.lookup.reader_of(wire_queue)
         await group.access.link.calls.update_offset(target.address, group.group, wire_queue, offset)
-        if wire_queue in group.my_queues(wire_queue.topic):
+        is_ours = wire_queue in group.my_queues(wire_queue.topic)
+        if is_ours and group.offsets.read(wire_queue) == before:
             # What is in memory of our queues is saved again and again.
             group.offsets.update(wire_queue, offset, increase_only=False)
 

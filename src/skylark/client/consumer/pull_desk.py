@@ -62,11 +62,13 @@ class PullDesk:
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         return self._context.runner.is_busy(process_queue)
 
-    def alive_ms(self) -> int:
-        """When the loop has answered the last time but one; asks it again.
+    def alive_ms(self) -> int | None:
+        """When the loop has answered the last time but one; asks it again. None: it is closed.
 
         Not the last time: a loop that was blocked answers first, and then pulls.
         """
+        if self._handover.loop.is_closed():
+            return None
         if not self._asked:
             self._asked = True
             self._handover.post(self._answer)

@@ -128,13 +128,13 @@ class PullMember:
         return {**self._rebalance.table, **self.assigned}
 
     async def read_offset(self, queue: MessageQueue) -> int | None:
-        """What is stored; memory takes it over if the queue is ours.
+        """What is stored; memory takes it over if the queue is our share.
 
         Of other queues there is only what we commit ourselves: it is saved, and what was merely
         read would undo what somebody else has committed since.
         """
         offset = await self._store.read(queue)
-        if offset is not None and queue in self.process_queues:
+        if offset is not None and queue in self._rebalance.table:
             self._store.table.update(queue, offset, increase_only=False)
         return offset
 

@@ -68,8 +68,11 @@ class DataSide(Protocol):
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         """Whether a handler runs on the queue."""
 
-    def alive_ms(self) -> int:
-        """A time since which pull loops have had their turn, as far as is known."""
+    def alive_ms(self) -> int | None:
+        """A time since which pull loops have had their turn, as far as is known.
+
+        None if they never will: the event loop was closed.
+        """
 
     def queues_changed(self, settled: Settled) -> None:
         """Tell the application."""
@@ -119,6 +122,9 @@ class Rebalancer:
         balanced = True
         async with self._one_at_a_time:
             alive_ms = self._data_side.alive_ms()
+            if alive_ms is None:
+                self._abandon()
+                return True
             for topic in tuple(self._subscriptions()):
                 if self.closed:
                     return True

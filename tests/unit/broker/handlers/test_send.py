@@ -309,13 +309,13 @@ async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) 
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "0")
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
         world.graph.locks.lock("G", "c1", [queue], world.graph.liveness.now_ms())
-        assert (await world.send("%RETRY%G", j="0")).code == 0
+        assert (await world.send("%RETRY%G", j="0", properties="RETRY_TOPIC\x01T\x02")).code == 0
         dead = world.records("%DLQ%G")
         assert [record.reconsume_times for record in dead] == [3, 0]
         assert dead[0].properties["DELAY"] == "-1"
         assert world.records("%RETRY%G") == []
         assert world.graph.stats.topic_puts["%DLQ%G"].count == 2
-        assert told == [("pg", "%RETRY%G")] * 2
+        assert told == [("G", "%RETRY%G"), ("G", "T")]
 
 
 async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:

@@ -332,6 +332,24 @@ async def test_a_look_at_the_queue_of_another_takes_nothing_back(tmp_path: Path)
         assert await w.committed("g", 1) == 9
 
 
+async def test_what_two_assign_to_themselves_is_not_taken_back(tmp_path: Path) -> None:
+    async with (
+        pull_world(tmp_path) as w,
+        w.lite(auto_commit=False) as one,
+        w.classic() as other,
+    ):
+        await w.send(*[b"%d" % i for i in range(3)])
+        for consumer in (one.assign([queue()]), other):
+            await w.finish(consumer.start())
+        await w.clock.advance(seconds=1)  # the broker hears of the group
+        await w.finish(other.update_consume_offset_to_broker(queue(), 1))
+        assert await w.finish(one.committed(queue())) == 1
+        await w.finish(other.update_consume_offset_to_broker(queue(), 3))
+        await w.clock.advance(seconds=20)
+        await w.finish(one.stop())
+        assert await w.committed("g") == 3
+
+
 async def test_leaving_an_iterator_commits_nothing_and_loses_nothing(tmp_path: Path) -> None:
     async with pull_world(tmp_path) as w, w.lite() as consumer:
         await w.send(*[b"%d" % i for i in range(3)])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,9 @@ from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
+from tests.loops import is_collected
 from tests.unit.client.consumer.pushes import BROKER, ScriptedPulls, push_world, records
+from tests.unit.client.consumer.test_lite_pull import eventually
 from tests.unit.client.scripted import ScriptedServer
 
 T = TypeVar("T")
@@ -279,15 +282,22 @@ async def test_run_in_another_thread_leaves_signals_alone(broker: ServerThread) 
     assert seen.is_set()
 
 
-async def test_a_consumer_whose_loop_was_closed_leaves_its_group(broker: ServerThread) -> None:
+@pytest.mark.parametrize("has_queues", [False, True])
+async def test_a_consumer_whose_loop_was_closed_leaves_its_group(
+    broker: ServerThread, has_queues: bool
+) -> None:
     consumers: list[PushConsumer] = []
 
     async def forget_to_stop() -> None:
         consumer = consumer_of(broker)
         consumers.append(consumer)
         consumer.subscribe("T", print)
-        broker.members("somebody else")
+        broker.members(consumer.client_id if has_queues else "somebody else")
         await consumer.start()
+        if has_queues:
+            await asyncio.to_thread(
+                broker.wait_for, lambda: broker.count(RequestCode.PULL_MESSAGE) > 0
+            )
 
     await asyncio.to_thread(asyncio.run, forget_to_stop())
     (consumer,) = consumers
@@ -299,6 +309,10 @@ async def test_a_consumer_whose_loop_was_closed_leaves_its_group(broker: ServerT
         broker.wait_for, lambda: broker.count(RequestCode.UNREGISTER_CLIENT) == 1
     )
     await asyncio.to_thread(broker.wait_for, lambda: instance_count() == 0)
+    abandoned = weakref.ref(consumer)
+    consumers.clear()
+    del consumer
+    await eventually(lambda: is_collected(abandoned))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from skylark.client.state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
+from tests.loops import is_collected
 from tests.unit.client.consumer.pull_world import bodies, pull_world, queue, served
 from tests.unit.client.consumer.test_lite_pull import eventually
 
@@ -106,6 +108,9 @@ async def test_a_consumer_whose_loop_was_closed_leaves_its_queues_to_others(
         other = await with_all_queues(kind, options)
         await other.stop()
         await eventually(lambda: instance_count() == 0)
+        abandoned = weakref.ref(forgotten)
+        del forgotten
+        await eventually(lambda: is_collected(abandoned))
 
 
 async def test_who_polls_without_waiting_gets_messages_nevertheless(tmp_path: Path) -> None:
