@@ -49,3 +49,12 @@ def is_collected(abandoned: weakref.ref[Any]) -> bool:
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
     return abandoned() is None
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for what other threads do, in real time."""
+    for _ in range(6000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen within a minute")

@@ -164,11 +164,11 @@ class OffsetTable:
 
     def topics_of(self, group: str) -> list[str]:
         """Topics for which the group has committed anything."""
-        return [topic for topic, other in self._pairs() if other == group]
+        return [topic for topic, other in self._group_pairs() if other == group]
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that have committed anything for the topic."""
-        return [group for other, group in self._pairs() if other == topic]
+        return [group for other, group in self._group_pairs() if other == topic]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Topic and group of all that was committed.
@@ -177,7 +177,7 @@ class OffsetTable:
         """
         return map(_split, self._committed)
 
-    def _pairs(self) -> Iterator[tuple[str, str]]:
+    def _group_pairs(self) -> Iterator[tuple[str, str]]:
         """The same, of groups only."""
         return (pair for pair in self.pairs() if TOPIC_GROUP_SEPARATOR not in pair[1])
 
@@ -268,7 +268,7 @@ class OffsetTable:
     def dump(self) -> ConsumerOffsetSerializeWrapper:
         """GET_ALL_CONSUMER_OFFSET (43); to be encoded before anything else happens."""
         topics: dict[str, list[str]] = {}
-        for topic, group in self._pairs():
+        for topic, group in self._group_pairs():
             topics.setdefault(group, []).append(topic)
         return ConsumerOffsetSerializeWrapper(
             offset_table=self._committed,

@@ -27,6 +27,7 @@ from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
+from tests.loops import eventually
 from tests.unit.client.consumer.pull_world import (
     PullWorld,
     bodies,
@@ -578,11 +579,3 @@ async def test_a_blocked_application_keeps_no_queue(tmp_path: Path) -> None:
             assert len(taken) == 2
             assert not {message.queue for message in mine} & taken
             assert sorted(bodies(of_other + mine)) == sorted([b"0", b"1", b"2", b"3"] * 2)
-
-
-async def eventually(is_so: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen within a minute")

@@ -29,9 +29,8 @@ from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
-from tests.loops import is_collected
+from tests.loops import eventually, is_collected
 from tests.unit.client.consumer.pushes import BROKER, ScriptedPulls, push_world, records
-from tests.unit.client.consumer.test_lite_pull import eventually
 from tests.unit.client.scripted import ScriptedServer
 
 T = TypeVar("T")

@@ -20,9 +20,8 @@ from skylark.client.state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
 from skylark.wire.bodies.common import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from tests.loops import is_collected
+from tests.loops import eventually, is_collected
 from tests.unit.client.consumer.pull_world import bodies, pull_world, queue, served
-from tests.unit.client.consumer.test_lite_pull import eventually
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
