@@ -44,7 +44,7 @@ from bench.owner import Owner
 from bench.store import draft, open_store
 from skylark.client.calls import Caller, checked, open_caller
 from skylark.store.results import PutStatus
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

@@ -18,7 +18,7 @@ from skylark.wire.headers.send import SendMessageRequestHeaderV2
 from skylark.wire.layout import PROPERTIES_LENGTH, RECORD_HEADS
 from skylark.wire.message import iter_records, pack_host, pack_record_into
 from skylark.wire.property_scan import scan_properties
-from skylark.wire.scan import scan_records
+from skylark.wire.record_scan import scan_records
 
 FRAMES = 64  # as many as one read of a busy socket brings
 RECORDS = 32_768  # a step of recovery or of a file-mode read: 9 MB of 100 B messages

@@ -46,7 +46,7 @@ from skylark.client.control import shared_control
 from skylark.client.instances import instance_count
 from skylark.client.options import ClientOptions
 from skylark.core.names import AUTO_CREATE_TOPIC
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext

@@ -34,8 +34,8 @@ from skylark.client.message import Message, MessageExt, SendStatus
 from skylark.client.options import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.core.names import AUTO_CREATE_TOPIC
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command

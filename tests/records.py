@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skylark.wire import scan
+from skylark.wire import record_scan as scan
 from skylark.wire.layout import HOST_V4_SIZE, HOST_V6_SIZE
 from skylark.wire.message import (
     MessageRecord,
@@ -17,7 +17,7 @@ from skylark.wire.message import (
     iter_records,
 )
 from skylark.wire.property_scan import PropertyItems, scan_properties
-from skylark.wire.scan import RecordColumns, scan_records
+from skylark.wire.record_scan import RecordColumns, scan_records
 
 FIXED = (
     "total_size",

@@ -38,7 +38,7 @@ from skylark.core.errors import SkylarkError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.resolver import Resolver
 from skylark.sync import Admin, Producer, read_arrow
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.crash_series import RunResult
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import ManagedProcess, poll_until

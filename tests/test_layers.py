@@ -99,7 +99,7 @@ TABLE: dict[str, Layer] = {
 # Single files that may do more than their package.
 FILES_ALSO_AT_TOP = {
     # Their whole point is numpy; nothing else in wire imports it at the top.
-    "skylark/wire/scan.py": _set("numpy"),
+    "skylark/wire/record_scan.py": _set("numpy"),
     "skylark/wire/property_scan.py": _set("numpy"),
     # A function of a Spark pipeline, as a user writes it; loaded by the pipeline only.
     "skylark/demo/totals.py": _set("pyspark"),

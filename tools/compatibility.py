@@ -33,7 +33,7 @@ from typing import Final
 from skylark.broker.handlers.admin.refused import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
-from skylark.wire.rows.row import Priority, Row
+from skylark.wire.rows.catalogue_row import Priority, Row
 from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS

@@ -22,7 +22,7 @@ from bench.harness import BenchError
 from skylark.client.calls import BrokerCalls, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.sync import Admin, NotFoundError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.java import JavaProcess
 
 QUEUES: Final = 8

@@ -21,7 +21,7 @@ from skylark.spark.cluster import close_clusters
 from skylark.spark.session import make_session
 from skylark.spark.source import DefaultSource
 from skylark.sync import Admin
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import draw_port
 

@@ -18,7 +18,7 @@ import msgspec
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
-from skylark.wire.rows.row import Priority, Row
+from skylark.wire.rows.catalogue_row import Priority, Row
 
 #: What is not of the type, out of range, or means something else than it should.
 VALUES: Final = (

@@ -19,8 +19,8 @@ from skylark.client.consumer.push import PushConsumer
 from skylark.client.message import Message, MessageExt, RetryLater, TxState
 from skylark.client.producer import Producer
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.admin import ProcessQueueInfo, QueueLock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ProcessQueueInfo, QueueLock
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 from tests.unit.admin.sites import Site, bury, eventually, indexed, running_site

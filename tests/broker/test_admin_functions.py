@@ -24,8 +24,8 @@ from skylark.core.errors import (
     NoPermissionError,
     RequestNotSupportedError,
 )
-from skylark.wire.bodies.admin import CMResult
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import CMResult
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode

@@ -21,7 +21,7 @@ from skylark.core.errors import (
     InvalidParameterError,
     RequestTimeoutError,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from tests.unit.admin.sites import Site, bury, indexed, running_site

@@ -16,9 +16,9 @@ from skylark.client.message import MessageExt
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ServiceNotAvailableError
 from skylark.replication.slave import SlavePhase
-from skylark.wire.bodies.common import KVTable
+from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fastjson import decode_body

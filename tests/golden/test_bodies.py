@@ -16,23 +16,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from skylark.wire.bodies import (
-    acl,
-    admin,
-    common,
-    config,
-    controller,
-    ha,
-    heartbeat,
-    lock,
-    pop,
-    register,
-    route,
-    stats,
-    sync,
-)
+from skylark.wire.bodies import acl_body as acl
+from skylark.wire.bodies import admin_body as admin
+from skylark.wire.bodies import common_body as common
+from skylark.wire.bodies import config, heartbeat, lock, register, stats
+from skylark.wire.bodies import controller_body as controller
+from skylark.wire.bodies import ha_body as ha
+from skylark.wire.bodies import pop_body as pop
+from skylark.wire.bodies import route_body as route
+from skylark.wire.bodies import slave_sync_body as sync
+from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.bodies.heartbeat import HeartbeatData, heartbeat_fingerprint
-from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import decode_frame

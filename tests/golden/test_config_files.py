@@ -29,7 +29,7 @@ from skylark.store.config_files import (
 )
 from skylark.store.config_tables import BloomFilterData, OrderInfo
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import GroupRetryPolicyType, TopicFilterType
 
 DATA = Path(__file__).parent / "data"

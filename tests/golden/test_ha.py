@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from skylark.store.config import BrokerRole
-from skylark.wire.ha import HaFrameBuffer
+from skylark.wire.ha_frame import HaFrameBuffer
 from tests.unit.replication.sites import HA_HOST, HA_PORT, Peer, connect, log_bytes, site
 
 STREAM = Path(__file__).parent / "data" / "frames" / "ha-stream.jsonl"

@@ -18,7 +18,7 @@ from skylark.wire.catalogue import lookup
 from skylark.wire.command import Command
 from skylark.wire.fields import Header, decode_ext, encode_ext, header_fields
 from skylark.wire.frame import decode_frame
-from skylark.wire.rows.row import BodyKind, Oneway, Row
+from skylark.wire.rows.catalogue_row import BodyKind, Oneway, Row
 
 FRAMES = Path(__file__).parent / "data" / "frames"
 #: ``errors`` holds requests that are wrong on purpose, ``ha-stream`` no remoting frames.

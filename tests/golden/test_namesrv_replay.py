@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from skylark.namesrv.app import NameServer
-from skylark.wire.bodies.common import TopicList
-from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.common_body import TopicList
+from skylark.wire.bodies.route_body import QueueData, TopicRouteData
 from skylark.wire.command import Command, SerializeType
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import decode_frame, encode_frame

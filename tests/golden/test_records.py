@@ -21,7 +21,7 @@ import pytest
 from skylark.core.hashing import decode_offset_id, index_key_hash, java_hash
 from skylark.wire.batch import encode_batch, split_batch
 from skylark.wire.frame import decode_frame
-from skylark.wire.ha import HaFrameBuffer, ReportBuffer, encode_frame_head, encode_report
+from skylark.wire.ha_frame import HaFrameBuffer, ReportBuffer, encode_frame_head, encode_report
 from skylark.wire.layout import (
     BATCH_CQ_ENTRY,
     BATCH_CQ_ENTRY_SIZE,

@@ -27,7 +27,7 @@ from skylark.store.timer.timer_store import TimerOptions, TimerStore
 from skylark.testing.clock import VirtualClock
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.command import Command
 from skylark.wire.frame import decode_frame
 from skylark.wire.message import MessageRecord, iter_records

@@ -12,8 +12,8 @@ from skylark.broker.slave import questions
 from skylark.client.calls import BrokerCalls, PullStatus, checked, open_caller
 from skylark.client.consumer.decoding import decode_messages
 from skylark.core.errors import SkylarkError
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import PullSysFlag, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

@@ -13,7 +13,7 @@ from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.admin.traces import MessageTrace
 from skylark.client.options import ClientOptions
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.broker_scenarios.scene import QUEUES, TIMEOUT_S, keys
 from tests.interop.client_scenarios.stage import Stage, wait_keys
 from tests.interop.cluster import AdminError

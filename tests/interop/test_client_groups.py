@@ -20,7 +20,7 @@ from skylark.client.consumer.allocate import (
     ByMachineRoom,
     ConsistentHash,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.broker_scenarios.scene import Scene, keys
 from tests.interop.client_scenarios.stage import (
     JAVA_4,

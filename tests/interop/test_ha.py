@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.broker_scenarios.scene import TIMEOUT_S, Scene
 from tests.interop.broker_scenarios.table import JAVA_5
 from tests.interop.client_scenarios.stage import ApacheSite

@@ -12,15 +12,15 @@ from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
     encode_register_body,
     register_body_crc,
 )
-from skylark.wire.bodies.route import TopicRouteData
-from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.bodies.route_body import TopicRouteData
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

@@ -15,7 +15,7 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.transport import PortInUseError
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.wire.bodies.route import ClusterInfo
+from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SerializeType
 from skylark.wire.fastjson import decode_body

@@ -13,10 +13,10 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.wire.bodies.common import DataVersion, KVTable, TopicList
+from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.route import ClusterInfo, QueueData, TopicRouteData
-from skylark.wire.bodies.sync import TopicConfigSerializeWrapper
+from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.bodies.slave_sync_body import TopicConfigSerializeWrapper
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import encode_frame
 from tests.namesrv.peers import (

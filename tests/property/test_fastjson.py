@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.common import DataVersion, MessageQueue
+from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
+from skylark.wire.bodies.common_body import DataVersion, MessageQueue
 from skylark.wire.bodies.heartbeat import HeartbeatData
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
@@ -20,7 +21,6 @@ from skylark.wire.bodies.register import (
     encode_register_body,
 )
 from skylark.wire.bodies.stats import ConsumeStatsList
-from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fastjson_reader import ObjectKey, parse
 from skylark.wire.frame import decode_frame

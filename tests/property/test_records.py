@@ -20,7 +20,7 @@ from skylark.core.hashing import (
     java_hash_continue,
 )
 from skylark.wire.batch import Batch, BatchMessage, encode_batch, split_batch
-from skylark.wire.ha import HaFrame, HaFrameBuffer, encode_frame_head
+from skylark.wire.ha_frame import HaFrame, HaFrameBuffer, encode_frame_head
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from skylark.wire.message import (
     Verify,

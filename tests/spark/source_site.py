@@ -9,7 +9,7 @@ from pathlib import Path
 from skylark import ClientOptions, Message
 from skylark.admin.blocking import Admin
 from skylark.sync import Producer
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import poll_until
 from tests.spark.driven import DrivenStream

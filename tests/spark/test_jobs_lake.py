@@ -21,7 +21,7 @@ from skylark.spark.jobs.archive import ArchiveOptions, read_lake
 from skylark.spark.jobs.frame import JobProgress
 from skylark.spark.jobs.replay import REPLAY_OF
 from skylark.sync import read_arrow
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.spark.source_site import Site
 
 NOWHERE = "127.0.0.1:1"

@@ -18,7 +18,7 @@ from skylark.spark.cluster import shared_cluster
 from skylark.spark.connection import Connection
 from skylark.spark.jobs.mirror import MIRROR_FROM, mirrored_rows
 from skylark.sync import Admin, read_arrow
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.spark.source_site import Site
 

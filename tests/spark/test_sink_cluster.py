@@ -44,7 +44,7 @@ from skylark.spark.txn_admin import abandon, list_batches
 from skylark.spark.txn_log import TxnLog
 from skylark.spark.writing import TaskId, sink_client
 from skylark.sync import Admin, read_arrow
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from tests.up import cluster
 

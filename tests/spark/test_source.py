@@ -22,7 +22,7 @@ from skylark.core.metrics import Registry
 from skylark.spark.errors import find_cause
 from skylark.spark.lag import LagListener
 from skylark.sync import Producer
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.process import poll_until
 from tests.up import cluster
 

@@ -18,7 +18,7 @@ from skylark.admin.session import Session
 from skylark.core.clock import SystemClock
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.errors import DataLossError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.process import poll_until
 from tests.spark.driven import Row, batch_reader, read_batch, read_part
 from tests.spark.source_site import Site

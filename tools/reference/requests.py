@@ -11,7 +11,7 @@ import msgspec
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fields import Header, Int32, Int64
-from skylark.wire.rows.row import Access, BodyKind, Oneway, Priority, Row
+from skylark.wire.rows.catalogue_row import Access, BodyKind, Oneway, Priority, Row
 from tools.reference.comments import inherited_remarks, remarks
 from tools.reference.markdown import code, head, slug, table
 

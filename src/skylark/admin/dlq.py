@@ -39,7 +39,7 @@ from skylark.client.message import MessageExt
 from skylark.client.routes import make_route
 from skylark.core.errors import ClientError, InvalidParameterError
 from skylark.core.names import DLQ_PREFIX, dlq_topic, is_dlq_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.fields import INT64_MAX
 
 LIMIT: Final = 1_000

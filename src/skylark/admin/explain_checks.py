@@ -40,8 +40,8 @@ from skylark.core.names import (
     retry_topic,
 )
 from skylark.wire import properties as names
-from skylark.wire.bodies.admin import ProcessQueueInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ProcessQueueInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import Perm, PullSysFlag
 from skylark.wire.headers.pull import PullMessageRequestHeader
 

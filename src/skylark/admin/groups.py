@@ -35,10 +35,10 @@ from skylark.core.names import (
     is_system_group,
     retry_topic,
 )
-from skylark.wire.bodies.admin import ConsumerRunningInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumerRunningInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
-from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader
 from skylark.wire.headers.common import TopicRequestHeader

@@ -16,8 +16,8 @@ from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.session import Session
 from skylark.client.calls import make_request
 from skylark.core.errors import SkylarkError
-from skylark.wire.bodies.common import KVTable
-from skylark.wire.bodies.route import ClusterInfo
+from skylark.wire.bodies.common_body import KVTable
+from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 

@@ -28,7 +28,7 @@ from skylark.client.routes import make_route
 from skylark.core.errors import SkylarkError
 from skylark.core.names import AUTO_CREATE_TOPIC, retry_topic
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader

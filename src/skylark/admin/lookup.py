@@ -27,7 +27,7 @@ from skylark.client.message import MessageExt
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import OffsetId, decode_offset_id
 from skylark.core.names import TOOLS_GROUP, Address, is_retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import PullSysFlag
 from skylark.wire.fields import INT64_MAX
 from skylark.wire.headers.pull import PullMessageRequestHeader, QueryMessageRequestHeader

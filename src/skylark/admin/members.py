@@ -15,7 +15,7 @@ from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.session import Session
 from skylark.core.errors import BrokerError, ConsumerNotOnlineError, TopicNotExistError
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.admin_body import (
     Connection,
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -24,7 +24,7 @@ from skylark.wire.bodies.admin import (
     SubscriptionConflict,
 )
 from skylark.wire.codes import RequestCode, version_name
-from skylark.wire.headers.client import (
+from skylark.wire.headers.client_header import (
     GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
 )

@@ -38,11 +38,11 @@ from skylark.client.arguments import checks_arguments
 from skylark.client.message import MessageExt
 from skylark.core.errors import InvalidParameterError, RemoteProtocolError
 from skylark.core.names import TRACE_TOPIC
-from skylark.wire.bodies.admin import ConsumeMessageDirectlyResult
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumeMessageDirectlyResult
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.fields import INT64_MAX
-from skylark.wire.headers.client import ConsumeMessageDirectlyResultRequestHeader
+from skylark.wire.headers.client_header import ConsumeMessageDirectlyResultRequestHeader
 
 LIMIT: Final = 1_000
 BODY_SIZE_SHOWN: Final = 64 * 1024

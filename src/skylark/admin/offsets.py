@@ -32,7 +32,7 @@ from skylark.admin.reset import GroupReset, ResetPlan, ResetTo, apply_reset, mak
 from skylark.admin.session import Session
 from skylark.client.arguments import checks_arguments
 from skylark.core.errors import InvalidParameterError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 @checks_arguments

@@ -13,7 +13,7 @@ import msgspec
 from skylark.admin.errors import ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.session import Session
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import ConsumeStats, OffsetWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.admin import GetConsumeStatsRequestHeader

@@ -9,7 +9,7 @@ import msgspec
 from skylark.admin.errors import ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.session import Session
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.common import TopicRequestHeader

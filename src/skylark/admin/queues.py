@@ -11,7 +11,7 @@ from skylark.admin.session import Session, masters_of, no_topic
 from skylark.client.calls import make_request
 from skylark.client.routes import make_route
 from skylark.core.errors import BrokerError, QueryNotFoundError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.offset import UpdateConsumerOffsetRequestHeader
 

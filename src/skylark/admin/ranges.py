@@ -20,7 +20,7 @@ from skylark.admin.session import Session
 from skylark.client.errors import Missing
 from skylark.client.message import MessageExt
 from skylark.client.ranges import RangeTerms, fixed_address, pull_range
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

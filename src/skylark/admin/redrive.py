@@ -27,7 +27,7 @@ from skylark.client.calls import make_request
 from skylark.client.message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import GROUP_LENGTH_MAX
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.codes import RequestCode
 from skylark.wire.fields import INT64_MAX

@@ -42,8 +42,8 @@ from skylark.core.errors import (
     ConsumerNotOnlineError,
     InvalidParameterError,
 )
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.headers.offset import ResetOffsetRequestHeader

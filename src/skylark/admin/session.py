@@ -33,8 +33,8 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.core.names import parse_address
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.route import ClusterInfo, TopicRouteData
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

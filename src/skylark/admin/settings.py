@@ -20,7 +20,7 @@ from skylark.client.arguments import checks_arguments
 from skylark.client.calls import make_request
 from skylark.core.config import format_properties, parse_properties
 from skylark.core.errors import ConfigError, InvalidParameterError, RemoteProtocolError
-from skylark.wire.bodies.common import KVTable
+from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

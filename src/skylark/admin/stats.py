@@ -22,8 +22,8 @@ from skylark.admin.queue_stats import TopicStats, topic_stats
 from skylark.admin.session import Session
 from skylark.client.arguments import checks_arguments
 from skylark.core.errors import BrokerError
-from skylark.wire.bodies.common import KVTable
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.common_body import KVTable
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.bodies.stats import BrokerStatsData, BrokerStatsItem, ConsumeStatsList
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.admin import (

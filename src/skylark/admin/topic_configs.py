@@ -18,7 +18,7 @@ from skylark.core.errors import (
 )
 from skylark.core.names import AUTO_CREATE_TOPIC
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
-from skylark.wire.bodies.sync import TopicConfigSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import TopicConfigSerializeWrapper
 from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from skylark.wire.headers.common import TopicRequestHeader

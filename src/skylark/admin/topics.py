@@ -41,9 +41,9 @@ from skylark.core.names import (
     is_system_topic,
     topic_problem,
 )
-from skylark.wire.bodies.common import GroupList, TopicList
+from skylark.wire.bodies.common_body import GroupList, TopicList
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
-from skylark.wire.bodies.route import TopicRouteData
+from skylark.wire.bodies.route_body import TopicRouteData
 from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.fastjson import decode_body
 from skylark.wire.headers.common import TopicRequestHeader

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from skylark.core.names import Address
-from skylark.wire.bodies.admin import Connection as ConnectionBody
+from skylark.wire.bodies.admin_body import Connection as ConnectionBody
 from skylark.wire.command import Command
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ import msgspec
 from skylark.broker.change_notices import ChangeNotices
 from skylark.broker.clients import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.broker.subscription_lint import SubscriptionLint
-from skylark.wire.bodies.admin import ConsumerConnection, SubscriptionConflict
+from skylark.wire.bodies.admin_body import ConsumerConnection, SubscriptionConflict
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,

@@ -35,7 +35,7 @@ from skylark.core import names
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store import config_tables
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import (
     CustomizedRetryPolicy,
     ExponentialRetryPolicy,
@@ -43,7 +43,7 @@ from skylark.wire.bodies.config import (
     GroupRetryPolicyType,
     SubscriptionGroupConfig,
 )
-from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 
 log = logging.getLogger(__name__)
 

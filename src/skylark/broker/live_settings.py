@@ -38,7 +38,7 @@ from skylark.core.config import (
     unknown_keys,
     with_changes,
 )
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError, QueryNotFoundError
 from skylark.store import config_tables
 from skylark.store.config_tables import TOPIC_GROUP_SEPARATOR
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.wire.bodies.admin import QueueLock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import QueueLock
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

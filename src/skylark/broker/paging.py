@@ -16,7 +16,7 @@ from collections.abc import Collection
 import msgspec
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.fastjson import decode_body
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from skylark.broker.clients import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.core.names import INTERNAL_PRODUCER_GROUPS
-from skylark.wire.bodies.admin import ProducerConnection, ProducerInfo, ProducerTableInfo
+from skylark.wire.bodies.admin_body import ProducerConnection, ProducerInfo, ProducerTableInfo
 
 if TYPE_CHECKING:
     from skylark.net.connection import Connection

@@ -40,15 +40,15 @@ from skylark.core.errors import SkylarkError, broker_error
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import ADDRESS_COUNT_MAX
 from skylark.net.client import RemotingClient
-from skylark.wire.bodies.common import DataVersion, KVTable
+from skylark.wire.bodies.common_body import DataVersion, KVTable
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
     encode_register_body,
     register_body_crc,
 )
-from skylark.wire.bodies.route import ClusterInfo, QueueData, TopicRouteData
-from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body

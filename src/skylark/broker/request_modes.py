@@ -13,8 +13,8 @@ from typing import Final
 
 from skylark.core.errors import BrokerError, RequestNotSupportedError
 from skylark.store import config_tables
-from skylark.wire.bodies.pop import MessageRequestMode, SetMessageRequestModeRequestBody
-from skylark.wire.bodies.sync import MessageRequestModeSerializeWrapper
+from skylark.wire.bodies.pop_body import MessageRequestMode, SetMessageRequestModeRequestBody
+from skylark.wire.bodies.slave_sync_body import MessageRequestModeSerializeWrapper
 
 #: Pairs of topic and group with a mode of their own.
 MODE_COUNT_MAX: Final = 100_000

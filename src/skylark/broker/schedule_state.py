@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from skylark.store.config_tables import DelayOffsetTable
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from skylark.core.names import retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.tag import SUBSCRIBE_ALL, parse_tags
-from skylark.wire.bodies.admin import SubscriptionConflict, SubscriptionSide
+from skylark.wire.bodies.admin_body import SubscriptionConflict, SubscriptionSide
 from skylark.wire.bodies.heartbeat import SubscriptionData
 
 log = logging.getLogger(__name__)

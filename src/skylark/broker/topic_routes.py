@@ -23,8 +23,8 @@ from skylark.core.clock import TimeSource
 from skylark.core.errors import RemoteProtocolError, TransportError
 from skylark.core.names import is_retry_topic
 from skylark.net.client import RemotingClient
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.route_body import QueueData, TopicRouteData
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

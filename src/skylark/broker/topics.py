@@ -38,9 +38,9 @@ from skylark.core import names
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store import config_tables
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
-from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import Perm, TopicSysFlag
 
 log = logging.getLogger(__name__)

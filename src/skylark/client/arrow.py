@@ -78,7 +78,7 @@ from skylark.filter.tag import SUBSCRIBE_ALL, parse_tags
 from skylark.net.client import RemotingClient
 from skylark.net.loops import new_event_loop
 from skylark.net.transport import TcpNetwork
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.command import Command
 from skylark.wire.compress import decompress_body
 from skylark.wire.layout import FLAG_COMPRESSED

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from skylark.client.record_rows import Rows, Span
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.properties import (
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
@@ -23,7 +23,7 @@ from skylark.wire.properties import (
     PROPERTY_UNIQ_KEY,
     parse_properties,
 )
-from skylark.wire.scan import gather
+from skylark.wire.record_scan import gather
 
 DEFAULT_COLUMNS: Final = (
     "topic",

@@ -33,7 +33,7 @@ from skylark.core.names import Address, parse_address
 from skylark.filter.errors import FilterSyntaxError
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -49,7 +49,10 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import Header, decode_ext, encode_ext
-from skylark.wire.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
+from skylark.wire.headers.client_header import (
+    HeartbeatResponseHeader,
+    UnregisterClientRequestHeader,
+)
 from skylark.wire.headers.common import ConsumerGroupRequestHeader
 from skylark.wire.headers.offset import (
     GetEarliestMsgStoretimeRequestHeader,

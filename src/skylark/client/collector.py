@@ -31,7 +31,7 @@ from skylark.client.sender import Sender, TopicState
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import ClientStateError
 from skylark.core.lifecycle import LifecycleError, Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import BATCH_HEAD_SIZE, BATCH_MESSAGE_SIZE_MIN
 from skylark.wire.properties import (
     PROPERTY_INNER_MULTI_DISPATCH,

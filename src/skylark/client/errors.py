@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from skylark.core.errors import ClientError, RemoteProtocolError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import msgspec
 
 from skylark.client.message import Message, MessageExt, SendResult, TxState
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.route import ClusterInfo
+from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Protocol
 from skylark.client.routes import MASTER_ID, Route, RouteTable, Target
 from skylark.core.errors import ClientError, NoRouteError
 from skylark.core.names import AUTO_CREATE_TOPIC, is_retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 #: Queues of a topic that a send creates (defaultTopicQueueNums).
 DEFAULT_QUEUE_COUNT = 4

@@ -21,7 +21,7 @@ import msgspec
 from skylark.core.errors import InvalidMessageError, SkylarkError
 from skylark.core.names import is_retry_topic
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, format_host, inflate_record
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})

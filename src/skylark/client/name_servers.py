@@ -19,7 +19,7 @@ from typing import Protocol
 from skylark.client.calls import TIMEOUT_S, make_request
 from skylark.core.errors import ClientError, NoNameServerError, TransportError
 from skylark.core.names import Address
-from skylark.wire.bodies.route import ClusterInfo, TopicRouteData
+from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

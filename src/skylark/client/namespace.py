@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from skylark.core.names import unwrap_namespace, wrap_namespace
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 class Namespace(msgspec.Struct, frozen=True):

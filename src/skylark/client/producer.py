@@ -76,7 +76,7 @@ from skylark.client.txn_producer import (
 from skylark.client.validation import check_group, check_hooks, check_topic, checked_messages
 from skylark.core.errors import ClientError, ClientStateError, InvalidMessageError
 from skylark.core.names import is_dlq_topic, is_retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.headers.send import RecallMessageRequestHeader
 
 CheckerT = TypeVar("CheckerT", bound=Checker)

@@ -24,7 +24,7 @@ from skylark.client.validation import check_topic
 from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ from skylark.core.errors import (
 )
 from skylark.core.metrics import Registry
 from skylark.filter.errors import FilterSyntaxError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 
 __all__ = [

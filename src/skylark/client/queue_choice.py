@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 from skylark.client.message import Message
 from skylark.core.errors import ClientError
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 Queues: TypeAlias = Sequence[MessageQueue]
 #: Chooses the queue of a message; the third argument is what the caller of ``send`` gave.

@@ -39,7 +39,7 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.core.names import TOOLS_GROUP
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 

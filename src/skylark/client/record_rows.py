@@ -1,8 +1,8 @@
 """Records of pull answers as rows: chosen, unpacked, and described by numbers into one buffer.
 
-This is what stands between :mod:`skylark.wire.scan` and Arrow. No object is made for a record on
-the way; only what cannot be done by the column is done record by record, and only for the records
-that need it: inner batches, which are taken apart, and IPv6 addresses.
+This is what stands between :mod:`skylark.wire.record_scan` and Arrow. No object is made for a
+record on the way; only what cannot be done by the column is done record by record, and only for the
+records that need it: inner batches, which are taken apart, and IPv6 addresses.
 
 A *span* is two columns, where a value starts in the buffer and its size. The spans of a column rise
 and do not overlap, so that Arrow can gather them.
@@ -37,7 +37,7 @@ from skylark.wire.message import (
 )
 from skylark.wire.properties import PROPERTY_TAGS
 from skylark.wire.property_scan import PropertyItems, scan_properties
-from skylark.wire.scan import (
+from skylark.wire.record_scan import (
     Bools,
     Int64s,
     RecordColumns,

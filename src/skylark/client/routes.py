@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import Perm
 
 MASTER_ID: Final = 0

@@ -31,7 +31,7 @@ from skylark.client.message import (
 )
 from skylark.core.errors import InvalidMessageError, RemoteProtocolError, broker_error
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.compress import (

@@ -18,7 +18,7 @@ from skylark.client.options import Duration, seconds
 from skylark.client.queue_choice import Selector, ShardKey
 from skylark.core.errors import ClientError, InvalidMessageError
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 _HANDLE_ITEMS_MIN: Final = 5
 

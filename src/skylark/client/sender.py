@@ -52,7 +52,7 @@ from skylark.core.errors import (
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import is_retry_topic
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V5_0_0, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED

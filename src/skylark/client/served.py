@@ -31,18 +31,18 @@ from skylark.core.names import Address
 from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.admin_body import (
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext
-from skylark.wire.headers.client import (
+from skylark.wire.headers.client_header import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
 )

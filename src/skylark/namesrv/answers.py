@@ -26,8 +26,8 @@ from skylark.core.names import Address, parse_address
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.registration import MASTER_ID
 from skylark.namesrv.routes import RouteTables
-from skylark.wire.bodies.common import TopicList
-from skylark.wire.bodies.route import BrokerData, TopicRouteData
+from skylark.wire.bodies.common_body import TopicList
+from skylark.wire.bodies.route_body import BrokerData, TopicRouteData
 from skylark.wire.fastjson import encode_body
 
 #: Answers kept at a time; when full, all are dropped.

@@ -27,9 +27,9 @@ from skylark.namesrv.routes import RouteTables
 from skylark.net.answers import FAQ_HINT, UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.common import DataVersion, KVTable, TopicList
+from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
 from skylark.wire.bodies.register import decode_register_body, register_body_crc
-from skylark.wire.bodies.route import GetBrokerMemberGroupResponseBody, TopicRouteData
+from skylark.wire.bodies.route_body import GetBrokerMemberGroupResponseBody, TopicRouteData
 from skylark.wire.codes import V4_9_4, RequestCode, ResponseCode, TopicSysFlag
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body

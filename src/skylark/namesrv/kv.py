@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from skylark.core.errors import BrokerError, ConfigError, RemoteProtocolError
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.fastjson import decode_body, encode_body
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"

@@ -37,9 +37,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig, TopicQueueMappingInfo
-from skylark.wire.bodies.route import QueueData
+from skylark.wire.bodies.route_body import QueueData
 
 MASTER_ID: Final = 0
 #: A broker that does not say otherwise is given up after this silence.

@@ -42,8 +42,8 @@ from skylark.namesrv.registration import (
     known_version,
 )
 from skylark.namesrv.topics import TopicTable
-from skylark.wire.bodies.common import DataVersion, TopicList
-from skylark.wire.bodies.route import (
+from skylark.wire.bodies.common_body import DataVersion, TopicList
+from skylark.wire.bodies.route_body import (
     BrokerData,
     BrokerMemberGroup,
     ClusterInfo,

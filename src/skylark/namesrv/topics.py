@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from skylark.core.errors import BrokerError
 from skylark.namesrv.registration import Registration, TopicOnBroker, queues_of
 from skylark.wire.bodies.config import TopicQueueMappingInfo
-from skylark.wire.bodies.route import QueueData
+from skylark.wire.bodies.route_body import QueueData
 from skylark.wire.codes import Perm
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body

@@ -9,7 +9,7 @@ which is theirs for as long as they live; so those that were answered early are 
 from __future__ import annotations
 
 from skylark.wire.command import Command
-from skylark.wire.cut_command import CutCommand
+from skylark.wire.lazy_command import CutCommand
 
 
 def held_size(request: Command) -> int:

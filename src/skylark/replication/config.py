@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from skylark.core.config import Config, Setting
-from skylark.wire.ha import HA_BODY_SIZE, HA_BODY_SIZE_MAX
+from skylark.wire.ha_frame import HA_BODY_SIZE, HA_BODY_SIZE_MAX
 from skylark.wire.layout import HA_FRAME_HEAD_SIZE
 
 GAP_MAX: Final = 256 << 20

@@ -51,8 +51,8 @@ from skylark.replication.slave import (
     Tick,
 )
 from skylark.store.message_store import MessageStore
-from skylark.wire.bodies.ha import HAClientRuntimeInfo, HARuntimeInfo
-from skylark.wire.ha import HaFrameBuffer, encode_report
+from skylark.wire.bodies.ha_body import HAClientRuntimeInfo, HARuntimeInfo
+from skylark.wire.ha_frame import HaFrameBuffer, encode_report
 
 logger = logging.getLogger(__name__)
 

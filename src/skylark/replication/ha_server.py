@@ -51,8 +51,8 @@ from skylark.replication.waiters import AckWaiters
 from skylark.store.config import BrokerRole, FlushDiskType
 from skylark.store.mapped_file import Lease
 from skylark.store.message_store import MessageStore
-from skylark.wire.bodies.ha import HAConnectionRuntimeInfo, HARuntimeInfo
-from skylark.wire.ha import ReportBuffer, encode_frame_head
+from skylark.wire.bodies.ha_body import HAConnectionRuntimeInfo, HARuntimeInfo
+from skylark.wire.ha_frame import ReportBuffer, encode_frame_head
 
 logger = logging.getLogger(__name__)
 

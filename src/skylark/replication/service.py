@@ -27,7 +27,7 @@ from skylark.replication.log_check import answer_log_check, ask_log_check
 from skylark.replication.slave import SlavePhase, TailAnswer
 from skylark.store.config import BrokerRole
 from skylark.store.message_store import MessageStore
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.command import Command
 
 #: Sends a request to an ordinary address and returns the answer, whatever its code.

@@ -15,7 +15,7 @@ from skylark.spark.reading import read_partition
 from skylark.spark.start_offsets import Resolver
 from skylark.spark.stores import StoreFinder
 from skylark.spark.survey import Surveyor, patiently
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from typing import Final
 
 from skylark.client.errors import Missing
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 _OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)+Error: (.+)$", re.MULTILINE)
 

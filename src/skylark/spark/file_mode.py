@@ -31,7 +31,7 @@ import msgspec
 
 from skylark.core.errors import SkylarkError
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import (
     CQ_ENTRY_SIZE,
     MAGIC_V1,
@@ -41,7 +41,7 @@ from skylark.wire.layout import (
     cq_dtype,
     record_head_dtype,
 )
-from skylark.wire.scan import gather
+from skylark.wire.record_scan import gather
 
 if TYPE_CHECKING:
     import numpy as np

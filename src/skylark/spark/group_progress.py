@@ -15,7 +15,7 @@ from typing import Final
 from skylark.admin.session import Session
 from skylark.core.errors import BrokerError, RemoteProtocolError, TransportError
 from skylark.spark.survey import choose_address
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ from skylark.spark.sink_client import SinkClient
 from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_log import TxnLog, may_repeat
 from skylark.wire import properties as names
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
 

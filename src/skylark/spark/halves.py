@@ -37,10 +37,10 @@ from skylark.spark.decisions import (
 )
 from skylark.spark.sink_client import SinkClient
 from skylark.spark.txn_log import may_repeat
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
-from skylark.wire.halves import HalfPlace, decode_codes, encode_places
+from skylark.wire.end_halves_body import HalfPlace, decode_codes, encode_places
 from skylark.wire.headers.pull import QueryMessageRequestHeader
 from skylark.wire.headers.txn import (
     TRANSACTION_COMMIT,

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from skylark.core.errors import ConfigError
 from skylark.core.metrics import Registry
 from skylark.spark.offsets import StreamOffset, decode_offset
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

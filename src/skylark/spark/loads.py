@@ -18,7 +18,7 @@ from skylark.client.send_frame import COMPRESSION_KINDS, Parcel, compress
 from skylark.spark.rows import BadRowError, Rows, batch_parts
 from skylark.spark.shards import SHARD_RULES
 from skylark.spark.sink_options import SinkOptions
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 
 if TYPE_CHECKING:

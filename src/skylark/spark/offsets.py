@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 VERSION: Final = 1
 

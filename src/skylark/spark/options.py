@@ -51,7 +51,7 @@ from skylark.spark.positions import (
     ending_position,
     starting_position,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 DEFAULT_GROUP: Final = "spark-source"
 FILE_RECORDS_PER_PARTITION: Final = 500_000

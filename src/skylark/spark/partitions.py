@@ -17,7 +17,7 @@ from itertools import pairwise
 from pyspark.sql.datasource import InputPartition
 
 from skylark.spark.admission import split_limit
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 @dataclass(frozen=True)

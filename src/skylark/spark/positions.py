@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from skylark.spark.option_table import duration_ms
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 _RELATIVE: Final = re.compile(r"-\s*(\d+\s*[a-z]+)", re.IGNORECASE)
 _QUEUES: Final = re.compile(r"([^:,\s]+):(\d{1,6})(?:-(\d{1,6}))?")

@@ -45,7 +45,7 @@ from skylark.spark.loads import Cutter, Load
 from skylark.spark.sink_client import SinkClient
 from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_log import may_repeat
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

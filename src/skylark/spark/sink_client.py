@@ -28,7 +28,7 @@ from skylark.client.producer_parts import ProducerParts
 from skylark.client.producer_settings import ProducerSettings
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 #: What a broker says about itself if END_TRANSACTION may be repeated there.
 IDEMPOTENT_SETTING: Final = "transactionEndIdempotent"

@@ -24,7 +24,7 @@ from skylark.spark.errors import aged_out, queue_name
 from skylark.spark.options import SourceOptions
 from skylark.spark.positions import Ago, At, Named, Offsets, Position
 from skylark.spark.survey import Bounds, Survey
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V5_0_0
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from skylark.client.errors import Missing
 from skylark.spark.errors import aged_out, made_anew, queue_name
 from skylark.spark.positions import Named
 from skylark.spark.survey import Bounds, Survey
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

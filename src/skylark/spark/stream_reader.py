@@ -54,7 +54,7 @@ from skylark.spark.start_offsets import SAMPLE_COUNT, Resolver, sample
 from skylark.spark.stores import StoreFinder
 from skylark.spark.stream_plan import BatchPlan, plan_batch
 from skylark.spark.survey import Survey, Surveyor, patiently
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa

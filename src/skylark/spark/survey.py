@@ -37,7 +37,7 @@ from skylark.core.errors import (
 from skylark.core.names import DLQ_PREFIX, RETRY_PREFIX
 from skylark.spark.errors import queue_name
 from skylark.spark.options import SourceOptions
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body

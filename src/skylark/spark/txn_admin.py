@@ -33,7 +33,7 @@ from skylark.spark.decisions import (
 from skylark.spark.resolver import Judge
 from skylark.spark.sink_client import SinkClient
 from skylark.spark.txn_log import Entry, TxnLog
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.txn import ResumeCheckHalfMessageRequestHeader
 from skylark.wire.message import MessageRecord, iter_records

@@ -46,7 +46,7 @@ from skylark.spark.decisions import (
 )
 from skylark.spark.exactly_once import DecisionLostError, View
 from skylark.spark.sink_client import SinkClient
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord, inflate_record, iter_records
 
 log = logging.getLogger(__name__)

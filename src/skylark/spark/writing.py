@@ -27,7 +27,7 @@ from skylark.spark.sending import Sending, Written
 from skylark.spark.sink_client import SinkClient, shared_client
 from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_log import TxnLog
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa

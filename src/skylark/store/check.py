@@ -35,7 +35,7 @@ from skylark.store.reput import TagsCodes
 from skylark.wire.layout import CHECKPOINT, CHECKPOINT_FILE_SIZE
 from skylark.wire.message import RecordError, Verify, decode_record
 from skylark.wire.properties import PROPERTY_CRC32
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 #: Called with the bytes of the log that were read, and with all there are.
 Progress = Callable[[int, int], None]

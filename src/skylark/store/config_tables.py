@@ -18,9 +18,9 @@ from typing import ClassVar
 import msgspec
 
 from skylark.store.file_system import READ_FILE_SIZE_MAX
-from skylark.wire.bodies.common import Body, DataVersion
+from skylark.wire.bodies.common_body import Body, DataVersion
 from skylark.wire.bodies.config import TopicQueueMappingDetail
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.slave_sync_body import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
     TimerMetric,

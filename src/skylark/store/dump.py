@@ -27,7 +27,7 @@ from skylark.store.inspection.survey import Survey
 from skylark.wire.compress import decompress_body
 from skylark.wire.layout import FLAG_COMPRESSED
 from skylark.wire.message import MessageRecord, decode_record, format_host
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 if TYPE_CHECKING:
     import numpy as np

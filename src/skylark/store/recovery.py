@@ -90,7 +90,7 @@ from skylark.store.replay import (
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import BLANK_RECORD, BLANK_SIZE_MIN, MAGIC_BLANK
 from skylark.wire.message import RecordFault, Verify
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 logger = logging.getLogger(__name__)
 

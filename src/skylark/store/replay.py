@@ -3,8 +3,9 @@
 Three pieces, used by :mod:`skylark.store.recovery` and by the store while it runs:
 
 * :class:`LogScan` reads the log from some record on and hands out the columns of all records in a
-  slice (:mod:`skylark.wire.scan`). It knows how files follow each other, and where the log ends and
-  why. It reads, and maps nothing: a file of unknown origin may be sparse or on a failing disk.
+  slice (:mod:`skylark.wire.record_scan`). It knows how files follow each other, and where the log
+  ends and why. It reads, and maps nothing: a file of unknown origin may be sparse or on a failing
+  disk.
 * :class:`Replay` makes queue entries and index entries from columns: those that
   :class:`skylark.store.reput.Dispatch` made when the records were appended. Records are grouped by
   queue, and a queue takes a run of entries at once; where a run does not simply continue its queue,
@@ -58,7 +59,7 @@ from skylark.wire.layout import (
 )
 from skylark.wire.message import RecordFault, Verify
 from skylark.wire.property_scan import PropertyItems, scan_properties
-from skylark.wire.scan import RecordColumns, scan_records
+from skylark.wire.record_scan import RecordColumns, scan_records
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,18 +3,21 @@
 Dispatch takes the header types from here, access control what a caller needs, metrics the names,
 the reference pages all of it; and a request nobody implements is refused by its name. The rows
 stand by family in ``skylark.wire.rows``; here they are joined with the types of their JSON bodies
-(``skylark.wire.bodies.table``) and checked against each other when the module is imported: no code
-twice, none forgotten, a body type exactly where the row says JSON.
+(``skylark.wire.bodies.body_types``) and checked against each other when the module is imported: no
+code twice, none forgotten, a body type exactly where the row says JSON.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
+from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.rows import administration, clients, cluster, rare
-from skylark.wire.rows.row import BodyKind, Row
+from skylark.wire.rows import admin_rows as administration
+from skylark.wire.rows import client_rows as clients
+from skylark.wire.rows import cluster_rows as cluster
+from skylark.wire.rows import rare_rows as rare
+from skylark.wire.rows.catalogue_row import BodyKind, Row
 
 
 def _build() -> dict[int, Row]:

@@ -27,8 +27,8 @@ from typing import TypeAlias
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
 from skylark.wire.codes import LANGUAGE_CODES, LANGUAGE_NAMES
 from skylark.wire.command import SERIALIZE_BINARY, Command
-from skylark.wire.cut_command import CutCommand
 from skylark.wire.header_layout import Layouts
+from skylark.wire.lazy_command import CutCommand
 
 Entries: TypeAlias = list[tuple[str | None, str | None]]
 

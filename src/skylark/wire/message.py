@@ -3,7 +3,7 @@
 :mod:`skylark.wire.layout` has the bytes. A record is written once, by the broker that stores it,
 and travels unchanged after that: pull answers and replicas are slices of the log. So this module
 packs straight into the mapped file (:func:`pack_record_into`) and decodes from any buffer, one
-record at a time; :mod:`skylark.wire.scan` does it for many at once and must agree.
+record at a time; :mod:`skylark.wire.record_scan` does it for many at once and must agree.
 
 What makes a record invalid is one list, :class:`RecordFault`, in the order of looking. The buffer
 is the limit of every length: nothing is allocated for a size that does not fit. Text is decoded as

@@ -1,7 +1,7 @@
 """The properties of many records at once: the vectorised twin of ``parse_properties``.
 
 :func:`scan_properties` finds every property of every record of a scan
-(:mod:`skylark.wire.scan`), block by block:
+(:mod:`skylark.wire.record_scan`), block by block:
 
 - Records of one producer mostly look alike: as many bytes, the same names, the separators at the
   same places. If all records of a block do, only the first is parsed (:func:`_by_pattern`), and all
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from skylark.wire.message import ReadBuffer
-from skylark.wire.scan import Bools, Int64s, RecordColumns, gather, windows
+from skylark.wire.record_scan import Bools, Int64s, RecordColumns, gather, windows
 
 Items: TypeAlias = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]
 

@@ -17,7 +17,7 @@ from skylark.client.consumer.push import PushConsumer
 from skylark.client.consumer.settings import PushKeywords
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import QueryNotFoundError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 from tests.interop.client_scenarios.producers import Producers
 from tests.interop.client_scenarios.records import Options, client_options, report

@@ -14,7 +14,7 @@ from skylark.client.producer_settings import ProducerKeywords
 from skylark.client.queue_choice import select_by_hash
 from skylark.client.send_keywords import SendKeywords
 from skylark.core.errors import SkylarkError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.client_scenarios.records import Options, client_options, emit, numbered
 
 SEND_TIMEOUT_S: Final = 10.0

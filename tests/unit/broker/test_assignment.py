@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.assignment import STRATEGIES, allocate
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 def queues(count: int) -> list[MessageQueue]:

@@ -10,7 +10,7 @@ from skylark.broker.client_liveness import SCAN_INTERVAL_S
 from skylark.broker.consumers import GroupNotice
 from skylark.broker.filters import DEAD_KEPT_MS
 from skylark.testing.clock import START_MS, VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel, SubscriptionData
 from skylark.wire.codes import RequestCode
 from tests.unit.broker.handlers.world import Peer, World, consumer, heartbeat, running

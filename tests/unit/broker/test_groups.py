@@ -10,7 +10,7 @@ from skylark.broker.groups import GroupTable, next_delay_ms
 from skylark.broker.paging import PageRequest
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store.config_files import SUBSCRIPTION_GROUPS
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import (
     CustomizedRetryPolicy,
     ExponentialRetryPolicy,
@@ -19,7 +19,7 @@ from skylark.wire.bodies.config import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
 )
-from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.tables import GOLDEN, NOW_MS, SteppingClock, live_settings, recorded

@@ -10,7 +10,7 @@ from skylark.broker.config import load_broker_config
 from skylark.broker.live_settings import LiveSettings
 from skylark.core.config import InvalidConfigError, ReadOnlySettingError, parse_properties
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 from tests.unit.broker.tables import NOW_MS, live_settings, recorded

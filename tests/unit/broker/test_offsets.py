@@ -10,8 +10,8 @@ from skylark.broker import offsets as offsets_module
 from skylark.broker.offsets import NOT_FOUND, NOT_FOUND_NO_ZERO, OffsetTable, reset_targets
 from skylark.core.errors import BrokerError, InvalidParameterError, QueryNotFoundError
 from skylark.store.config_files import CONSUMER_OFFSETS
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.tables import GOLDEN, NOW_MS, SteppingClock, live_settings, recorded

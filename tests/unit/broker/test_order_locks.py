@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.order_locks import LOCK_EXPIRED_MS, QueueLocks
-from skylark.wire.bodies.admin import QueueLock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import QueueLock
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.fastjson import encode_body
 
 

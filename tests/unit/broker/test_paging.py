@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skylark.broker.paging import PageRequest, page_of
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 
 VERSION = DataVersion(counter=3, timestamp=5)
 SAME = '{"counter":3,"stateVersion":0,"timestamp":5}'

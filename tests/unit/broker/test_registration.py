@@ -26,14 +26,14 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import DataVersion, KVTable
+from skylark.wire.bodies.common_body import DataVersion, KVTable
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
     decode_register_body,
     register_body_crc,
 )
-from skylark.wire.bodies.route import TopicRouteData
+from skylark.wire.bodies.route_body import TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body

@@ -8,7 +8,7 @@ from skylark.broker import request_modes
 from skylark.broker.request_modes import RequestModes
 from skylark.core.errors import BrokerError, RequestNotSupportedError
 from skylark.store import config_tables
-from skylark.wire.bodies.pop import MessageRequestMode, SetMessageRequestModeRequestBody
+from skylark.wire.bodies.pop_body import MessageRequestMode, SetMessageRequestModeRequestBody
 
 
 def mode(topic: str, group: str, **fields: object) -> SetMessageRequestModeRequestBody:

@@ -10,7 +10,7 @@ import pytest
 
 from skylark.broker.runtime_info import RuntimeFacts, TimerFacts, byte_count, runtime_info
 from skylark.broker.store_stats import DayTotals, StoreStats
-from skylark.wire.bodies.common import KVTable
+from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.fastjson import decode_body
 from skylark.wire.frame import decode_frame
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from skylark.broker.schedule_state import MARKS_MAX, DelayLevel, DelayLevels
 from skylark.store.config_tables import DelayOffsetTable
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 
 NOW = 1_700_000_000_000
 

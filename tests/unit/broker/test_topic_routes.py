@@ -17,7 +17,7 @@ from skylark.net.server import RemotingServer
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body

@@ -11,10 +11,10 @@ from skylark.broker.paging import PageRequest
 from skylark.broker.topics import QUEUE_COUNT_MAX, TopicChange, TopicTable, describe, system_topics
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store.config_files import TOPICS
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig
 from skylark.wire.bodies.register import RegisterBrokerBody
-from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.tables import GOLDEN, NOW_MS, SteppingClock, live_settings, recorded

@@ -25,7 +25,7 @@ from skylark.client.message import Message
 from skylark.client.options import ClientOptions
 from skylark.client.producer import Producer
 from skylark.core.clock import LoopClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from tests.unit.cli.ups import TIMEOUT_S, Up, command, environment, run, up

@@ -18,7 +18,7 @@ from skylark.cli.main import cli
 from skylark.spark import java
 from skylark.spark.offsets import StreamOffset
 from skylark.sync import Admin, Producer
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import draw_port
 from tests.unit.spark.pipelines.test_checkpoints import plan

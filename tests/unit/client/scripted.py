@@ -10,7 +10,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network
-from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body

@@ -18,7 +18,7 @@ from skylark.core.errors import (
 )
 from skylark.core.hashing import decode_offset_id
 from skylark.filter.errors import FilterSyntaxError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import CURRENT_VERSION, PullSysFlag, RequestCode
 from skylark.wire.command import Command

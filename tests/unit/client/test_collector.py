@@ -24,7 +24,7 @@ from skylark.core.errors import (
     TooManyRequestsError,
 )
 from skylark.core.lifecycle import LifecycleError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V4_9_4, V5_0_0, RequestCode
 from skylark.wire.command import Command, response_to
 from tests.unit.client.producer_world import (

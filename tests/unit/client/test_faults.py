@@ -12,7 +12,7 @@ import pytest
 from skylark.client.instance import ClientInstance
 from skylark.core.errors import SkylarkError
 from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.worlds import FakeConsumer, World, world
 
 QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)

@@ -16,7 +16,7 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import HeartbeatData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

@@ -9,8 +9,8 @@ import pytest
 from skylark.client.lookup import Lookup
 from skylark.client.routes import Route, RouteTable, Target, make_route
 from skylark.core.errors import ClientError, NoRouteError
-from skylark.wire.bodies.common import MessageQueue
-from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 
 QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from skylark.client.namespace import Namespace
 from skylark.core.names import retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import HeartbeatData
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body

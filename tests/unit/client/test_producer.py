@@ -26,7 +26,7 @@ from skylark.core.errors import (
     InvalidMessageError,
     SendFailedError,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from tests.unit.client.producer_world import (
     MESSAGE,

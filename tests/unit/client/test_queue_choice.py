@@ -19,7 +19,7 @@ from skylark.client.queue_choice import (
 )
 from skylark.core.errors import ClientError
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 def queues(**counts: int) -> list[MessageQueue]:

@@ -8,7 +8,7 @@ import pytest
 
 from skylark.client.routes import RouteTable, Target, default_route, make_route
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 
 
 def queue(broker: str, perm: int = 6, read: int = 4, write: int = 4) -> QueueData:

@@ -26,7 +26,7 @@ from skylark.core.errors import (
     ServiceNotAvailableError,
 )
 from skylark.wire.batch import split_batch
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import SERIALIZE_BINARY, SERIALIZE_JSON, Command
 from skylark.wire.compress import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD

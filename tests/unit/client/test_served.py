@@ -12,14 +12,14 @@ import pytest
 from skylark.client.instance import ClientInstance
 from skylark.client.served import TransactionCheck
 from skylark.core.errors import ConnectionClosedError
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.admin_body import (
     CMResult,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body

@@ -38,7 +38,7 @@ from skylark.core.clock import LoopClock
 from skylark.core.errors import NoRouteError
 from skylark.core.metrics import Registry
 from skylark.core.names import TRACE_TOPIC
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.message import MessageRecord
 from tests.unit.client.consumer.pull_world import served

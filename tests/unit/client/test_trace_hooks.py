@@ -22,7 +22,7 @@ from skylark.client.trace_dispatcher import TraceContext
 from skylark.client.trace_hooks import ConsumerTraceHook, ProducerTraceHook
 from skylark.client.unique_ids import unique_id_generator
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import encode_record, iter_records, pack_host
 from skylark.wire.properties import encode_properties
 

@@ -19,7 +19,7 @@ from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,

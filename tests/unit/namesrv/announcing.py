@@ -7,7 +7,7 @@ from typing import Any
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.registration import Registration
 from skylark.namesrv.routes import RouteTables
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
 
 NOW = 1_700_000_000_000

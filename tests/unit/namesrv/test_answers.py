@@ -12,9 +12,9 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.registration import Registration
 from skylark.namesrv.routes import RouteTables
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.route import ClusterInfo, TopicRouteData
+from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
 from skylark.wire.fastjson import decode_body
 
 

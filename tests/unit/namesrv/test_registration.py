@@ -16,9 +16,9 @@ from skylark.core.errors import BrokerError
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.registration import IN_FLIGHT_MS, Registration
 from skylark.namesrv.routes import RouteTables
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.route import QueueData
+from skylark.wire.bodies.route_body import QueueData
 
 NOW = 1_700_000_000_000
 ADDR = "10.0.0.1:10911"

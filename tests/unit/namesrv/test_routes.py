@@ -11,7 +11,7 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.registration import MinBrokerChanged
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.config import TopicQueueMappingInfo
-from skylark.wire.bodies.route import QueueData
+from skylark.wire.bodies.route_body import QueueData
 from tests.unit.namesrv.announcing import (
     CONNECTION,
     NOW,

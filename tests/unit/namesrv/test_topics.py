@@ -6,7 +6,7 @@ import pytest
 
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.route import QueueData
+from skylark.wire.bodies.route_body import QueueData
 from tests.unit.namesrv.announcing import NOW, perms, registration, tables, topics, version
 
 

@@ -12,7 +12,7 @@ from skylark.replication.ha_server import HaServer
 from skylark.replication.master import BURST_SIZE
 from skylark.store.config import BrokerRole, FlushDiskType
 from skylark.store.results import PutStatus
-from skylark.wire.ha import HaFrameBuffer, encode_report
+from skylark.wire.ha_frame import HaFrameBuffer, encode_report
 from tests.unit.replication.sites import HA_HOST, HA_PORT, connect, log_bytes, site
 
 MASTER, SYNC, SLAVE = BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER, BrokerRole.SLAVE

@@ -10,7 +10,7 @@ from skylark.core.hashing import java_hash
 from skylark.spark import file_mode
 from skylark.spark.file_mode import StoreReader, UnusableFilesError
 from skylark.spark.reading import tag_list
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import CQ_ENTRY
 from skylark.wire.message import encode_record
 

@@ -12,10 +12,10 @@ from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ConnectionClosedError
 from skylark.spark.halves import PORTION_COUNT, Ended, Ends, Place
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
-from skylark.wire.halves import decode_places, encode_codes
+from skylark.wire.end_halves_body import decode_places, encode_codes
 
 COMMIT, ROLLBACK = 8, 12
 

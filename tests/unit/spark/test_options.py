@@ -12,7 +12,7 @@ from skylark.spark.connection import Connection
 from skylark.spark.option_table import byte_count, duration_ms, moment_ms
 from skylark.spark.options import SourceOptions, source_options
 from skylark.spark.positions import Ago, At, Named, Offsets
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 BASE = {"nameserver": "127.0.0.1:9876", "topic": "T"}
 

@@ -16,7 +16,7 @@ from skylark.spark.loads import Cutter
 from skylark.spark.rows import BadRowError, RowReader, Rows, Stamp, plan_rows
 from skylark.spark.sink_options import SinkOptions, read_sink_options
 from skylark.wire.batch import split_batch
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.properties import parse_properties
 
 PROPERTIES = pa.map_(pa.string(), pa.string())

@@ -33,7 +33,7 @@ from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_log import QUEUE_COUNT, TxnLog
 from skylark.testing.clock import VirtualClock
 from skylark.wire.batch import split_batch
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.properties import parse_properties
 from tests.unit.spark.test_rows import options

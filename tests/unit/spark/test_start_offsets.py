@@ -12,7 +12,7 @@ from skylark.spark import start_offsets
 from skylark.spark.options import SourceOptions, source_options
 from skylark.spark.start_offsets import Resolver, Sample
 from skylark.spark.survey import Bounds, Survey
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 LOW = 10

@@ -14,7 +14,7 @@ from skylark.spark.admission import split_bytes, split_limit
 from skylark.spark.lag import queue_lags
 from skylark.spark.offsets import StreamOffset, decode_offset, encode_offset
 from skylark.spark.partitions import QueueRange, cut_ranges
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 def queue(queue_id: int, topic: str = "T", broker: str = "broker-a") -> MessageQueue:

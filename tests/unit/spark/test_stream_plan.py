@@ -11,7 +11,7 @@ from skylark.spark.errors import DataLossError, aged_out, find_cause, shrunk
 from skylark.spark.positions import Named
 from skylark.spark.stream_plan import BatchPlan, plan_batch
 from skylark.spark.survey import Bounds, Survey, choose_address
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 Q0, Q1, Q2 = (MessageQueue(topic="T", broker_name="broker-a", queue_id=i) for i in range(3))
 

@@ -22,9 +22,9 @@ from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
-from skylark.wire.bodies.sync import TimerMetric
+from skylark.wire.bodies.slave_sync_body import TimerMetric
 
 NAME = CONSUMER_OFFSETS.name
 

@@ -9,7 +9,7 @@ import pytest
 
 from skylark.core.errors import LocalProtocolError
 from skylark.store.config_text import pretty
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.fastjson_reader import parse
 
 

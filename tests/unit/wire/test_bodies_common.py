@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
-from skylark.wire.bodies.common import DataVersion, MessageQueue, TopicList
-from skylark.wire.bodies.pop import (
+from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
+from skylark.wire.bodies.common_body import DataVersion, MessageQueue, TopicList
+from skylark.wire.bodies.pop_body import (
     BITS_MAX,
     BatchAck,
     BatchAckMessageRequestBody,
@@ -14,10 +15,9 @@ from skylark.wire.bodies.pop import (
     decode_bit_set,
     encode_bit_set,
 )
-from skylark.wire.bodies.route import QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import QueueData, TopicRouteData
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.bodies.stats import ConsumeStats, TopicStatsTable
-from skylark.wire.bodies.sync import TimerCheckpoint
-from skylark.wire.bodies.table import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.fastjson import DIALECT_SIZE_MAX, decode_body, encode_body
 
 

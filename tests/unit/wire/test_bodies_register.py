@@ -9,7 +9,7 @@ import pytest
 
 from skylark.core.errors import RemoteProtocolError
 from skylark.wire.bodies import register
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig, TopicQueueMappingInfo
 from skylark.wire.bodies.register import (
     RegisterBrokerBody,
@@ -17,7 +17,7 @@ from skylark.wire.bodies.register import (
     encode_register_body,
     register_body_crc,
 )
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.slave_sync_body import (
     TopicConfigAndMappingSerializeWrapper,
     TopicConfigSerializeWrapper,
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from skylark.wire.bodies.heartbeat import HeartbeatData
-from skylark.wire.bodies.route import TopicRouteData
+from skylark.wire.bodies.route_body import TopicRouteData
 from skylark.wire.catalogue import CATALOGUE, lookup, name_of
 from skylark.wire.codes import RequestCode
 from skylark.wire.fields import header_fields
 from skylark.wire.headers.ha import LogCheckRequestHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from skylark.wire.rows.row import Access, BodyKind, Oneway, Priority, Row
+from skylark.wire.rows.catalogue_row import Access, BodyKind, Oneway, Priority, Row
 
 # The specification's tables (remoting 8.1 to 8.4), as a second opinion on the rows.
 P0 = """

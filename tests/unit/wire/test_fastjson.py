@@ -8,8 +8,8 @@ import pytest
 
 from skylark.core.errors import RemoteProtocolError
 from skylark.wire import fastjson
-from skylark.wire.bodies.admin import GetConsumerStatusBody, ResetOffsetBody
-from skylark.wire.bodies.common import DataVersion, GroupList, KVTable, MessageQueue
+from skylark.wire.bodies.admin_body import GetConsumerStatusBody, ResetOffsetBody
+from skylark.wire.bodies.common_body import DataVersion, GroupList, KVTable, MessageQueue
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumeType,
@@ -17,9 +17,9 @@ from skylark.wire.bodies.heartbeat import (
     MessageModel,
     ProducerData,
 )
-from skylark.wire.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 from skylark.wire.bodies.stats import ConsumeStatsList, QueryCorrectionOffsetBody
-from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
 from skylark.wire.fastjson import DIALECT_SIZE_MAX, decode_body, encode_body
 
 QUEUE = MessageQueue(topic="T", broker_name="b", queue_id=0)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from skylark.core.errors import LocalProtocolError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.fastjson_writer import write
 

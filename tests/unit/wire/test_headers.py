@@ -11,7 +11,7 @@ import pytest
 from skylark.core.errors import HeaderFieldError
 from skylark.wire import headers
 from skylark.wire.fields import Header, decode_ext, encode_ext, header_fields
-from skylark.wire.headers.client import UnregisterClientRequestHeader
+from skylark.wire.headers.client_header import UnregisterClientRequestHeader
 from skylark.wire.headers.ha import GetAllTopicConfigRequestHeader
 from skylark.wire.headers.offset import (
     GetMaxOffsetRequestHeader,

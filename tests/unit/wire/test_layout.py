@@ -84,7 +84,7 @@ def test_index_slots() -> None:
 
 def test_the_codecs_do_not_load_numpy_or_compressors() -> None:
     program = (
-        "import sys, skylark.wire.message, skylark.wire.ha\n"
+        "import sys, skylark.wire.message, skylark.wire.ha_frame\n"
         "sys.exit(' '.join({'numpy', 'lz4', 'zstandard'} & set(sys.modules)) or None)"
     )
     done = subprocess.run(

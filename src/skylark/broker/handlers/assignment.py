@@ -31,9 +31,9 @@ from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store import config_tables
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
-from skylark.wire.bodies.pop import (
+from skylark.wire.bodies.pop_body import (
     MessageQueueAssignment,
     MessageRequestMode,
     QueryAssignmentRequestBody,

@@ -46,7 +46,10 @@ from skylark.wire.codes import RequestCode, ResponseCode, TopicSysFlag
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext
-from skylark.wire.headers.client import HeartbeatResponseHeader, UnregisterClientRequestHeader
+from skylark.wire.headers.client_header import (
+    HeartbeatResponseHeader,
+    UnregisterClientRequestHeader,
+)
 from skylark.wire.headers.common import ConsumerGroupRequestHeader
 
 #: Types of expressions that select by tag; no type means the same.

@@ -50,8 +50,8 @@ from skylark.wire.batch import Batch, split_batch
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.end_halves_body import HalfPlace, decode_places, encode_codes
 from skylark.wire.fields import decode_ext
-from skylark.wire.halves import HalfPlace, decode_places, encode_codes
 from skylark.wire.headers.send import SendHeader
 from skylark.wire.headers.txn import (
     TRANSACTION_COMMIT,

@@ -78,8 +78,8 @@ from skylark.store.results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
-from skylark.wire.cut_command import header_of
 from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.lazy_command import header_of
 
 OFFSET_RESET: Final = "OFFSET_RESET"  # remark of an answer that carries out a reset
 PULL_BYTES_MIN: Final = 100  # as in Java, however little the client asks for

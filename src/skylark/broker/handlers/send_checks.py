@@ -36,7 +36,6 @@ from skylark.wire import properties as names
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.command import Command
-from skylark.wire.cut_command import header_of
 from skylark.wire.headers.send import (
     EXT_MSG_REGION,
     EXT_TRACE_ON,
@@ -45,6 +44,7 @@ from skylark.wire.headers.send import (
     SendMessageRequestHeaderV2,
 )
 from skylark.wire.layout import FLAG_MULTI_TAGS
+from skylark.wire.lazy_command import header_of
 from skylark.wire.message import pack_host
 
 BORN_HOST: Final = "born_host"  # attribute of a connection: its address as records hold it

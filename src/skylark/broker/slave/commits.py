@@ -27,7 +27,7 @@ import msgspec
 from skylark.broker.offsets import Offsets, OffsetTable
 from skylark.store.config_files import ConfigFile
 from skylark.store.config_tables import TOPIC_GROUP_SEPARATOR, ConfigTable
-from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 from skylark.wire.fields import Int64
 
 

@@ -32,8 +32,8 @@ from skylark.store.file_system import FileSystem
 from skylark.store.timer.checkpoint import TimerCheckpointFile
 from skylark.store.timer.layout import LOG_DIRECTORY, UNIT_SIZE
 from skylark.store.timer.log import TimerLog
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 
 T = TypeVar("T")
 

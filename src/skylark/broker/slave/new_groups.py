@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from skylark.broker.groups import GroupTable
 from skylark.core.names import BUILT_IN_GROUPS
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 
 

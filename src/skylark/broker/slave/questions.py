@@ -32,10 +32,10 @@ from skylark.store.config_tables import (
     MessageRequestModeTable,
     TimerMetricsTable,
 )
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.ha import HARuntimeInfo
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.ha_body import HARuntimeInfo
+from skylark.wire.bodies.slave_sync_body import (
     ConsumerOffsetSerializeWrapper,
     SubscriptionGroupWrapper,
     TimerCheckpoint,

@@ -42,7 +42,7 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import BrokerError, GoAwayError, SkylarkError, TransportError
 from skylark.core.lifecycle import Tasks
 from skylark.store.config_tables import DelayOffsetTable
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)

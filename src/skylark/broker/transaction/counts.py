@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from skylark.core.clock import TimeSource
 from skylark.store.config_tables import TransactionMetricsTable
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerMetric
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerMetric
 
 
 class TransactionCounts:

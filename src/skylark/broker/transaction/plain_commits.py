@@ -32,7 +32,7 @@ from skylark.store.mapped_file import Lease
 from skylark.store.results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.batch import Batch, BatchMessage
-from skylark.wire.halves import HalfPlace
+from skylark.wire.end_halves_body import HalfPlace
 from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
 from skylark.wire.message import MessageRecord, decode_record
 

@@ -40,7 +40,7 @@ from skylark.store.replay import LogScan
 from skylark.wire import properties as names
 from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
 from skylark.wire.message import decode_record
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration
 from skylark.client.state import ServiceState
 from skylark.client.threads import SerialThread, call_in_thread
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 
 

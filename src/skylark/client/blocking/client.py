@@ -18,7 +18,7 @@ from skylark.client.consumer.pull_client import PullClient
 from skylark.client.options import ClientOptions
 from skylark.client.state import ServiceState
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -24,7 +24,7 @@ from skylark.client.message import MessageExt
 from skylark.client.options import ClientOptions, Duration
 from skylark.client.state import require_running
 from skylark.client.threads import SerialThread
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):

@@ -41,7 +41,7 @@ from skylark.client.state import require_running
 from skylark.client.txn_producer import Transaction as AioTransaction
 from skylark.client.txn_producer import TransactionResult, checked_listener
 from skylark.core.errors import ClientError, ClientStateError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 #: Says how the transaction of a message ended; None counts as unknown.
 Checker: TypeAlias = Callable[[MessageExt], TxState | None]

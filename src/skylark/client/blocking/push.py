@@ -33,7 +33,7 @@ from skylark.client.consumer.stats import ConsumerStats
 from skylark.client.options import ClientOptions
 from skylark.client.signals import on_signal
 from skylark.client.threads import SerialThread
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 

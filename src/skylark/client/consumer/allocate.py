@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 VIRTUAL_NODES: Final = 10
 

@@ -56,7 +56,7 @@ from skylark.client.state import (
 from skylark.client.validation import check_topic
 from skylark.core.errors import ClientError, ConfigError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Final
 from skylark.client.calls import Pulled
 from skylark.client.message import MessageExt
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import MessageRecord, inflate_record, iter_records, unwrap_record
 from skylark.wire.properties import PROPERTY_MAX_OFFSET, PROPERTY_MIN_OFFSET

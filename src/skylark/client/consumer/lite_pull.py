@@ -57,7 +57,7 @@ from skylark.client.trace_hooks import consumer_tracing
 from skylark.client.validation import check_topic
 from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ from skylark.client.routes import MASTER_ID
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)

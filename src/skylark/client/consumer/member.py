@@ -21,12 +21,12 @@ from skylark.client.consumer.steady import SteadyTime
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.client.routes import Route
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.admin_body import (
     CMResult,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumerData, ConsumeType
 from skylark.wire.message import MessageRecord
 

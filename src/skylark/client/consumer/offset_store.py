@@ -44,7 +44,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from skylark.core.errors import ClientError, RemoteProtocolError
-from skylark.wire.bodies.common import Body, MessageQueue
+from skylark.wire.bodies.common_body import Body, MessageQueue
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import Int64
 

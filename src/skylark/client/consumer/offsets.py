@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from skylark.client.consumer.offset_store import LocalOffsetFile, OffsetTable
 from skylark.client.link import Link
 from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

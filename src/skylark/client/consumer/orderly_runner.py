@@ -47,7 +47,7 @@ from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.runners import Assigned, HookCalls, NotCalled, Pools, Workshop, report
 from skylark.client.message import DeadLetter, MessageExt
 from skylark.core.names import is_retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

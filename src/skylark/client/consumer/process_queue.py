@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 
 from skylark.client.message import MessageExt
-from skylark.wire.bodies.admin import ProcessQueueInfo
+from skylark.wire.bodies.admin_body import ProcessQueueInfo
 
 NOTHING_TO_COMMIT: Final = -1
 

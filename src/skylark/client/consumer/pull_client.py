@@ -22,7 +22,7 @@ from skylark.client.options import ClientOptions, given_options
 from skylark.client.runtime import ClientRuntime, runtime_of
 from skylark.client.state import ServiceState, Startable, require_running
 from skylark.client.validation import check_group, check_hooks, check_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 @checks_arguments

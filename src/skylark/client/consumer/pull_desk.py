@@ -16,7 +16,7 @@ from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.runners import Assigned
 from skylark.client.control import Handover
 from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

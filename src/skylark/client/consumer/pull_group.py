@@ -35,7 +35,7 @@ from skylark.client.options import ClientOptions
 from skylark.client.runtime import ClientRuntime
 from skylark.core.errors import ClientStateError, SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from skylark.client.message import MessageExt
 from skylark.client.routes import MASTER_ID
 from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError, SkylarkError
 from skylark.core.names import is_retry_topic
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
 

@@ -37,8 +37,8 @@ from skylark.client.instance import ClientInstance
 from skylark.client.routes import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.admin import ConsumerRunningInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumerRunningInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,

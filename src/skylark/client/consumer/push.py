@@ -65,7 +65,7 @@ from skylark.client.trace_hooks import consumer_tracing
 from skylark.client.validation import check_group, check_hooks, check_topic
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

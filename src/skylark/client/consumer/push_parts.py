@@ -44,8 +44,8 @@ from skylark.client.link import Link
 from skylark.client.options import seconds
 from skylark.core.errors import ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.admin import ConsumerRunningInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumerRunningInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ import msgspec
 
 from skylark.client.consumer.allocate import Allocation
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

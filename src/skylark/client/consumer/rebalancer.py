@@ -43,7 +43,7 @@ from skylark.client.instance import ClientInstance
 from skylark.client.routes import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

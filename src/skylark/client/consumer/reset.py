@@ -18,7 +18,7 @@ from typing import Final
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.rebalancer import Rebalancer
 from skylark.client.instance import ClientInstance
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.client.metrics import NO_CONSUME_METER, ClientMetrics, ConsumeMeter
 from skylark.core.clock import Clock
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from skylark.client.consumer.settings import PULL_BATCH_SIZE, PushSettings
 from skylark.client.consumer.stats import ConsumerStats
 from skylark.client.consumer.subscription import Subscription
 from skylark.core.names import Address
-from skylark.wire.bodies.admin import ConsumerRunningInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumerRunningInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.codes import CURRENT_VERSION, version_name
 

@@ -22,7 +22,7 @@ from skylark.client.consumer.allocate import Allocation, Averagely
 from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.options import Duration, seconds
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 
 #: Told when the queues of a topic are shared anew: topic, all queues, those of this consumer.

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.wire.bodies.admin import ConsumeStatus
+from skylark.wire.bodies.admin_body import ConsumeStatus
 
 RATE_WINDOW_MS: Final = 60_000
 

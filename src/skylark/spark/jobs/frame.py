@@ -60,7 +60,7 @@ from skylark.spark.session import make_session
 from skylark.spark.sink_options import read_sink_options
 from skylark.spark.start_offsets import Resolver
 from skylark.spark.survey import Surveyor, patiently
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.properties import PROPERTY_UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from skylark.wire.bodies.route import TopicRouteData
+    from skylark.wire.bodies.route_body import TopicRouteData
 
 T = TypeVar("T")
 

@@ -53,12 +53,12 @@ from skylark.spark.jobs.mirror_sending import PAIR_SCHEMA, send_rows
 from skylark.spark.jobs.resuming import checkpoint_offset
 from skylark.spark.options import source_options
 from skylark.spark.sink_options import read_sink_options
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from skylark.wire.bodies.route import TopicRouteData
+    from skylark.wire.bodies.route_body import TopicRouteData
 
 MIRROR_FROM: Final = "MIRROR_FROM"
 ROWS_PER_BATCH: Final = 200_000

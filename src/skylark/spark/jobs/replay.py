@@ -42,7 +42,7 @@ from skylark.spark.jobs.frame import (
 from skylark.spark.rows import plan_rows
 from skylark.spark.sink_options import SinkOptions, read_sink_options
 from skylark.spark.writing import TaskId, sink_client, write_at_least_once
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -43,7 +43,7 @@ import msgspec
 
 from skylark.core.errors import ConfigError
 from skylark.spark.offsets import StreamOffset, decode_offset, encode_offset
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 VERSION: Final = "v1"
 FILE_SIZE_MAX: Final = 64 << 20

@@ -26,7 +26,7 @@ from skylark.spark.pipelines.starting import (
     survey_source,
 )
 from skylark.spark.positions import At, Position, starting_position
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 def reset_position(text: str) -> Position:

@@ -29,7 +29,7 @@ from skylark.spark.pipelines.checkpoints import Checkpoint, Checkpoints, local_p
 from skylark.spark.pipelines.document import FILE_FORMATS, Document, Pipeline
 from skylark.spark.start_offsets import Resolver
 from skylark.spark.survey import Survey, Surveyor, patiently
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 SINK_LOG: Final = "_spark_metadata"
 

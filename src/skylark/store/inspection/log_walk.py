@@ -33,7 +33,7 @@ from skylark.wire.layout import (
     RECORD_SIZE_MIN,
 )
 from skylark.wire.message import RecordError, RecordFault, Verify, decode_record
-from skylark.wire.scan import RecordColumns, scan_records
+from skylark.wire.record_scan import RecordColumns, scan_records
 
 SLICE_SIZE: Final = 4 << 20
 

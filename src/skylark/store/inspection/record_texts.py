@@ -16,7 +16,7 @@ from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
 from skylark.wire.property_scan import scan_properties
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 if TYPE_CHECKING:
     import numpy as np

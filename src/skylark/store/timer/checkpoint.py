@@ -25,7 +25,7 @@ from skylark.core.errors import RemoteProtocolError
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.timer.layout import CHECKPOINT_FILE_SIZE, CHECKPOINT_NAME
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ stands in it. Nothing clears a slot: the next lap of the wheel overwrites it.
                       | hash of the real topic 4 | reserved 8
     end of a file     bytes to the end 4 | 0 (8) | BLANK_MAGIC 4
 
-``config/timercheck``: 4096 bytes, seven longs (:class:`skylark.wire.bodies.sync.TimerCheckpoint`).
+``config/timercheck``: 4096 bytes, seven longs
+(:class:`skylark.wire.bodies.slave_sync_body.TimerCheckpoint`).
 
 Answers to the layouts of Java's ``TimerWheel``, ``Slot``, ``TimerLog`` and ``TimerCheckpoint``.
 """

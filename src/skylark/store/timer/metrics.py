@@ -9,8 +9,8 @@ Answers to Java's ``TimerMetrics``.
 from __future__ import annotations
 
 from skylark.store.config_tables import TimerMetricsTable
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerMetric
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerMetric
 
 
 class TimerCounts:

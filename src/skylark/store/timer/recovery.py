@@ -42,7 +42,7 @@ from skylark.store.timer.layout import MAGIC_MASK, UNIT_SIZE
 from skylark.store.timer.log import TimerLog, Unit
 from skylark.store.timer.timer_store import TimerStore
 from skylark.store.timer.wheel import Slot
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 
 logger = logging.getLogger(__name__)
 

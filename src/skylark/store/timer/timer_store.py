@@ -54,7 +54,7 @@ from skylark.store.timer.log import TimerLog
 from skylark.store.timer.metrics import TimerCounts
 from skylark.store.timer.slot_walk import SlotWalk
 from skylark.store.timer.wheel import Slot, TimerWheel
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 
 BLANK_SLOTS: Final = 60  # between the longest roll and a lap of the wheel
 ROLL_WINDOW_SLOTS_MIN: Final = 2

@@ -17,7 +17,7 @@ from enum import auto
 import msgspec
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.common import Body, JavaEnum
+from skylark.wire.bodies.common_body import Body, JavaEnum
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import INT32_MAX, INT32_MIN, Int32, Int64
 

@@ -15,7 +15,7 @@ from enum import auto
 import msgspec
 
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.common import Body, JavaEnum
+from skylark.wire.bodies.common_body import Body, JavaEnum
 from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import Int32, Int64
 

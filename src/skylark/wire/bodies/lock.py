@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from skylark.wire.bodies.common import Body, MessageQueue
+from skylark.wire.bodies.common_body import Body, MessageQueue
 
 
 class LockBatchRequestBody(Body, kw_only=True):

@@ -26,9 +26,9 @@ import msgspec
 
 from skylark.core.errors import RemoteProtocolError
 from skylark.core.hashing import body_crc
-from skylark.wire.bodies.common import Body, DataVersion
+from skylark.wire.bodies.common_body import Body, DataVersion
 from skylark.wire.bodies.config import TopicConfig, TopicQueueMappingInfo
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.slave_sync_body import (
     TopicConfigAndMappingSerializeWrapper,
     TopicConfigSerializeWrapper,
 )

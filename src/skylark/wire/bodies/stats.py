@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from skylark.wire.bodies.common import Body, MessageQueue
+from skylark.wire.bodies.common_body import Body, MessageQueue
 from skylark.wire.fastjson_reader import SIZE_MAX
 from skylark.wire.fields import Int64
 

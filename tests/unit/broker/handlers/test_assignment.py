@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
-from skylark.wire.bodies.pop import (
+from skylark.wire.bodies.pop_body import (
     MessageRequestMode,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     SetMessageRequestModeRequestBody,
 )
-from skylark.wire.bodies.sync import MessageRequestModeSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import MessageRequestModeSerializeWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body

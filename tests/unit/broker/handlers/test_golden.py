@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from skylark.wire.bodies.common import GroupList
+from skylark.wire.bodies.common_body import GroupList
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import SERIALIZE_BINARY, SERIALIZE_JSON, Command

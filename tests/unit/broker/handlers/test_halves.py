@@ -10,7 +10,7 @@ from skylark.core.hashing import decode_offset_id
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
-from skylark.wire.halves import HalfPlace, decode_codes, encode_places
+from skylark.wire.end_halves_body import HalfPlace, decode_codes, encode_places
 from skylark.wire.properties import parse_properties
 from tests.unit.broker.handlers.stored import stored
 from tests.unit.broker.transaction.halves import COMMIT, HALF, OP, ROLLBACK, Shop, killed, shop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.lock import (
     LockBatchRequestBody,
     LockBatchResponseBody,

@@ -12,7 +12,7 @@ from skylark.core.hashing import encode_offset_id, java_hash
 from skylark.net.dispatch import LATER
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

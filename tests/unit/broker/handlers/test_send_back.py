@@ -14,7 +14,7 @@ from skylark.core.errors import BrokerError
 from skylark.core.hashing import java_hash
 from skylark.store.flags import StoreFlag
 from skylark.store.results import PutStatus, PutWaiter
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, RequestCode
 from skylark.wire.command import Command

@@ -34,8 +34,8 @@ from skylark.testing.clock import VirtualClock
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from skylark.wire.bodies.admin import ConsumerConnection
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.admin_body import ConsumerConnection
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,

@@ -7,7 +7,7 @@ from skylark.broker.live_settings import LiveSettings
 from skylark.broker.offsets import OffsetTable
 from skylark.broker.slave.commits import Commit, SlaveCommits
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.sync import ConsumerOffsetSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 
 KEY = "T@g"
 

@@ -12,8 +12,8 @@ from skylark.store.files import OsFileSystem
 from skylark.store.timer.checkpoint import TimerCheckpointFile
 from skylark.store.timer.layout import LOG_DIRECTORY, UNIT_SIZE
 from skylark.store.timer.log import TimerLog
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerCheckpoint, TimerMetric
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint, TimerMetric
 
 FILE_SIZE = 52 * 100
 CHECKPOINT = TimerCheckpoint(

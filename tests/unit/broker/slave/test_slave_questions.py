@@ -11,9 +11,9 @@ import pytest
 from skylark.broker.slave import questions
 from skylark.broker.slave.commits import Commit
 from skylark.core.errors import BrokerError, RemoteProtocolError
-from skylark.wire.bodies.common import DataVersion
+from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.slave_sync_body import (
     SubscriptionGroupWrapper,
     TopicConfigAndMappingSerializeWrapper,
 )

@@ -13,11 +13,11 @@ from skylark.broker.graph import BrokerGraph
 from skylark.broker.slave.sync import TICK_S
 from skylark.core.errors import ConnectError
 from skylark.store.config_tables import DelayOffsetTable, MessageRequestModeTable
-from skylark.wire.bodies.common import Body, DataVersion
+from skylark.wire.bodies.common_body import Body, DataVersion
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.ha import HARuntimeInfo
-from skylark.wire.bodies.pop import SetMessageRequestModeRequestBody
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.ha_body import HARuntimeInfo
+from skylark.wire.bodies.pop_body import SetMessageRequestModeRequestBody
+from skylark.wire.bodies.slave_sync_body import (
     ConsumerOffsetSerializeWrapper,
     SubscriptionGroupWrapper,
     TimerCheckpoint,

@@ -11,7 +11,7 @@ import pytest
 
 from skylark.broker.transaction.plain_commits import PlainCommits
 from skylark.store.results import PutResult
-from skylark.wire.halves import HalfPlace
+from skylark.wire.end_halves_body import HalfPlace
 from tests.unit.broker.handlers.test_halves import end, part, sent, unique_id
 from tests.unit.broker.transaction.halves import Shop, shop
 

@@ -25,7 +25,7 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
 from skylark.testing.clock import VirtualClock
 from skylark.wire.batch import BatchMessage, encode_batch
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext

@@ -20,7 +20,7 @@ from skylark.client.consumer.allocate import (
     NearbyMachineRoom,
 )
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.consumer.samples import GOLDEN, queue
 
 

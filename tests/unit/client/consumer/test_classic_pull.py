@@ -10,7 +10,7 @@ import pytest
 from skylark.client.calls import PullStatus
 from skylark.client.consumer.classic_pull import PullConsumer, PullSchedule, PullTask
 from skylark.core.errors import BrokerError, ClientError, ClientStateError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.compress import COMPRESSION_ZLIB, compress_body, compression_flags
 from tests.unit.client.consumer.pull_world import bodies, pull_world, queue

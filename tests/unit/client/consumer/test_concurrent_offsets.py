@@ -17,7 +17,7 @@ from skylark.client.consumer.steady import SteadyTime
 from skylark.client.message import MessageExt
 from skylark.core.lifecycle import Tasks
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.consumer.samples import message, messages, queue
 
 

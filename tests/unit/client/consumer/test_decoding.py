@@ -7,7 +7,7 @@ import pytest
 from skylark.client.calls import Pulled, PullStatus
 from skylark.client.consumer.decoding import decode_messages
 from skylark.client.consumer.pull_access import _undecodable
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import encode_record
 

@@ -10,7 +10,7 @@ from skylark.client.consumer.classic_pull import PullConsumer
 from skylark.client.consumer.lite_pull import LitePullConsumer
 from skylark.client.hooks import ConsumeContext
 from skylark.client.message import MessageExt
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.client.consumer.pull_world import PullWorld, bodies, pull_world, queue
 

@@ -22,8 +22,8 @@ from skylark.core.errors import (
     ConfigError,
 )
 from skylark.filter.errors import FilterSyntaxError
-from skylark.wire.bodies.admin import ConsumerRunningInfo
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ConsumerRunningInfo
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body

@@ -20,7 +20,7 @@ from skylark.client.consumer.offset_store import (
     local_offset_path,
 )
 from skylark.core.errors import ClientError, RemoteProtocolError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.consumer.samples import GOLDEN, queue
 
 Q0, Q1, Q2 = queue(0), queue(1), queue(2)

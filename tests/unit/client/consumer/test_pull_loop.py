@@ -11,7 +11,7 @@ import pytest
 
 from skylark.client.message import MessageExt
 from skylark.filter.errors import FilterSyntaxError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, GetConsumerListByGroupResponseBody
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to

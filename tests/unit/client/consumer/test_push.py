@@ -18,7 +18,7 @@ from skylark.client.state import ServiceState
 from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoNameServerError
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.bodies.lock import LockBatchResponseBody
 from skylark.wire.codes import RequestCode

@@ -17,7 +17,7 @@ from skylark.client.message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import BrokerError
 from skylark.core.lifecycle import Tasks
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.codes import RequestCode
 from tests.unit.client.consumer.pushes import (

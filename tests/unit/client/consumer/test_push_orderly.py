@@ -14,7 +14,7 @@ from skylark.client.consumer.orderly import OrderlyResult, OrderlyStatus
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.hooks import ConsumeContext
 from skylark.client.message import DeadLetter, MessageExt, RetryLater
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import GetConsumerListByGroupResponseBody, MessageModel
 from skylark.wire.bodies.lock import LockBatchResponseBody, UnlockBatchRequestBody
 from skylark.wire.codes import RequestCode

@@ -11,14 +11,14 @@ import pytest
 
 from skylark.client.consumer.push import PushConsumer
 from skylark.client.message import MessageExt, RetryLater
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.admin_body import (
     CMResult,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body

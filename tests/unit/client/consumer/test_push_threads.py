@@ -22,10 +22,10 @@ from skylark.client.options import ClientOptions
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientStateError, NoNameServerError
 from skylark.net.transport import TcpNetwork
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, GetConsumerListByGroupResponseBody
 from skylark.wire.bodies.lock import LockBatchResponseBody
-from skylark.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body

@@ -24,7 +24,7 @@ from skylark.client.consumer.rebalance import (
     WakeRebalance,
 )
 from skylark.core.errors import ClientError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.consumer.samples import queue
 
 NOW_MS = 1_000_000

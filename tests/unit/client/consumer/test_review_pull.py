@@ -18,7 +18,7 @@ from skylark.client.instances import instance_count
 from skylark.client.options import ClientOptions
 from skylark.client.state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.loops import eventually, is_collected
 from tests.unit.client.consumer.pull_world import bodies, pull_world, queue, served

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.mirror import MirrorOptions, queue_map
 from skylark.spark.jobs.mirror_sending import offset_runs
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 NAMESRV = "127.0.0.1:9876"
 GIVEN: dict[str, Any] = {"topic": "T", "to_namesrv": NAMESRV, "checkpoint": "/ck"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.replay import SLICE_S, Pace, ReplayOptions, deal, match_queues
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 
 def queues(topic: str, **counts: int) -> list[MessageQueue]:

@@ -16,7 +16,7 @@ from skylark.spark.pipelines.checkpoints import (
     local_path,
     write_checkpoint,
 )
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 
 Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 Q1 = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)

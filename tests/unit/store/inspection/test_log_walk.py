@@ -13,7 +13,7 @@ from skylark.store.inspection.survey import LogFile
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK
 from skylark.wire.message import RecordFault, encode_record
-from skylark.wire.scan import RecordColumns
+from skylark.wire.record_scan import RecordColumns
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "data"
 START = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skylark.store.timer.checkpoint import TimerCheckpointFile
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerCheckpoint
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from tests.unit.store.timer.topics import DISK, new_disk
 
 CHECKPOINT = TimerCheckpoint(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.timer.metrics import TimerCounts
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import TimerMetric
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerMetric
 
 
 def test_counts() -> None:

@@ -39,7 +39,7 @@ from skylark.wire.headers.admin import (
     DeleteSubscriptionGroupRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
-from skylark.wire.headers.client import GetProducerConnectionListRequestHeader
+from skylark.wire.headers.client_header import GetProducerConnectionListRequestHeader
 from skylark.wire.headers.common import ConsumerGroupRequestHeader, GroupRequestHeader
 from skylark.wire.headers.ha import (
     GetAllSubscriptionGroupRequestHeader,

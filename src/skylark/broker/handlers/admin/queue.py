@@ -16,7 +16,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.consume_queues import ConsumeQueues
-from skylark.wire.bodies.admin import ConsumeQueueData, QueryConsumeQueueResponseBody
+from skylark.wire.bodies.admin_body import ConsumeQueueData, QueryConsumeQueueResponseBody
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body

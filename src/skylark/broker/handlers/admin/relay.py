@@ -39,13 +39,13 @@ from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.reader import Reader
-from skylark.wire.bodies.admin import GetConsumerStatusBody
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import GetConsumerStatusBody
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_1_8_SNAPSHOT, RequestCode, ResponseCode, version_name
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext, encode_ext
-from skylark.wire.headers.client import (
+from skylark.wire.headers.client_header import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
 )

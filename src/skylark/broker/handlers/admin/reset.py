@@ -33,8 +33,8 @@ from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.reader import Reader
-from skylark.wire.bodies.admin import MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_0_7_SNAPSHOT, RequestCode, version_name
 from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body

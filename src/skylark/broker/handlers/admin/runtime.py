@@ -25,7 +25,7 @@ from skylark.store.consume_queues import QUEUE_DIRECTORY
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
 from skylark.store.message_store import MessageStore
-from skylark.wire.bodies.common import KVTable
+from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 

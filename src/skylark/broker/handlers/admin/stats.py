@@ -33,7 +33,7 @@ from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.reader import Reader
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.stats import (
     OffsetWrapper,

@@ -20,7 +20,7 @@ from skylark.core.errors import BrokerError
 from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body

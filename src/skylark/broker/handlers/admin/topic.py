@@ -23,8 +23,8 @@ from skylark.core.errors import BrokerError, TopicNotExistError
 from skylark.net.answers import UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.wire.bodies.admin import QuerySubscriptionResponseBody
-from skylark.wire.bodies.common import GroupList, TopicList
+from skylark.wire.bodies.admin_body import QuerySubscriptionResponseBody
+from skylark.wire.bodies.common_body import GroupList, TopicList
 from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig, TopicFilterType
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
-from skylark.wire.bodies.admin import ProducerConnection, ProducerTableInfo, QueueLock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import ProducerConnection, ProducerTableInfo, QueueLock
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, SubscriptionGroupList
 from skylark.wire.bodies.heartbeat import SubscriptionData
-from skylark.wire.bodies.sync import SubscriptionGroupWrapper
+from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 from tests.unit.broker.handlers.world import Peer, World, consumer, heartbeat, running

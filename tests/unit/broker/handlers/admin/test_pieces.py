@@ -8,7 +8,7 @@ import pytest
 
 from skylark.broker.handlers.admin.pieces import ObjectPieces
 from skylark.testing.clock import VirtualClock
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.fastjson import encode_body
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.admin import QueryConsumeQueueResponseBody
+from skylark.wire.bodies.admin_body import QueryConsumeQueueResponseBody
 from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skylark.wire.bodies.admin import GetConsumerStatusBody
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.admin_body import GetConsumerStatusBody
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skylark.net.client import RemotingClient
-from skylark.wire.bodies.admin import ResetOffsetBody
+from skylark.wire.bodies.admin_body import ResetOffsetBody
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

@@ -9,8 +9,8 @@ import pytest
 
 from skylark.broker.handlers.admin.runtime import used_ratio
 from skylark.store.file_system import DiskUsage
-from skylark.wire.bodies.common import KVTable
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.common_body import KVTable
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 from tests.unit.broker.handlers.recorded import exchanges

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.bodies.config import (
     CreateTopicListRequestBody,
     SubscriptionGroupConfig,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.handlers.admin.stats import local_time
-from skylark.wire.bodies.common import MessageQueue
+from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import (
     BrokerStatsData,
     ConsumeStats,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skylark.core.clock import LoopClock
-from skylark.wire.bodies.common import DataVersion
-from skylark.wire.bodies.sync import (
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import (
     ConsumerOffsetSerializeWrapper,
     DelayOffsetSerializeWrapper,
     TimerMetrics,

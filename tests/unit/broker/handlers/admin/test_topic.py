@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from skylark.wire.bodies.admin import QuerySubscriptionResponseBody
-from skylark.wire.bodies.common import DataVersion, GroupList, TopicList
+from skylark.wire.bodies.admin_body import QuerySubscriptionResponseBody
+from skylark.wire.bodies.common_body import DataVersion, GroupList, TopicList
 from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig
 from skylark.wire.bodies.heartbeat import SubscriptionData
-from skylark.wire.bodies.sync import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body

@@ -1,10 +1,10 @@
 """Which body goes with which request code. The catalogue takes its body types from here.
 
 Only JSON bodies are listed. Others are messages (10, 11, 310, ...), properties text (25, 26, 318,
-319, 1009, 1010, 2001), or the timer's checkpoint (60, :class:`~skylark.wire.bodies.sync.
+319, 1009, 1010, 2001), or the timer's checkpoint (60, :class:`~skylark.wire.bodies.slave_sync_body.
 TimerCheckpoint`). Two rows need more than :func:`~skylark.wire.fastjson.decode_body`: a request 103
 is read by :func:`~skylark.wire.bodies.register.decode_register_body`, and a 220 to a client in C++
-carries :class:`~skylark.wire.bodies.admin.ResetOffsetBodyForC`.
+carries :class:`~skylark.wire.bodies.admin_body.ResetOffsetBodyForC`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from types import GenericAlias
 from typing import Final, TypeAlias
 
-from skylark.wire.bodies.acl import AclInfo, UserInfo
-from skylark.wire.bodies.admin import (
+from skylark.wire.bodies.acl_body import AclInfo, UserInfo
+from skylark.wire.bodies.admin_body import (
     CheckRocksdbCqWriteResult,
     ColdDataFlowCtrInfo,
     ConsumeMessageDirectlyResult,
@@ -26,7 +26,7 @@ from skylark.wire.bodies.admin import (
     QuerySubscriptionResponseBody,
     ResetOffsetBody,
 )
-from skylark.wire.bodies.common import DataVersion, GroupList, KVTable, TopicList
+from skylark.wire.bodies.common_body import DataVersion, GroupList, KVTable, TopicList
 from skylark.wire.bodies.config import (
     CreateTopicListRequestBody,
     GroupForbidden,
@@ -35,13 +35,13 @@ from skylark.wire.bodies.config import (
     TopicConfigAndQueueMapping,
     TopicQueueMappingDetail,
 )
-from skylark.wire.bodies.controller import (
+from skylark.wire.bodies.controller_body import (
     BrokerReplicasInfo,
     ElectMasterResponseBody,
     EpochEntryCache,
     SyncStateSet,
 )
-from skylark.wire.bodies.ha import HARuntimeInfo
+from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -52,17 +52,25 @@ from skylark.wire.bodies.lock import (
     LockBatchResponseBody,
     UnlockBatchRequestBody,
 )
-from skylark.wire.bodies.pop import (
+from skylark.wire.bodies.pop_body import (
     BatchAckMessageRequestBody,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     SetMessageRequestModeRequestBody,
 )
 from skylark.wire.bodies.register import RegisterBrokerBody
-from skylark.wire.bodies.route import (
+from skylark.wire.bodies.route_body import (
     ClusterInfo,
     GetBrokerMemberGroupResponseBody,
     TopicRouteData,
+)
+from skylark.wire.bodies.slave_sync_body import (
+    ConsumerOffsetSerializeWrapper,
+    DelayOffsetSerializeWrapper,
+    MessageRequestModeSerializeWrapper,
+    SubscriptionGroupWrapper,
+    TimerMetrics,
+    TopicConfigAndMappingSerializeWrapper,
 )
 from skylark.wire.bodies.stats import (
     BrokerStatsData,
@@ -71,14 +79,6 @@ from skylark.wire.bodies.stats import (
     QueryConsumeTimeSpanBody,
     QueryCorrectionOffsetBody,
     TopicStatsTable,
-)
-from skylark.wire.bodies.sync import (
-    ConsumerOffsetSerializeWrapper,
-    DelayOffsetSerializeWrapper,
-    MessageRequestModeSerializeWrapper,
-    SubscriptionGroupWrapper,
-    TimerMetrics,
-    TopicConfigAndMappingSerializeWrapper,
 )
 from skylark.wire.codes import RequestCode
 

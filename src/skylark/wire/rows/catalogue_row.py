@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from skylark.wire.bodies.table import BodyType
+from skylark.wire.bodies.body_types import BodyType
 from skylark.wire.codes import RequestCode
 from skylark.wire.fields import Header
 
@@ -47,7 +47,7 @@ class BodyKind(StrEnum):
     """What the body of a command is."""
 
     NONE = "none"
-    #: The fastjson dialect; the type stands in the tables of ``skylark.wire.bodies.table``.
+    #: The fastjson dialect; the type stands in the tables of ``skylark.wire.bodies.body_types``.
     JSON = "json"
     #: The body of one message as the application gave it, or a batch of messages.
     MESSAGE = "message"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.halves import (
+from skylark.wire.end_halves_body import (
     PLACE,
     PLACES_MAX,
     HalfPlace,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 
 
 class UserInfo(Body, kw_only=True):

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import acl, admin
-from skylark.wire.rows.row import CLUSTER_GET, CLUSTER_UPDATE, BodyKind, Priority, Row, topic
+from skylark.wire.rows.catalogue_row import (
+    CLUSTER_GET,
+    CLUSTER_UPDATE,
+    BodyKind,
+    Priority,
+    Row,
+    topic,
+)
 
 _P2 = Priority.P2
 _JSON, _PROPERTIES, _TEXT = BodyKind.JSON, BodyKind.PROPERTIES, BodyKind.TEXT

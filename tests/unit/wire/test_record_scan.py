@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from skylark.wire import property_scan, scan
+from skylark.wire import property_scan
+from skylark.wire import record_scan as scan
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1
 from skylark.wire.message import (
     ReadBuffer,
@@ -18,7 +19,7 @@ from skylark.wire.message import (
     pack_host,
 )
 from skylark.wire.property_scan import scan_properties
-from skylark.wire.scan import scan_records
+from skylark.wire.record_scan import scan_records
 from tests.records import assert_same, lanes_everywhere, properties_of
 
 V4 = pack_host("127.0.0.1", 10911)

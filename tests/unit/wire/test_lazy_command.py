@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from skylark.core.errors import HeaderFieldError
 from skylark.wire import header_binary
 from skylark.wire.command import SERIALIZE_BINARY, Command
-from skylark.wire.cut_command import CutCommand, header_of
 from skylark.wire.fields import Header, decode_ext
 from skylark.wire.header_binary import decode_binary_header, encode_binary_header
 from skylark.wire.header_layout import Layouts
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.headers.send import SendMessageRequestHeaderV2
+from skylark.wire.lazy_command import CutCommand, header_of
 
 SEND = {
     "a": "g", "b": "topic", "c": "TBW102", "d": "4", "e": "3", "f": "0", "g": "1790000000000",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from skylark.wire.bodies.common import Body
+from skylark.wire.bodies.common_body import Body
 from skylark.wire.bodies.config import TopicQueueMappingInfo
 from skylark.wire.fields import Int32
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import client, common, offset, pop, pull, send, txn
-from skylark.wire.rows.row import CLUSTER_GET, BodyKind, Oneway, Priority, Row, group, topic
+from skylark.wire.headers import client_header as client
+from skylark.wire.headers import common, offset, pop, pull, send, txn
+from skylark.wire.rows.catalogue_row import (
+    CLUSTER_GET,
+    BodyKind,
+    Oneway,
+    Priority,
+    Row,
+    group,
+    topic,
+)
 
 _P0 = Priority.P0
 _JSON, _MESSAGE, _RECORDS = BodyKind.JSON, BodyKind.MESSAGE, BodyKind.RECORDS

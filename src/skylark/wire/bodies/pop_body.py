@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
-from skylark.wire.bodies.common import Body, JavaEnum, MessageQueue
+from skylark.wire.bodies.common_body import Body, JavaEnum, MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.fields import Int32, Int64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.ha import (
+from skylark.wire.ha_frame import (
     HaFrame,
     HaFrameBuffer,
     ReportBuffer,

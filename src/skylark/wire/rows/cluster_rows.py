@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin, controller, ha, route
-from skylark.wire.rows.row import (
+from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     CLUSTER_UPDATE,
     BodyKind,

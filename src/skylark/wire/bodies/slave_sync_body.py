@@ -16,14 +16,14 @@ from typing import ClassVar
 import msgspec
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.common import Body, DataVersion
+from skylark.wire.bodies.common_body import Body, DataVersion
 from skylark.wire.bodies.config import (
     SubscriptionGroupConfig,
     TopicConfig,
     TopicQueueMappingDetail,
     TopicQueueMappingInfo,
 )
-from skylark.wire.bodies.pop import SetMessageRequestModeRequestBody
+from skylark.wire.bodies.pop_body import SetMessageRequestModeRequestBody
 from skylark.wire.fastjson_reader import SIZE_MAX
 from skylark.wire.fields import Int32, Int64
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from skylark.wire.bodies.common import Body
-from skylark.wire.bodies.route import BrokerMemberGroup
+from skylark.wire.bodies.common_body import Body
+from skylark.wire.bodies.route_body import BrokerMemberGroup
 from skylark.wire.fields import Int32, Int64
 
 

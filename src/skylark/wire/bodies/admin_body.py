@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from skylark.wire.bodies.common import Body, JavaEnum, MessageQueue
+from skylark.wire.bodies.common_body import Body, JavaEnum, MessageQueue
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumeType,

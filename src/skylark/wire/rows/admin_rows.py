@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import admin, client, common, offset, route, txn
-from skylark.wire.rows.row import (
+from skylark.wire.headers import admin, common, offset, route, txn
+from skylark.wire.headers import client_header as client
+from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     CLUSTER_UPDATE,
     BodyKind,
