@@ -50,7 +50,7 @@ from typing import Any, TextIO
 
 from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from bench.load.clients import ID_END, Client, Consumer, Producer, Tally
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext

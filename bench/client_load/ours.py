@@ -22,7 +22,7 @@ from skylark.client.message import Message, MessageExt, SendResult
 from skylark.client.options import ClientOptions
 from skylark.client.producer import Producer
 from skylark.core.errors import SystemBusyError
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 
 BATCH = 32

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from bench.load.clients import Client, Tally
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 

@@ -10,7 +10,7 @@ from typing import Any
 from skylark import ClientOptions, Message
 from skylark.aio import Producer
 from skylark.core.errors import SkylarkError
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 
 BODY_SIZE = 1 << 20
 AT_ONCE = 8

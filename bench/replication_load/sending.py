@@ -15,7 +15,7 @@ from bench.client_load.job import SEND_TIMEOUT_S, WARM_UP, WINDOW, Watch, bodies
 from skylark.client.message import Message, SendStatus
 from skylark.client.options import ClientOptions
 from skylark.client.producer import Producer
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 
 
 async def send_all(producer: Producer, topic: str, raw: list[bytes]) -> None:

@@ -74,11 +74,11 @@ from skylark.core.config import InvalidConfigError
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.filter.bloom import BloomFilter
+from skylark.net.busy_poller import Lookout
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
-from skylark.net.lookout import Lookout
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network, TcpNetwork
 from skylark.replication.service import Replication

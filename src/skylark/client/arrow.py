@@ -76,7 +76,7 @@ from skylark.core.errors import ClientError, ConfigError
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.tag import SUBSCRIBE_ALL, parse_tags
 from skylark.net.client import RemotingClient
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 from skylark.net.transport import TcpNetwork
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.command import Command

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, final
 
 from skylark.client.per_process import PerProcess
 from skylark.core.errors import ClientStateError
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ import msgspec
 from skylark.core.errors import BrokerError
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import Address
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.bodies.admin_body import (
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,

@@ -19,7 +19,7 @@ from skylark.load.consuming import ConsumeLoad, Start, bench_group
 from skylark.load.pace import Ending
 from skylark.load.sending import SendLoad, SendOptions
 from skylark.load.tally import Tally
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 
 #: How long the last messages of an end-to-end run may stay away.
 DRAIN_S: Final = 10.0

@@ -24,9 +24,9 @@ from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.liveness import Liveness, steady_ms
 from skylark.namesrv.registration import HEARTBEAT_TIMEOUT_MS, Registration
 from skylark.namesrv.routes import RouteTables
-from skylark.net.answers import FAQ_HINT, UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import FAQ_HINT, UNSET_REMARK, success
 from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
 from skylark.wire.bodies.register import decode_register_body, register_body_crc
 from skylark.wire.bodies.route_body import GetBrokerMemberGroupResponseBody, TopicRouteData

@@ -21,8 +21,8 @@ leaves more than ``write_buffer_max`` unread is cut off. How many bytes all conn
 hold for their peers is for the server to know (``holders``).
 
 The transport is asked to tell when it has written everything (its high-water mark is zero): then
-leases on views end (:mod:`skylark.net.outbox`). Above ``write_buffer_high`` a peer counts as not
-reading until it has read all.
+leases on views end (:mod:`skylark.net.write_queue`). Above ``write_buffer_high`` a peer counts as
+not reading until it has read all.
 
 Each request knows when its bytes arrived (:attr:`Connection.arrived_at`), also one that waits for
 a later turn.
@@ -49,14 +49,14 @@ from skylark.core.errors import (
     RemoteProtocolError,
     TooManyRequestsError,
 )
-from skylark.net.backlog import Backlog
 from skylark.net.byte_filter import ByteFilter
-from skylark.net.calls import Calls
 from skylark.net.dispatch import Dispatcher
-from skylark.net.held import HeldRequests, held_size
+from skylark.net.inflight_requests import HeldRequests, held_size
 from skylark.net.limits import NetLimits
-from skylark.net.outbox import Outbox, discard
+from skylark.net.request_queue import Backlog
+from skylark.net.response_futures import Calls
 from skylark.net.transport import address_of
+from skylark.net.write_queue import Outbox, discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON, Command, response_to
 from skylark.wire.exchange import OpaqueCounter

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 import msgspec
 
 from skylark.core.errors import BrokerError, RemoteProtocolError
-from skylark.net.outbox import discard
+from skylark.net.write_queue import discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from skylark.core.errors import HeaderFieldError, InvalidParameterError, TransportError
-from skylark.net.answers import success
+from skylark.net.success_response import success
 from skylark.replication.slave import TailAnswer
 from skylark.store.mapped_files import MappedFiles
 from skylark.store.replica_log import TAIL_SIZE, log_checksum

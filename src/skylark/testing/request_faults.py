@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from skylark.core.clock import Clock
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, NoAnswerError
-from skylark.net.outbox import ViewResponse
+from skylark.net.write_queue import ViewResponse
 from skylark.testing.faults import Fault, FaultAction, FaultInterceptor, FaultPlan
 from skylark.wire.command import Command, response_to
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from skylark.client.options import ClientOptions
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 from skylark.testing.faults import FaultPlan
 from skylark.testing.local_broker import LocalBroker, Setting, broker
 

@@ -27,9 +27,9 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import is_retry_topic
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store import config_tables
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel

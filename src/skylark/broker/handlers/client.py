@@ -31,9 +31,9 @@ from skylark.core.errors import BrokerError
 from skylark.core.names import retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import compile_sql
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     ConsumerData,

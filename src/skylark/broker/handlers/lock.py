@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skylark.broker.order_locks import QueueLocks
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.bodies.lock import (
     LockBatchRequestBody,
     LockBatchResponseBody,

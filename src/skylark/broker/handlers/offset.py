@@ -19,9 +19,9 @@ from skylark.core.errors import (
     SubscriptionGroupNotExistError,
     TopicNotExistError,
 )
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.consume_queue import Boundary
 from skylark.store.message_store import MessageStore
 from skylark.wire.codes import RequestCode, ResponseCode

@@ -5,8 +5,8 @@ ext map, empty or with what forbids reading (``forbiddenType``). Which messages 
 in :mod:`skylark.broker.handlers.pull_filters`.
 
 **Answer.** Code and remark follow from what the read found. The body is the records as they stand
-in the log: views of its files, leased until they are written (:mod:`skylark.net.outbox`). If they
-are few bytes, a frame with their copy.
+in the log: views of its files, leased until they are written (:mod:`skylark.net.write_queue`). If
+they are few bytes, a frame with their copy.
 
 **Waiting.** A pull that finds the end of its queue and may wait (sysFlag 2) is parked
 (:mod:`skylark.broker.long_polling`). :meth:`PullHandlers.arrived` is told of each message that can
@@ -64,10 +64,10 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import Address
-from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
-from skylark.net.outbox import view_response
+from skylark.net.success_response import FAQ_HINT
+from skylark.net.write_queue import view_response
 from skylark.store.config import FlushDiskType
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.message_store import MessageStore

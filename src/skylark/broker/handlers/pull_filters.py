@@ -26,8 +26,8 @@ from skylark.core.names import BUILT_IN_GROUPS, is_retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import SqlFilter, compile_sql
 from skylark.filter.tag import SUBSCRIBE_ALL, TagFilter, parse_tags
-from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
+from skylark.net.success_response import FAQ_HINT
 from skylark.store.queue_scan import PropertyMatcher
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.heartbeat import ConsumeType, SubscriptionData

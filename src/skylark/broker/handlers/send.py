@@ -68,9 +68,9 @@ from skylark.core.names import (
     is_dlq_topic,
     is_retry_topic,
 )
-from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, Dispatcher
+from skylark.net.success_response import FAQ_HINT
 from skylark.store.commit_log import Draft
 from skylark.store.results import PutResult, PutStatus
 from skylark.wire import properties as names

@@ -39,9 +39,9 @@ from skylark.core.errors import (
     SubscriptionGroupNotExistError,
 )
 from skylark.core.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
-from skylark.net.answers import FAQ_HINT, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import FAQ_HINT, success
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
 from skylark.store.results import PutResult

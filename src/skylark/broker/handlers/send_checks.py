@@ -29,8 +29,8 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import Address, send_problem, topic_problem
-from skylark.net.answers import FAQ_HINT
 from skylark.net.connection import Connection
+from skylark.net.success_response import FAQ_HINT
 from skylark.store.commit_log import Draft
 from skylark.wire import properties as names
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType

@@ -39,7 +39,7 @@ from skylark.client.control import Handover, in_control_thread
 from skylark.client.per_process import PerProcess
 from skylark.client.threads import DaemonExecutor
 from skylark.core.errors import ClientStateError
-from skylark.net.loops import new_event_loop
+from skylark.net.event_loop import new_event_loop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

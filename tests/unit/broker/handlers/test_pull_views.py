@@ -11,7 +11,7 @@ import pytest
 from skylark.broker.handlers.pull import HeldPull
 from skylark.broker.overload import Reason
 from skylark.net.connection import Connection
-from skylark.net.outbox import Outbox
+from skylark.net.write_queue import Outbox
 from skylark.store.reader import GetResult
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

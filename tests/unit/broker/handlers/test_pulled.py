@@ -9,7 +9,7 @@ import pytest
 from skylark.broker.handlers.pull import FRAME_BODY_MAX
 from skylark.broker.handlers.pulled import found_frame, position_ext
 from skylark.net.dispatch import Interceptor
-from skylark.net.outbox import view_response
+from skylark.net.write_queue import view_response
 from skylark.store.reader import GetResult
 from skylark.store.results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig

@@ -17,9 +17,9 @@ from skylark.broker.topics import TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.config import InvalidConfigError, ReadOnlySettingError
 from skylark.core.errors import BrokerError, ConfigError, NoPermissionError, StoreError
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body

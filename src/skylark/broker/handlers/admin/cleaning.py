@@ -20,9 +20,9 @@ from skylark.broker.topics import TopicTable
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, StoreError
 from skylark.core.names import LMQ_PREFIX
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.message_store import MessageStore
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

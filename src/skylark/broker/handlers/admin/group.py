@@ -23,9 +23,9 @@ from skylark.core.errors import (
     ConsumerNotOnlineError,
     SubscriptionGroupNotExistError,
 )
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.bodies.config import (
     GroupForbidden,
     SubscriptionGroupConfig,

@@ -11,9 +11,9 @@ from typing import Final
 from skylark.broker.consumers import ConsumerTable
 from skylark.broker.filters import SQL92, ConsumerFilterTable
 from skylark.core.errors import BrokerError
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.consume_queues import ConsumeQueues
 from skylark.wire.bodies.admin_body import ConsumeQueueData, QueryConsumeQueueResponseBody

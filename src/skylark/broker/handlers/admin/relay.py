@@ -35,9 +35,9 @@ from skylark.core.errors import (
     broker_error,
 )
 from skylark.core.hashing import decode_offset_id
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.reader import Reader
 from skylark.wire.bodies.admin_body import GetConsumerStatusBody
 from skylark.wire.bodies.common_body import MessageQueue

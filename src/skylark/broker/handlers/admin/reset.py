@@ -29,9 +29,9 @@ from skylark.core.errors import (
     TopicNotExistError,
     TransportError,
 )
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.reader import Reader
 from skylark.wire.bodies.admin_body import MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
 from skylark.wire.bodies.common_body import MessageQueue

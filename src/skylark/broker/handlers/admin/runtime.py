@@ -17,9 +17,9 @@ from skylark.broker.overload import LoopWatch
 from skylark.broker.runtime_info import NO_POOL, RuntimeFacts, TimerFacts, runtime_info
 from skylark.broker.sampling import StatsSampler
 from skylark.core.clock import TimeSource
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.replication.service import Replication
 from skylark.store.consume_queues import QUEUE_DIRECTORY
 from skylark.store.errors import StoreFileError

@@ -29,9 +29,9 @@ from skylark.broker.stats import BrokerStats
 from skylark.broker.topics import TopicTable
 from skylark.core.clock import Clock
 from skylark.core.errors import TopicNotExistError
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.store.reader import Reader
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig

@@ -17,9 +17,9 @@ from skylark.broker.request_modes import RequestModes
 from skylark.broker.timer import TimerService
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError
-from skylark.net.answers import success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
 from skylark.wire.bodies.common_body import Body
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

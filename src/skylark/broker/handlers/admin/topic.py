@@ -20,9 +20,9 @@ from skylark.broker.paging import PageRequest
 from skylark.broker.persist import SavedTables
 from skylark.broker.topics import TopicTable
 from skylark.core.errors import BrokerError, TopicNotExistError
-from skylark.net.answers import UNSET_REMARK, success
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import UNSET_REMARK, success
 from skylark.wire.bodies.admin_body import QuerySubscriptionResponseBody
 from skylark.wire.bodies.common_body import GroupList, TopicList
 from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig, TopicFilterType

@@ -11,7 +11,7 @@ import pytest
 import skylark.testing
 from skylark import Message
 from skylark.core.clock import SystemClock
-from skylark.net.lookout import CREDIT_MAX, SAMPLE, Lookout
+from skylark.net.busy_poller import CREDIT_MAX, SAMPLE, Lookout
 
 WINDOW_S = 0.2
 

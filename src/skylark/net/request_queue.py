@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from skylark.net.held import held_size
+from skylark.net.inflight_requests import held_size
 from skylark.wire.command import Command
 
 #: Bytes of bodies after which a run ends: nothing else is looked at while it is being handled.

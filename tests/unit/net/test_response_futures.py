@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skylark.core.errors import ConnectionClosedError, RequestTimeoutError
-from skylark.net.calls import Calls
+from skylark.net.response_futures import Calls
 from skylark.testing.clock import VirtualClock
 from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter

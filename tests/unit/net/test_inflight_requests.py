@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.net.held import HeldRequests
+from skylark.net.inflight_requests import HeldRequests
 from skylark.wire.command import Command
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.net.answers import UNSET_REMARK, success
+from skylark.net.success_response import UNSET_REMARK, success
 from skylark.wire.bodies.common_body import GroupList
 from skylark.wire.command import Command
 from skylark.wire.headers.offset import OffsetResponseHeader

@@ -14,7 +14,9 @@ from skylark.net.byte_filter import ByteFilter
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Dispatcher
 from skylark.net.limits import NetLimits
-from skylark.net.outbox import (
+from skylark.net.server import RemotingServer
+from skylark.net.transport import TcpNetwork
+from skylark.net.write_queue import (
     COPY_SIZE_MAX,
     JOIN_SIZE_MAX,
     Leased,
@@ -23,8 +25,6 @@ from skylark.net.outbox import (
     discard,
     view_response,
 )
-from skylark.net.server import RemotingServer
-from skylark.net.transport import TcpNetwork
 from skylark.wire.command import FLAG_ONEWAY, Command, response_to
 from skylark.wire.frame import decode_frame, encode_frame
 from tests.loops import on_both_loops
