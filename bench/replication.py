@@ -43,7 +43,7 @@ from bench.harness import BenchError, Ledger, current_commit, machine_facts, run
 from bench.owner import Owner
 from bench.store import draft, open_store
 from skylark.client.calls import Caller, checked, open_caller
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

@@ -31,8 +31,8 @@ from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.file_system import FileHandle
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
-from skylark.store.scheduling import share_interpreter
+from skylark.store.owner_thread import share_interpreter
+from skylark.store.store_results import PutStatus
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import MAGIC_V1, PROPERTIES_LENGTH, RECORD_HEADS
 from skylark.wire.message import pack_host

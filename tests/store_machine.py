@@ -23,8 +23,8 @@ from skylark.store.commit_log import Draft
 from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
-from skylark.store.results import GetStatus, PutResult, PutStatus
 from skylark.store.retention import OnDelete, local_hour
+from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import (
     FLAG_TRANSACTION_COMMIT,

@@ -23,9 +23,9 @@ from typing import Any
 
 from skylark.core.errors import StoreError
 from skylark.store.errors import StoreFileError
+from skylark.store.message_reader import GetResult
 from skylark.store.message_store import MessageStore
-from skylark.store.reader import GetResult
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from tests.store_machine import Ledger, Machine, Queue, check_store, records_of, sync_flush

@@ -22,7 +22,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.config import StoreConfig
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage
 from tests.store_kills import (
     ACKNOWLEDGEMENT,

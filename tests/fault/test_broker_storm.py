@@ -26,8 +26,8 @@ import pytest
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.store.check import CheckReport, check_store
-from skylark.store.inspection.findings import Finding, Severity
+from skylark.store.inspection.check_findings import Finding, Severity
+from skylark.store.inspection.store_check import CheckReport, check_store
 from skylark.testing.clock import VirtualClock
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork

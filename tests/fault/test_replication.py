@@ -16,7 +16,7 @@ import pytest
 from skylark.replication.slave import SlavePhase
 from skylark.store.config import BrokerRole, FlushDiskType
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.index import IndexHits, IndexService
-from skylark.store.view_sync import ViewSync
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.frame import decode_frame
 from skylark.wire.message import MessageRecord, Verify, iter_records

@@ -19,7 +19,7 @@ from skylark.core.hashing import encode_offset_id
 from skylark.store.commit_log import Draft
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
-from skylark.store.results import GetStatus, PutStatus
+from skylark.store.store_results import GetStatus, PutStatus
 from skylark.wire.message import (
     MessageRecord,
     decode_record,

@@ -19,10 +19,10 @@ from skylark.core.hashing import java_hash
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, Dispatched
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.view_sync import ViewSync
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import MessageRecord, Verify

@@ -19,10 +19,10 @@ from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import parse_tags
 from skylark.store.consume_queue import Boundary
-from skylark.store.flags import RunningFlags
+from skylark.store.message_reader import Reader
 from skylark.store.queue_scan import PropertyMatcher, TagMatcher
-from skylark.store.reader import Reader
-from skylark.store.results import GetStatus
+from skylark.store.running_flags import RunningFlags
+from skylark.store.store_results import GetStatus
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.message import (
     MessageRecord,

@@ -21,8 +21,8 @@ from skylark.broker.config import load_broker_config
 from skylark.core.hashing import java_hash
 from skylark.core.names import TIMER_TOPIC
 from skylark.store.config_files import ConfigFiles
-from skylark.store.timer.layout import SLOT, SLOT_COUNT, SLOT_SIZE, UNIT, UNIT_SIZE
-from skylark.store.timer.recovery import recover
+from skylark.store.timer.timer_layout import SLOT, SLOT_COUNT, SLOT_SIZE, UNIT, UNIT_SIZE
+from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
 from skylark.testing.clock import VirtualClock
 from skylark.testing.files import FaultyFileSystem

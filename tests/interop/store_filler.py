@@ -27,7 +27,7 @@ from skylark.store.config_tables import (
     SubscriptionGroupTable,
 )
 from skylark.store.files import OsFileSystem
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.compress import compress_body, compression_flags
 from skylark.wire.layout import (

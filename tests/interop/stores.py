@@ -18,12 +18,12 @@ from skylark.core.config import load
 from skylark.core.hashing import index_key_hash, java_hash
 from skylark.store.commit_log import Draft
 from skylark.store.config import StoreConfig
-from skylark.store.dump import BodyForm, Selection, dump_records, record_item
 from skylark.store.files import OsFileSystem
-from skylark.store.inspection.survey import FileSizes, survey
+from skylark.store.inspection.store_directory import FileSizes, survey
+from skylark.store.inspection.store_dump import BodyForm, Selection, dump_records, record_item
 from skylark.store.message_store import MessageStore
 from skylark.store.recovery import RecoveryReport
-from skylark.store.results import GetStatus, PutResult, PutStatus
+from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
 from skylark.wire.message import (

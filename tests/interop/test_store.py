@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from skylark.store.check import CheckReport, check_store
 from skylark.store.config_files import (
     CONSUMER_OFFSETS,
     DELAY_OFFSETS,
@@ -25,8 +24,9 @@ from skylark.store.config_files import (
 )
 from skylark.store.errors import StoreLockedError
 from skylark.store.files import OsFileSystem
-from skylark.store.inspection.findings import Severity
-from skylark.store.inspection.survey import State
+from skylark.store.inspection.check_findings import Severity
+from skylark.store.inspection.store_check import CheckReport, check_store
+from skylark.store.inspection.store_directory import State
 from tests.interop.cluster import Cluster
 from tests.interop.java import ApacheBroker, JavaProgram, MqAdmin, Record, run_program
 from tests.interop.ours import SkylarkNamesrv

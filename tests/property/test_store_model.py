@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from skylark.store.message_store import MessageStore
-from skylark.store.results import GetStatus, PutResult, PutStatus
+from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
 from skylark.store.index import IndexService
-from skylark.store.view_sync import ViewSync
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 

@@ -31,7 +31,7 @@ from skylark.broker.topics import TopicTable
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
 from skylark.core.names import is_retry_topic, is_system_group
-from skylark.store.reader import Reader
+from skylark.store.message_reader import Reader
 
 log = logging.getLogger(__name__)
 

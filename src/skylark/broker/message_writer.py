@@ -19,7 +19,7 @@ from skylark.broker.store_stats import StoreStats
 from skylark.core.clock import TimeSource
 from skylark.store.commit_log import Draft
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutResult, PutStatus, PutWaiter
+from skylark.store.store_results import PutResult, PutStatus, PutWaiter
 from skylark.wire.batch import Batch
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties

@@ -30,7 +30,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.core.errors import BrokerError, broker_error
 from skylark.core.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire import properties as names
 from skylark.wire.layout import (
     FLAG_TRANSACTION_COMMIT,

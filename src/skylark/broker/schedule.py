@@ -48,7 +48,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.config_tables import DelayOffsetTable
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.reput import Arrival
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.layout import CQ_ENTRY
 from skylark.wire.message import MessageRecord, RecordError, decode_record
 from skylark.wire.properties import (

@@ -19,8 +19,8 @@ that is due meanwhile. What can never be stored is dropped at once.
 
 **On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
 when the commit log has what was delivered. So a crash delivers the last seconds again. An orderly
-stop delivers nothing twice (:mod:`skylark.store.timer.recovery`): it finishes the slot under way
-while messages are still taken, and saves the state after the log was brought to disk.
+stop delivers nothing twice (:mod:`skylark.store.timer.timer_recovery`): it finishes the slot under
+way while messages are still taken, and saves the state after the log was brought to disk.
 
 Runs on masters only. Answers to the threads of Java's ``TimerMessageStore``.
 """
@@ -46,9 +46,9 @@ from skylark.core.names import TIMER_TOPIC
 from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.errors import StoreFileError
-from skylark.store.timer.log import Unit
-from skylark.store.timer.recovery import recover
 from skylark.store.timer.slot_walk import SlotWalk
+from skylark.store.timer.timer_log import Unit
+from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import Snapshot, TimerStore
 from skylark.wire import properties as names
 from skylark.wire.layout import CQ_ENTRY

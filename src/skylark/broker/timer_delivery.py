@@ -21,8 +21,8 @@ from skylark.broker.stats import BrokerStats
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError
 from skylark.core.names import is_system_topic
-from skylark.store.results import PutStatus
-from skylark.store.timer.log import Unit
+from skylark.store.store_results import PutStatus
+from skylark.store.timer.timer_log import Unit
 from skylark.store.timer.timer_store import TimerStore
 from skylark.wire import properties as names
 from skylark.wire.message import MessageRecord, RecordError, decode_record

@@ -30,7 +30,7 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     from skylark.cli.exits import exit_code, sentence
     from skylark.core.errors import TransportError
     from skylark.launch.broker_process import FAILED, SUPERVISED
-    from skylark.store.scheduling import share_interpreter
+    from skylark.store.owner_thread import share_interpreter
 
     share_interpreter()
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None

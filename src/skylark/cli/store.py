@@ -26,10 +26,10 @@ from skylark.cli.context import CliContext
 from skylark.cli.exits import ExitCode
 
 if TYPE_CHECKING:
-    from skylark.store.check import CheckReport
     from skylark.store.config import StoreConfig
     from skylark.store.inspection.log_walk import Hole
-    from skylark.store.inspection.survey import FileSizes, Survey
+    from skylark.store.inspection.store_check import CheckReport
+    from skylark.store.inspection.store_directory import FileSizes, Survey
 
 _COLUMNS = ("severity", "kind", "file", "offset", "text")
 _SETTINGS_HELP = """\
@@ -94,7 +94,7 @@ def check(
       skylark store check /backup/store -c broker.conf
       skylark --output json store check store > report.json
     """
-    from skylark.store.check import check_store
+    from skylark.store.inspection.store_check import check_store
 
     config, sizes = _settings(directory, config_file, assignments)
     with (
@@ -214,9 +214,15 @@ def dump(
     """
     from msgspec import json
 
-    from skylark.store.dump import BodyForm, Selection, dump_index, dump_queues, dump_records
     from skylark.store.files import OsFileSystem
-    from skylark.store.inspection.survey import State, survey
+    from skylark.store.inspection.store_directory import State, survey
+    from skylark.store.inspection.store_dump import (
+        BodyForm,
+        Selection,
+        dump_index,
+        dump_queues,
+        dump_records,
+    )
 
     if what == "index" and (topic is not None or queue_id is not None or first or end is not None):
         raise click.UsageError("the index knows hashes of keys, and neither topics nor queues")
@@ -269,7 +275,7 @@ def _settings(
     """The broker's settings, and those of them that are file sizes and were really given."""
     from skylark.core.config import load, parse_properties, unknown_keys
     from skylark.store.config import StoreConfig
-    from skylark.store.inspection.survey import FileSizes
+    from skylark.store.inspection.store_directory import FileSizes
 
     given = {} if config_file is None else parse_properties(config_file.read_bytes())
     for assignment in assignments:
@@ -308,7 +314,7 @@ def _given(settings: dict[str, str], key: str, value: int) -> int | None:
 def _failing_well(directory: Path) -> Iterator[None]:
     """Turn the two mistakes that a user can make with DIR into their exit codes."""
     from skylark.store.errors import StoreFileError, StoreFileMissingError
-    from skylark.store.inspection.survey import NotAStoreError
+    from skylark.store.inspection.store_directory import NotAStoreError
 
     try:
         yield

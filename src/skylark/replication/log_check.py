@@ -20,7 +20,7 @@ from typing import Final
 from skylark.core.errors import HeaderFieldError, InvalidParameterError, TransportError
 from skylark.net.success_response import success
 from skylark.replication.slave import TailAnswer
-from skylark.store.mapped_files import MappedFiles
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.replica_log import TAIL_SIZE, log_checksum
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to

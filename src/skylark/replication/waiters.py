@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from skylark.core.clock import TimerHandle
 from skylark.replication.config import ReplicationConfig
-from skylark.store.results import PutStatus, PutWaiter
-from skylark.store.scheduling import Scheduler
+from skylark.store.owner_thread import Scheduler
+from skylark.store.store_results import PutStatus, PutWaiter
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from skylark.store.errors import (
 )
 from skylark.store.file_system import PAGE_SIZE, Advice, FileHandle, FileSystem
 from skylark.store.mapped_file import MappedFile
-from skylark.store.scheduling import Post, post_when_done
+from skylark.store.owner_thread import Post, post_when_done
 
 logger = logging.getLogger(__name__)
 

@@ -30,10 +30,10 @@ import msgspec
 
 from skylark.core.clock import TimeSource
 from skylark.core.errors import StoreError
-from skylark.store.batch_records import Shared, middle_of, pack_batch, places_of
+from skylark.store.batch_encoder import Shared, middle_of, pack_batch, places_of
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.mapped_file import Lease, MappedFile, RangeNotReadableError
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch
 from skylark.wire.layout import (
     BLANK_RECORD,

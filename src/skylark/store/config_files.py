@@ -49,9 +49,9 @@ from skylark.store.config_tables import (
     TopicTable,
     TransactionMetricsTable,
 )
-from skylark.store.config_text import pretty
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import READ_FILE_SIZE_MAX, FileSystem
+from skylark.store.pretty_json import pretty
 from skylark.wire.fastjson import decode_body, encode_body
 
 logger = logging.getLogger(__name__)

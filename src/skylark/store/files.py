@@ -7,7 +7,7 @@
 * ``sync`` is fdatasync on the descriptor. On Linux it covers the mapped writes of the file, and it
   releases the GIL for the whole call; ``mmap.flush`` does neither well. It may run in a thread
   beside a writer; what is written meanwhile may or may not be covered.
-* Calls that some systems lack are chosen once (:mod:`skylark.store.platform`).
+* Calls that some systems lack are chosen once (:mod:`skylark.store.platform_calls`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from skylark.store.file_system import (
     FileLock,
     FileSystem,
 )
-from skylark.store.platform import ZERO_CHUNK, Platform, write_fully
+from skylark.store.platform_calls import ZERO_CHUNK, Platform, write_fully
 
 logger = logging.getLogger(__name__)
 

@@ -43,12 +43,12 @@ from skylark.store.errors import (
     StoreSyncError,
     store_file_error,
 )
+from skylark.store.file_sequence import MappedFiles, SyncRange
 from skylark.store.file_system import FileHandle
+from skylark.store.group_commit import Outcome, Rounds
 from skylark.store.kernel_sync import KernelSyncs
-from skylark.store.mapped_files import MappedFiles, SyncRange
-from skylark.store.results import PutStatus, PutWaiter
-from skylark.store.rounds import Outcome, Rounds
-from skylark.store.scheduling import Post, Scheduler
+from skylark.store.owner_thread import Post, Scheduler
+from skylark.store.store_results import PutStatus, PutWaiter
 
 logger = logging.getLogger(__name__)
 

@@ -47,11 +47,11 @@ from skylark.core.hashing import (
     java_hash,
     java_hash_continue,
 )
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.index_file import IndexFile, KeyedRecords
-from skylark.store.indexed import AlikeIds
-from skylark.store.view_sync import ViewSync
+from skylark.store.index_keys import AlikeIds
 from skylark.wire.layout import INDEX_HEADER_SIZE
 
 logger = logging.getLogger(__name__)

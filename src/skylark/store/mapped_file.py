@@ -20,7 +20,7 @@
   it starts the allocation of the next piece while there is still room.
 
 A :class:`Lease` is a view of readable bytes. As long as one is out, the file is neither unmapped
-nor closed; a file that leaves (:mod:`skylark.store.mapped_files` decides) gives out no new ones.
+nor closed; a file that leaves (:mod:`skylark.store.file_sequence` decides) gives out no new ones.
 
 Files are opened when first needed and may be closed again when nobody reads them: a log of
 hundreds of files must not need hundreds of descriptors.

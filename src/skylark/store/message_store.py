@@ -39,27 +39,27 @@ from skylark.store.allocator import POPULATE_AHEAD, Allocator, WarmUp
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import BrokerRole, FlushDiskType, StoreConfig
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.consume_queue_flush import ViewFlush
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileLock, FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.flags import RunningFlags
 from skylark.store.flush import FlushService
 from skylark.store.index import IndexService
 from skylark.store.kernel_sync import KernelSyncs, open_kernel_syncs
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.put import Putter
-from skylark.store.reader import Reader
+from skylark.store.log_replay import IndexCatchUp, IsBatchTopic, Replay
+from skylark.store.message_reader import Reader
+from skylark.store.owner_thread import Post, Scheduler, Watch
+from skylark.store.put_message import Putter
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
-from skylark.store.replay import IndexCatchUp, IsBatchTopic, Replay
 from skylark.store.replica_log import ReplicaLog, ReplicaWait
 from skylark.store.reput import Dispatch, IsAwaited, OnArrival, TagsCodes
-from skylark.store.results import PutResult, PutStatus, PutWaiter
 from skylark.store.retention import OnDelete, Retention
-from skylark.store.scheduling import Post, Scheduler, Watch
-from skylark.store.transient import CommitService, TransientPool
-from skylark.store.view_flush import ViewFlush
-from skylark.store.view_sync import ViewSync
+from skylark.store.running_flags import RunningFlags
+from skylark.store.store_results import PutResult, PutStatus, PutWaiter
+from skylark.store.transient_store_pool import CommitService, TransientPool
 
 logger = logging.getLogger(__name__)
 

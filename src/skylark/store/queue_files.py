@@ -20,7 +20,7 @@ Loading follows Java's rules: the last file is deleted if its length is 0; any o
 the configured one stops the start, because the position of every entry depends on it. Names that
 are no positions are left alone.
 
-What a crash leaves (:mod:`skylark.store.view_sync` makes bytes and names durable, later):
+What a crash leaves (:mod:`skylark.store.dirty_ranges` makes bytes and names durable, later):
 
 * after creating a file: an empty one, which recovery takes for the end of the queue. A power loss
   may leave it with length 0, or without its name while a later file kept its own. After an unclean
@@ -40,9 +40,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DirectoryEntry, FileHandle, FileSystem
-from skylark.store.view_sync import ViewSync
 from skylark.wire.layout import CQ_ENTRY_SIZE
 
 logger = logging.getLogger(__name__)

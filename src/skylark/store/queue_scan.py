@@ -34,9 +34,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from skylark.store.commit_log import CommitLog
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.mapped_file import NO_BYTES, Lease
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.results import GetStatus
+from skylark.store.store_results import GetStatus
 from skylark.wire.layout import (
     CQ_ENTRY_SIZE,
     FLAG_HOSTS_V6_MASK,

@@ -74,11 +74,10 @@ from skylark.core.errors import CorruptLogError
 from skylark.store.checkpoint import TIMESTAMP_MARGIN_MS, AbortFile, Checkpoint
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileSystem
 from skylark.store.index import IndexService
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.replay import (
+from skylark.store.log_replay import (
     SLICE_SIZE,
     IndexCatchUp,
     IsBatchTopic,
@@ -87,6 +86,7 @@ from skylark.store.replay import (
     read_log,
     visible_records,
 )
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import BLANK_RECORD, BLANK_SIZE_MIN, MAGIC_BLANK
 from skylark.wire.message import RecordFault, Verify

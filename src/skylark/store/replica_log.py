@@ -45,14 +45,14 @@ from skylark.core.errors import StoreError
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.consume_queue import EntryQueue
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.index import IndexService
-from skylark.store.mapped_files import MappedFiles
+from skylark.store.log_replay import LogScan, Replay
+from skylark.store.owner_thread import Post, Scheduler
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.record_stream import RecordStream, RecordStreamError
-from skylark.store.replay import LogScan, Replay
 from skylark.store.reput import Dispatch
-from skylark.store.results import PutWaiter
-from skylark.store.scheduling import Post, Scheduler
+from skylark.store.store_results import PutWaiter
 
 logger = logging.getLogger(__name__)
 

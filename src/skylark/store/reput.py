@@ -17,8 +17,8 @@ it is the time of delivery: store time plus the delay of the level in DELAY.
 **Inner batches.** A queue of a BatchCQ topic gets one entry for each record that says which
 messages it holds (INNER_BASE, INNER_NUM), and none for any other record.
 
-**Replay** (:mod:`skylark.store.replay`) makes the same entries for many records at once; what is
-decided about a single one is decided here: :data:`HIDDEN_KINDS`, :class:`TagsCodes`,
+**Replay** (:mod:`skylark.store.log_replay`) makes the same entries for many records at once; what
+is decided about a single one is decided here: :data:`HIDDEN_KINDS`, :class:`TagsCodes`,
 :func:`inner_batch`, :func:`enter`.
 
 Crash: entries that waited, or lay in memory, are lost; recovery makes them again from the log.
@@ -39,7 +39,7 @@ from skylark.store.batch_queue import MESSAGE_COUNT_MAX, BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, Dispatched, EntryQueue
 from skylark.store.index import IndexService
 from skylark.store.index_file import KeyedRecords
-from skylark.store.indexed import alike_ids, indexed_values
+from skylark.store.index_keys import alike_ids, indexed_values
 from skylark.wire.layout import (
     CQ_ENTRY,
     FLAG_TRANSACTION_MASK,

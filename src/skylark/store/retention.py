@@ -62,12 +62,12 @@ from skylark.core.names import is_system_topic
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import EntryQueue
-from skylark.store.consume_queues import QUEUE_DIRECTORY, ConsumeQueues
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
-from skylark.store.flags import RunningFlags, StoreFlag
 from skylark.store.index import IndexService
-from skylark.store.scheduling import Scheduler
+from skylark.store.owner_thread import Scheduler
+from skylark.store.queue_registry import QUEUE_DIRECTORY, ConsumeQueues
+from skylark.store.running_flags import RunningFlags, StoreFlag
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.testing.clock import START_MS, VirtualClock
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork

@@ -10,7 +10,7 @@ import pytest
 from skylark.broker import lag
 from skylark.broker.lag import Lag, LagReport
 from skylark.core.errors import StoreError
-from skylark.store.reader import Reader
+from skylark.store.message_reader import Reader
 from tests.unit.broker.handlers.members import Member, silent
 from tests.unit.broker.handlers.stored import Stored, stored
 

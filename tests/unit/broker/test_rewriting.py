@@ -10,7 +10,7 @@ from skylark.broker.rewriting import TIMER_NAMES, Diverter, delay_level, is_plai
 from skylark.core.errors import BrokerError
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire.properties import encode_properties, parse_properties
 
 

@@ -20,9 +20,9 @@ from skylark.core.clock import LoopClock
 from skylark.core.errors import StoreError
 from skylark.core.hashing import java_hash
 from skylark.store.commit_log import Draft
-from skylark.store.flags import StoreFlag
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
+from skylark.store.running_flags import StoreFlag
+from skylark.store.store_results import PutStatus
 from skylark.testing.clock import START_MS, VirtualClock
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork

@@ -15,8 +15,8 @@ from skylark.broker.runtime_info import TimerFacts
 from skylark.broker.timer import TimerService
 from skylark.core.names import TIMER_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
-from skylark.store.timer.layout import SLOT, SLOT_SIZE
+from skylark.store.store_results import PutResult, PutStatus
+from skylark.store.timer.timer_layout import SLOT, SLOT_SIZE
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.command import Command
 from skylark.wire.properties import encode_properties

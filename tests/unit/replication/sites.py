@@ -16,7 +16,7 @@ from skylark.replication.log_check import answer_log_check, ask_log_check
 from skylark.replication.slave import TailAnswer
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.testing.clock import VirtualClock
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork

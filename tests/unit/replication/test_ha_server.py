@@ -11,7 +11,7 @@ from skylark.replication.config import ReplicationConfig
 from skylark.replication.ha_server import HaServer
 from skylark.replication.master import BURST_SIZE
 from skylark.store.config import BrokerRole, FlushDiskType
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire.ha_frame import HaFrameBuffer, encode_report
 from tests.unit.replication.sites import HA_HOST, HA_PORT, connect, log_bytes, site
 

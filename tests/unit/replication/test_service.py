@@ -11,7 +11,7 @@ from skylark.replication.config import ReplicationConfig
 from skylark.replication.service import Replication
 from skylark.store.config import BrokerRole
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire.command import Command
 from tests.unit.replication.sites import HA_ADDRESS, HA_HOST, HA_PORT, Site, log_bytes, site
 

@@ -13,7 +13,7 @@ from skylark.replication.ha_server import HaServer
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from tests.loops import on_both_loops
 from tests.store_machine import HOST
 from tests.unit.replication.sites import log_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.waiters import AckWaiters
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from tests.unit.store.hands import Hands
 
 OK = PutStatus.PUT_OK

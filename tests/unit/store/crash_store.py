@@ -17,14 +17,14 @@ from skylark.store.batch_queue import BatchQueue
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog, Draft, topic_field
 from skylark.store.config import StoreConfig
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.dirty_ranges import ViewSync
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileSystem
 from skylark.store.index import IndexService
-from skylark.store.mapped_files import MappedFiles
+from skylark.store.log_replay import IndexCatchUp
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
-from skylark.store.replay import IndexCatchUp
 from skylark.store.reput import Arrival, Dispatch, TagsCodes
-from skylark.store.view_sync import ViewSync
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP

@@ -9,16 +9,16 @@ from skylark.store.allocator import Allocator
 from skylark.store.commit_log import CommitLog, Draft
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.dirty_ranges import ViewSync
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileSystem
-from skylark.store.flags import RunningFlags
 from skylark.store.index import IndexService
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.put import Putter
-from skylark.store.reader import GetResult, Reader
+from skylark.store.message_reader import GetResult, Reader
+from skylark.store.put_message import Putter
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.reput import Dispatch, TagsCodes
-from skylark.store.results import GetStatus, PutResult, PutStatus
-from skylark.store.view_sync import ViewSync
+from skylark.store.running_flags import RunningFlags
+from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.message import MessageRecord, iter_records, pack_host
 from tests.unit.store.hands import Hands

@@ -22,10 +22,10 @@ from skylark.store.errors import (
     StoreFileMissingError,
     StoreFullError,
 )
+from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_file import MappedFile
-from skylark.store.mapped_files import MappedFiles, file_name
 from skylark.testing.faults import FaultAction, FaultPlan, Gate
 from skylark.testing.files import FaultyFileSystem
 from tests.unit.store.hands import Hands

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skylark.core.hashing import java_hash
 from skylark.store.commit_log import Draft
-from skylark.store.put import Putter
+from skylark.store.put_message import Putter
 from skylark.store.reput import Arrival, Dispatch, IsAwaited, TagsCodes
 from tests.unit.store.crash_store import view_files
 from tests.unit.store.small_store import HOST, QUEUE_FILE_ENTRIES, SmallStore, memory_store

@@ -9,8 +9,8 @@ import pytest
 
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Boundary, Dispatched, QueueEntry, Tails
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.queue_files import QueueFiles, QueueHandles
-from skylark.store.view_sync import ViewSync
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import BATCH_CQ_ENTRY
 

@@ -10,8 +10,8 @@ from skylark.core.errors import StoreError
 from skylark.store.allocator import Allocator
 from skylark.store.commit_log import CommitLog, Draft, topic_field
 from skylark.store.errors import StoreFullError
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.files import OsFileSystem
-from skylark.store.mapped_files import MappedFiles
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2

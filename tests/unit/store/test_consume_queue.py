@@ -16,11 +16,11 @@ from skylark.store.consume_queue import (
     QueueEntry,
     Tails,
 )
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.queue_files import QueueFiles, QueueHandles
-from skylark.store.view_sync import ViewSync
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import CQ_ENTRY, CQ_PRE_BLANK, cq_dtype

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from skylark.store.commit_log import Draft
-from skylark.store.flags import RunningFlags
-from skylark.store.put import Putter
-from skylark.store.reader import Reader
-from skylark.store.replay import LogScan
+from skylark.store.log_replay import LogScan
+from skylark.store.message_reader import Reader
+from skylark.store.put_message import Putter
 from skylark.store.reput import HIDDEN_KINDS, Dispatch, TagsCodes
+from skylark.store.running_flags import RunningFlags
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK

@@ -28,7 +28,7 @@ from skylark.store.errors import (
 )
 from skylark.store.file_system import PAGE_SIZE, Advice
 from skylark.store.files import OsFileSystem
-from skylark.store.platform import Platform
+from skylark.store.platform_calls import Platform
 
 SIZE = 4 * PAGE_SIZE + 100
 

@@ -17,14 +17,14 @@ import pytest
 from skylark.store.allocator import Allocator
 from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.errors import StoreFileError, StoreSyncError
+from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.flush import FlushService
 from skylark.store.kernel_sync import KernelSyncs
-from skylark.store.mapped_files import MappedFiles, file_name
-from skylark.store.platform import Platform
-from skylark.store.results import PutStatus
-from skylark.store.scheduling import Scheduler
+from skylark.store.owner_thread import Scheduler
+from skylark.store.platform_calls import Platform
+from skylark.store.store_results import PutStatus
 from skylark.testing.clock import VirtualClock
 from skylark.testing.faults import FaultPlan, Gate
 from skylark.testing.files import FaultyFileSystem

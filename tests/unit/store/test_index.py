@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from skylark.core.errors import StoreError
 from skylark.core.hashing import index_key_hash, java_hash
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.index import IndexService
-from skylark.store.view_sync import ViewSync
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import INDEX_HEADER

@@ -16,8 +16,8 @@ import pytest
 from skylark.store.errors import StoreSyncError
 from skylark.store.files import OsFileSystem
 from skylark.store.kernel_sync import IN_FLIGHT_MAX, Done, KernelSyncs, open_kernel_syncs
-from skylark.store.platform import Platform
-from skylark.store.results import PutStatus
+from skylark.store.platform_calls import Platform
+from skylark.store.store_results import PutStatus
 from tests.unit.store.test_flush import SIZE, SYNC, FlushedLog
 
 OK = PutStatus.PUT_OK

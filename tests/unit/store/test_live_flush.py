@@ -9,10 +9,10 @@ import pytest
 
 from skylark.store.allocator import Allocator
 from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import PAGE_SIZE
 from skylark.store.flush import FlushService
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.testing.files import FaultyFileSystem
 from tests.unit.store.hands import Hands
 

@@ -10,10 +10,10 @@ import pytest
 
 from skylark.store.allocator import Allocator
 from skylark.store.errors import StoreFileBusyError, StoreFullError
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_file import MappedFile, RangeNotReadableError
-from skylark.store.mapped_files import MappedFiles
 from skylark.testing.disk import UnallocatedWriteError
 from skylark.testing.files import FaultyFileSystem
 

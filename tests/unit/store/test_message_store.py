@@ -12,11 +12,11 @@ import pytest
 from skylark.core.hashing import encode_offset_id
 from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFileError
-from skylark.store.flags import StoreFlag
+from skylark.store.message_reader import StoreNotReadableError
 from skylark.store.message_store import MessageStore
-from skylark.store.reader import StoreNotReadableError
 from skylark.store.reput import Arrival
-from skylark.store.results import GetStatus, PutResult, PutStatus
+from skylark.store.running_flags import StoreFlag
+from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage

@@ -20,7 +20,7 @@ from skylark.store.errors import StoreFileError, StoreLockedError, StoreSyncErro
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from tests.store_machine import (

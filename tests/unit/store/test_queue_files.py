@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from skylark.store import queue_files
+from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError, StoreFullError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.queue_files import QueueFiles, QueueHandles
-from skylark.store.view_sync import ViewSync
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 

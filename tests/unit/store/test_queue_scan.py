@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from skylark.core.hashing import java_hash
 from skylark.filter.sql_eval import compile_sql
 from skylark.filter.tag import TagFilter, parse_tags
+from skylark.store import message_reader as reader_module
 from skylark.store import queue_scan as queue_scan_module
-from skylark.store import reader as reader_module
 from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.results import GetStatus
+from skylark.store.store_results import GetStatus
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.codes import ResponseCode
 from skylark.wire.layout import FLAG_INNER_BATCH

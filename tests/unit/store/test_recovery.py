@@ -11,7 +11,7 @@ import pytest
 
 from skylark.core.errors import CorruptLogError, StoreError
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.replay import LogScan
+from skylark.store.log_replay import LogScan
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from tests.unit.store.crash_store import (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from skylark.store.allocator import Allocator
+from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import DiskUsage, FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.flags import StoreFlag
-from skylark.store.mapped_files import MappedFiles
-from skylark.store.results import GetStatus, PutStatus
 from skylark.store.retention import QUEUES_PER_TURN, Retention
+from skylark.store.running_flags import StoreFlag
+from skylark.store.store_results import GetStatus, PutStatus
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.message import decode_record

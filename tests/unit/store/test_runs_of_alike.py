@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.put import Putter
+from skylark.store.put_message import Putter
 from skylark.store.reput import Dispatch, TagsCodes
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.message import iter_records

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from skylark.core.hashing import join_offset_ids
-from skylark.store.batch_records import places_of
+from skylark.store.batch_encoder import places_of
 from skylark.store.message_store import MessageStore
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.batch import Batch
 from skylark.wire.message import reserve_property_crc
 

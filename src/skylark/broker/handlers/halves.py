@@ -44,7 +44,7 @@ from skylark.core.names import HALF_TOPIC, is_retry_topic
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, Dispatcher
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.batch import Batch, split_batch
 from skylark.wire.bodies.config import TopicConfig

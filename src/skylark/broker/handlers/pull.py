@@ -70,11 +70,11 @@ from skylark.net.success_response import FAQ_HINT
 from skylark.net.write_queue import view_response
 from skylark.store.config import FlushDiskType
 from skylark.store.consume_queue import EntryQueue
+from skylark.store.message_reader import SIZE_MAX, GetResult
 from skylark.store.message_store import MessageStore
 from skylark.store.queue_scan import COPIED_SIZE_MAX
-from skylark.store.reader import SIZE_MAX, GetResult
 from skylark.store.reput import Arrival
-from skylark.store.results import GetStatus
+from skylark.store.store_results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.store.reader import GetResult
-from skylark.store.results import GetStatus
+from skylark.store.message_reader import GetResult
+from skylark.store.store_results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to

@@ -29,10 +29,10 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer
 from skylark.store import config_tables
 from skylark.store.config import FlushDiskType
-from skylark.store.consume_queues import QUEUE_DIRECTORY
 from skylark.store.file_system import FileSystem
 from skylark.store.message_store import INDEX_DIRECTORY, MessageStore
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.queue_registry import QUEUE_DIRECTORY
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.command import Command
 

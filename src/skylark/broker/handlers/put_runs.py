@@ -20,7 +20,7 @@ from skylark.broker.message_writer import MessageWriter
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, error_response
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.command import Command
 
 Note = TypeVar("Note")

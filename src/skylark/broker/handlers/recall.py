@@ -30,7 +30,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to

@@ -37,7 +37,7 @@ from skylark.core.names import Address
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to

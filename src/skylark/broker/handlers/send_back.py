@@ -44,7 +44,7 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import FAQ_HINT, success
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, Perm, RequestCode, TopicSysFlag

@@ -27,7 +27,7 @@ from skylark.core.names import RETRY_PREFIX, TIMER_TOPIC
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, error_response
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
 
 #: A message that can be stored, its request, and its unique id or the half message it is.

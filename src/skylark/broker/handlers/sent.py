@@ -10,7 +10,7 @@ from skylark.broker.handlers.put_answers import PutAnswers
 from skylark.broker.handlers.send_checks import SendChecks
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame_template import FrameTemplate
 

@@ -25,7 +25,7 @@ from skylark.core.errors import BrokerError, RemoteProtocolError, broker_error
 from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer, Dispatcher, error_response
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fields import decode_ext

@@ -11,8 +11,8 @@ once, and loses delayed messages when the master dies.
 
 **The timer log** (wheel and list of waiting messages) is not copied. A checkpoint that says more
 than there is makes the timer build both anew from the timer topic, without what was delivered
-(:mod:`skylark.store.timer.recovery`). Units that the store has from former times, when it was a
-master, must not pass for the master's: the checkpoint then gets a position behind them.
+(:mod:`skylark.store.timer.timer_recovery`). Units that the store has from former times, when it was
+a master, must not pass for the master's: the checkpoint then gets a position behind them.
 
 A crash leaves each file as it was or as it is; they do not depend on each other.
 """
@@ -29,9 +29,9 @@ from skylark.broker.persist import CONFIG_DIRECTORY
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable, TimerMetricsTable
 from skylark.store.file_system import FileSystem
-from skylark.store.timer.checkpoint import TimerCheckpointFile
-from skylark.store.timer.layout import LOG_DIRECTORY, UNIT_SIZE
-from skylark.store.timer.log import TimerLog
+from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
+from skylark.store.timer.timer_layout import LOG_DIRECTORY, UNIT_SIZE
+from skylark.store.timer.timer_log import TimerLog
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 

@@ -48,7 +48,7 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import StoreError, TransportError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.message import MessageRecord
 
 log = logging.getLogger(__name__)

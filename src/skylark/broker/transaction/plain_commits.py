@@ -29,7 +29,7 @@ from skylark.core.errors import RemoteProtocolError
 from skylark.core.names import HALF_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.mapped_file import Lease
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.end_halves_body import HalfPlace

@@ -32,7 +32,7 @@ from skylark.broker.rewriting import plain_item
 from skylark.broker.transaction.half import HALF_QUEUE_ID
 from skylark.core.names import HALF_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.headers.txn import TRANSACTION_COMMIT
 from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK

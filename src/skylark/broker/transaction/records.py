@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from skylark.store.message_reader import Views
 from skylark.store.message_store import MessageStore
-from skylark.store.reader import Views
 from skylark.wire.message import MessageRecord, decode_record, iter_records
 
 READ_SIZE_MAX = 1 << 20

@@ -35,8 +35,8 @@ from skylark.broker.transaction.op_batches import REMOVE_TAG, OpProgress, parse_
 from skylark.broker.transaction.records import read_queue, read_record
 from skylark.broker.transaction.resolved import Resolved
 from skylark.core.names import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from skylark.store.log_replay import LogScan
 from skylark.store.message_store import MessageStore
-from skylark.store.replay import LogScan
 from skylark.wire import properties as names
 from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
 from skylark.wire.message import decode_record

@@ -47,7 +47,7 @@ from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import BrokerError, ServiceNotAvailableError, SystemBusyError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.codes import ResponseCode
 from skylark.wire.headers.txn import TRANSACTION_COMMIT, EndTransactionRequestHeader
 from skylark.wire.message import MessageRecord

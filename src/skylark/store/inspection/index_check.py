@@ -1,7 +1,7 @@
 """The index against the log: every key has its entry, every entry a record with that key.
 
 Both are in the order of the log. For each slice of the log the entries that there should be are
-worked out from the records (:class:`~skylark.store.inspection.record_texts.RecordTexts`) and
+worked out from the records (:class:`~skylark.store.inspection.expected_entries.RecordTexts`) and
 compared with the next ones of the index, all at once; only where they differ, one by one.
 
 Holes are warnings even in a store that was closed in order: a query misses messages, but none is
@@ -23,7 +23,7 @@ from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.index import BEHIND_NAME, BEHIND_SIZE_MAX
 from skylark.store.index_file import SECONDS_MAX
-from skylark.store.inspection.findings import (
+from skylark.store.inspection.check_findings import (
     Findings,
     Severity,
     Trouble,
@@ -31,9 +31,9 @@ from skylark.store.inspection.findings import (
     plural,
     runs,
 )
+from skylark.store.inspection.expected_entries import RecordTexts
 from skylark.store.inspection.index_walk import CHUNK_ENTRIES, IndexWalk
-from skylark.store.inspection.record_texts import RecordTexts
-from skylark.store.inspection.survey import INDEX_DIRECTORY, State, Survey
+from skylark.store.inspection.store_directory import INDEX_DIRECTORY, State, Survey
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.inspection.findings import Findings, Trouble, plural
-from skylark.store.inspection.survey import IndexShape
+from skylark.store.inspection.check_findings import Findings, Trouble, plural
+from skylark.store.inspection.store_directory import IndexShape
 from skylark.wire.layout import (
     INDEX_ENTRY_SIZE,
     INDEX_HEADER,

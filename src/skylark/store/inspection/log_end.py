@@ -14,7 +14,7 @@ from skylark.store.consume_queue import PRE_BLANK_SIZE
 from skylark.store.file_system import FileSystem
 from skylark.store.inspection.log_walk import Hole, begins_with_record
 from skylark.store.inspection.queue_reader import QueueReader
-from skylark.store.inspection.survey import QueueDirectory, Survey
+from skylark.store.inspection.store_directory import QueueDirectory, Survey
 
 
 class LogEnd:

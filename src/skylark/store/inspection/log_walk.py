@@ -1,6 +1,6 @@
 """A log file read from its first byte to its last, past whatever is broken in it.
 
-Recovery (:class:`skylark.store.replay.LogScan`) reads the log up to the first thing that is no
+Recovery (:class:`skylark.store.log_replay.LogScan`) reads the log up to the first thing that is no
 record, because that is where the log ends. Whoever checks or dumps a log wants to know what comes
 after, and whether it was the end at all. So :func:`walk` tells everything that it meets::
 
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.inspection.survey import LogFile
+from skylark.store.inspection.store_directory import LogFile
 from skylark.wire.layout import (
     BLANK_RECORD,
     BLANK_SIZE_MIN,

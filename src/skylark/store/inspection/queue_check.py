@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skylark.store.consume_queue import PRE_BLANK_SIZE
-from skylark.store.inspection.findings import (
+from skylark.store.inspection.check_findings import (
     Findings,
     Severity,
     Trouble,
@@ -31,9 +31,9 @@ from skylark.store.inspection.findings import (
     plural,
     runs,
 )
+from skylark.store.inspection.expected_entries import RecordTexts
 from skylark.store.inspection.queue_reader import CHUNK_ENTRIES, QueueReader
-from skylark.store.inspection.record_texts import RecordTexts
-from skylark.store.inspection.survey import QueueDirectory
+from skylark.store.inspection.store_directory import QueueDirectory
 from skylark.store.reput import inner_batch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.inspection.survey import QueueDirectory
+from skylark.store.inspection.store_directory import QueueDirectory
 from skylark.wire.layout import batch_cq_dtype, cq_dtype
 
 if TYPE_CHECKING:

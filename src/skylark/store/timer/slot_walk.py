@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from array import array
 
-from skylark.store.timer.log import TimerLog, Unit
-from skylark.store.timer.wheel import Slot
+from skylark.store.timer.timer_log import TimerLog, Unit
+from skylark.store.timer.timer_wheel import Slot
 
 logger = logging.getLogger(__name__)
 

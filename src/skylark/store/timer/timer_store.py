@@ -19,7 +19,7 @@ oldest file, and the wheel need not be longer than two weeks.
 thread, brings timer log and wheel to disk, then the counts, then the checkpoint. The owner has it
 written only when the commit log is on disk up to ``Snapshot.log_end``: a checkpoint that calls a
 message delivered must not outlive the message. What a crash leaves stands in
-:mod:`skylark.store.timer.recovery`.
+:mod:`skylark.store.timer.timer_recovery`.
 
 Memory: one integer per slot that waits, at most ``roll_window_slots`` and a few.
 
@@ -38,10 +38,11 @@ import msgspec
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.errors import StoreFileError
+from skylark.store.file_sequence import SyncRange
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.mapped_files import SyncRange
-from skylark.store.timer.checkpoint import TimerCheckpointFile
-from skylark.store.timer.layout import (
+from skylark.store.timer.slot_walk import SlotWalk
+from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
+from skylark.store.timer.timer_layout import (
     LOG_DIRECTORY,
     MAGIC_DEFAULT,
     MAGIC_DELETE,
@@ -50,10 +51,9 @@ from skylark.store.timer.layout import (
     SLOT_COUNT,
     WHEEL_NAME,
 )
-from skylark.store.timer.log import TimerLog
-from skylark.store.timer.metrics import TimerCounts
-from skylark.store.timer.slot_walk import SlotWalk
-from skylark.store.timer.wheel import Slot, TimerWheel
+from skylark.store.timer.timer_log import TimerLog
+from skylark.store.timer.timer_metrics import TimerCounts
+from skylark.store.timer.timer_wheel import Slot, TimerWheel
 from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 
 BLANK_SLOTS: Final = 60  # between the longest roll and a lap of the wheel

@@ -9,7 +9,7 @@ from typing import Any, Final
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.net.connection import Connection
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.command import FLAG_ONEWAY, Command

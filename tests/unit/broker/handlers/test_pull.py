@@ -9,7 +9,7 @@ import pytest
 
 from skylark.broker.registration import MasterAddress
 from skylark.core.hashing import java_hash
-from skylark.store.flags import StoreFlag
+from skylark.store.running_flags import StoreFlag
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.heartbeat import CheckClientRequestBody, SubscriptionData
 from skylark.wire.codes import RequestCode

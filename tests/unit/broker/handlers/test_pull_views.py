@@ -12,7 +12,7 @@ from skylark.broker.handlers.pull import HeldPull
 from skylark.broker.overload import Reason
 from skylark.net.connection import Connection
 from skylark.net.write_queue import Outbox
-from skylark.store.reader import GetResult
+from skylark.store.message_reader import GetResult
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import encode_frame

@@ -10,8 +10,8 @@ from skylark.broker.handlers.pull import FRAME_BODY_MAX
 from skylark.broker.handlers.pulled import found_frame, position_ext
 from skylark.net.dispatch import Interceptor
 from skylark.net.write_queue import view_response
-from skylark.store.reader import GetResult
-from skylark.store.results import GetStatus
+from skylark.store.message_reader import GetResult
+from skylark.store.store_results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

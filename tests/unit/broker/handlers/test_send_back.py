@@ -12,8 +12,8 @@ import pytest
 from skylark.broker.handlers.send_back import OnDeadLetter, SendBackHandlers
 from skylark.core.errors import BrokerError
 from skylark.core.hashing import java_hash
-from skylark.store.flags import StoreFlag
-from skylark.store.results import PutStatus, PutWaiter
+from skylark.store.running_flags import StoreFlag
+from skylark.store.store_results import PutStatus, PutWaiter
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, RequestCode

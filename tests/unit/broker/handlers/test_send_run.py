@@ -20,7 +20,7 @@ from skylark.broker.message_writer import MessageWriter
 from skylark.broker.store_stats import StoreStats
 from skylark.core.errors import StoreError
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.testing.faults import FaultPlan, Gate
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.codes import RequestCode

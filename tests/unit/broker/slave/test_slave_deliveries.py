@@ -9,9 +9,9 @@ from skylark.broker.slave.deliveries import DeliveryCopies, HeldCopy
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable, TimerMetricsTable
 from skylark.store.files import OsFileSystem
-from skylark.store.timer.checkpoint import TimerCheckpointFile
-from skylark.store.timer.layout import LOG_DIRECTORY, UNIT_SIZE
-from skylark.store.timer.log import TimerLog
+from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
+from skylark.store.timer.timer_layout import LOG_DIRECTORY, UNIT_SIZE
+from skylark.store.timer.timer_log import TimerLog
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import TimerCheckpoint, TimerMetric
 

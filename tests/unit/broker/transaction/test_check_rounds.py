@@ -17,7 +17,7 @@ from skylark.broker.transaction.check_rules import Waiting
 from skylark.broker.transaction.half import prepare
 from skylark.core.clock import LoopClock
 from skylark.store.commit_log import Draft
-from skylark.store.flags import StoreFlag
+from skylark.store.running_flags import StoreFlag
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.wire.properties import encode_properties
 from tests.unit.broker.handlers.stored import in_place, texts

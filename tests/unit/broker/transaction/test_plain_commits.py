@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from skylark.broker.transaction.plain_commits import PlainCommits
-from skylark.store.results import PutResult
+from skylark.store.store_results import PutResult
 from skylark.wire.end_halves_body import HalfPlace
 from tests.unit.broker.handlers.test_halves import end, part, sent, unique_id
 from tests.unit.broker.transaction.halves import Shop, shop

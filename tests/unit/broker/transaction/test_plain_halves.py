@@ -19,7 +19,7 @@ from skylark.broker.transaction.plain_halves import (
 )
 from skylark.net.connection import Connection
 from skylark.store.commit_log import Draft
-from skylark.store.results import PutResult, PutStatus
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import FLAG_ONEWAY, Command
 from skylark.wire.message import decode_record, encode_record

@@ -8,7 +8,7 @@ import pytest
 
 from skylark.broker.transaction import service as service_module
 from skylark.broker.transaction.op_batches import op_draft
-from skylark.store.results import PutStatus
+from skylark.store.store_results import PutStatus
 from skylark.wire.codes import RequestCode
 from tests.unit.broker.transaction.halves import (
     COMMIT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.transaction import op_batches
-from skylark.store.flags import StoreFlag
+from skylark.store.running_flags import StoreFlag
 from tests.unit.broker.transaction.halves import OP, ROLLBACK, shop
 
 

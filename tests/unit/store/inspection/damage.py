@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from skylark.core.clock import SystemClock
-from skylark.store.check import CheckReport, check_store
 from skylark.store.config import StoreConfig
 from skylark.store.files import OsFileSystem
-from skylark.store.inspection.findings import Severity
+from skylark.store.inspection.check_findings import Severity
+from skylark.store.inspection.store_check import CheckReport, check_store
 from skylark.wire.message import MessageRecord, iter_records
 from tests.unit.store.crash_store import CrashStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.store.inspection.survey import FileSizes, IndexShape
+from skylark.store.inspection.store_directory import FileSizes, IndexShape
 from skylark.wire.layout import INDEX_ENTRY, INDEX_HEADER
 from tests.unit.store.inspection.damage import (
     ENTRIES_START,

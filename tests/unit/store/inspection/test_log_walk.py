@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.store.inspection.log_walk import Blank, Hole, Step, begins_with_record, walk
-from skylark.store.inspection.survey import LogFile
+from skylark.store.inspection.store_directory import LogFile
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK
 from skylark.wire.message import RecordFault, encode_record

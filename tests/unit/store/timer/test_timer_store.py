@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skylark.store.errors import StoreFullError
-from skylark.store.timer.layout import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
+from skylark.store.timer.timer_layout import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
 from skylark.testing.files import FaultyFileSystem
 from tests.unit.store.timer.topics import DISK, Topic, deliver, new_timer, place, save

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from skylark.store.config_files import ConfigFiles
 from skylark.store.file_system import FileSystem
-from skylark.store.timer.log import Unit
-from skylark.store.timer.recovery import recover
+from skylark.store.timer.timer_log import Unit
+from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
 from skylark.testing.files import FaultyFileSystem
 

@@ -15,7 +15,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
 from skylark.store.consume_queue import EntryQueue
-from skylark.store.consume_queues import ConsumeQueues
+from skylark.store.queue_registry import ConsumeQueues
 from skylark.wire.bodies.admin_body import ConsumeQueueData, QueryConsumeQueueResponseBody
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

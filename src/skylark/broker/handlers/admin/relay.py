@@ -38,7 +38,7 @@ from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.reader import Reader
+from skylark.store.message_reader import Reader
 from skylark.wire.bodies.admin_body import GetConsumerStatusBody
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_1_8_SNAPSHOT, RequestCode, ResponseCode, version_name

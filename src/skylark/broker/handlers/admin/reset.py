@@ -32,7 +32,7 @@ from skylark.core.errors import (
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.reader import Reader
+from skylark.store.message_reader import Reader
 from skylark.wire.bodies.admin_body import MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V3_0_7_SNAPSHOT, RequestCode, version_name

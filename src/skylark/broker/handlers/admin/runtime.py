@@ -21,10 +21,10 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
 from skylark.replication.service import Replication
-from skylark.store.consume_queues import QUEUE_DIRECTORY
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
 from skylark.store.message_store import MessageStore
+from skylark.store.queue_registry import QUEUE_DIRECTORY
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

@@ -32,7 +32,7 @@ from skylark.core.errors import TopicNotExistError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.store.reader import Reader
+from skylark.store.message_reader import Reader
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.stats import (

@@ -1,0 +1,237 @@
+"""View flush: queue entries and index to disk, and then the checkpoint that vouches for them.
+
+Every ``flushIntervalConsumeQueue`` the new entries of all queues are written to their files, a few
+queues per turn of the owner, so that nobody waits long. From time to time a worker syncs what was
+written, and only when all of it is on disk does the checkpoint move::
+
+    tick      note T, O: store time and end of the newest dispatched record
+              write tails, some queues a turn ... write the index header
+              (every SYNC_INTERVAL_MS, or when asked for)
+    worker    sync files, then directories; write and sync the checkpoint with T, O
+    owner     T and O count as saved
+
+Crash at any line: the checkpoint still says what it said, or the new values whose entries are all
+on disk. Entries it does not vouch for are dropped and made again from the log.
+
+While the index is behind the log (see :mod:`skylark.store.index`), or entries could not be written,
+T does not move: recovery then scans far enough back to make them again.
+
+Answers to Java's ``FlushConsumeQueueService`` and to the checkpoint's part of ``CommitLog``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Executor, Future, wait
+from copy import copy
+from typing import Final, NamedTuple
+
+from skylark.core.clock import TimerHandle
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.commit_log import CommitLog
+from skylark.store.config import StoreConfig
+from skylark.store.dirty_ranges import SyncBatch, ViewSync
+from skylark.store.errors import StoreFileError
+from skylark.store.index import IndexService
+from skylark.store.owner_thread import Post, Scheduler, post_when_done
+from skylark.store.queue_registry import ConsumeQueues, FlushRound
+from skylark.store.reput import Dispatch
+from skylark.store.running_flags import RunningFlags, StoreFlag
+
+logger = logging.getLogger(__name__)
+
+QUEUES_PER_TURN: Final = 16  # new ones cost two names in the file system each, about 0.5 ms
+SYNC_INTERVAL_MS: Final = 5_000
+
+
+class _Vouched(NamedTuple):
+    """What the views held when a round began."""
+
+    timestamp: int
+    log_offset: int
+
+
+class _Syncing(NamedTuple):
+    """A batch at a worker, and what the checkpoint will be when it is on disk."""
+
+    future: Future[None]
+    batch: SyncBatch
+    promised: Checkpoint
+
+
+class ViewFlush:
+    """Writes and syncs the views of one store, and keeps its checkpoint."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        dispatch: Dispatch,
+        views: ViewSync,
+        checkpoint: Checkpoint,
+        flags: RunningFlags,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        post: Post,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatch = dispatch
+        self._views = views
+        self._checkpoint = checkpoint
+        self._flags = flags
+        self._scheduler = scheduler
+        self._executor = executor
+        self._post = post
+        self.follow(config)
+        self._sync_at = scheduler.monotonic()
+        self._timer: TimerHandle | None = None
+        self._round: FlushRound | None = None
+        self._vouched = _Vouched(0, 0)
+        self._syncing: _Syncing | None = None
+        self._stopped = False
+        # Ends of the log with the store time there: how time passed, to tell what a flush covers.
+        self._marks: deque[tuple[int, int]] = deque(maxlen=10_000)
+
+    def start(self) -> None:
+        """Begin to look at intervals."""
+        when = self._scheduler.monotonic() + self._interval_s
+        self._timer = self._scheduler.call_at(when, self._tick)
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by these settings from the next look on."""
+        self._interval_s = config.flush_interval_consume_queue / 1000
+        sync_ms = min(SYNC_INTERVAL_MS, config.flush_consume_queue_thorough_interval)
+        self._sync_interval_s = sync_ms / 1000
+
+    def flush_soon(self) -> None:
+        """Write and sync without waiting for the intervals: something must not come back."""
+        self._sync_at = self._scheduler.monotonic()
+        if self._round is None and self._syncing is None:
+            self._begin_round()
+            self._post(self._write_some)
+
+    def halt(self) -> None:
+        """Look no more, and have no timer; in the thread that owns it."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def stop(self) -> None:
+        """Write and sync everything in this thread; raises StoreFileError if that fails.
+
+        After :meth:`halt` that may be any thread, if nobody else uses the views.
+        """
+        self.halt()
+        if self._syncing is not None:
+            wait([self._syncing.future])
+            self._sync_done(self._syncing)
+        self._round = None
+        self._begin_round()
+        self._queues.flush()
+        if self._index is not None:
+            self._index.flush()
+        batch = self._views.begin()
+        try:
+            batch.run()
+        finally:
+            self._views.finish(batch)
+        self._promote(self._checkpoint, self._vouched)
+        self._checkpoint.save()
+
+    # ---- a round ---------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.start()
+        end = self._log.max_offset
+        if not self._marks or self._marks[-1][0] < end:
+            self._marks.append((end, self._log.last_store_timestamp))
+        if self._round is None and self._syncing is None:
+            self._begin_round()
+            self._write_some()
+
+    def _begin_round(self) -> None:
+        self._vouched = _Vouched(
+            self._dispatch.dispatched_timestamp, self._dispatch.dispatched_until
+        )
+        self._round = self._queues.start_flush()
+
+    def _write_some(self) -> None:
+        """Write a few queues; the rest in later turns."""
+        if self._round is None or self._stopped:
+            return
+        try:
+            done = self._round.run(QUEUES_PER_TURN)
+        except StoreFileError as error:
+            self._round = None
+            if self._flags.set(StoreFlag.LOGICS_ERROR):
+                logger.error("no message is taken, queue entries fail: %s", error)  # noqa: TRY400
+            return
+        if not done:
+            self._post(self._write_some)
+            return
+        self._round = None
+        self._flags.set(StoreFlag.LOGICS_ERROR, on=False)
+        if self._index is not None:
+            self._index.flush()
+        now = self._scheduler.monotonic()
+        if now >= self._sync_at:
+            self._sync_at = now + self._sync_interval_s
+            self._begin_sync()
+
+    # ---- syncing ---------------------------------------------------------------------------------
+
+    def _begin_sync(self) -> None:
+        try:
+            batch = self._views.begin()
+        except StoreFileError as error:
+            logger.warning("the views are not on disk, the checkpoint stays: %s", error)
+            return
+        promised = copy(self._checkpoint)
+        self._promote(promised, self._vouched)
+        packed = promised.pack()
+        if not batch.pending and packed == self._checkpoint.pack():
+            return
+        future = self._executor.submit(self._sync, batch, packed)
+        syncing = self._syncing = _Syncing(future, batch, promised)
+        post_when_done(future, self._post, lambda _: self._sync_done(syncing))
+
+    def _sync(self, batch: SyncBatch, packed: bytes) -> None:
+        """In a worker: the entries first, then the checkpoint that speaks of them."""
+        batch.run()
+        self._checkpoint.write(packed)
+
+    def _sync_done(self, syncing: _Syncing) -> None:
+        if self._syncing is not syncing:
+            return  # finished by stop() before the worker's message came
+        self._syncing = None
+        self._views.finish(syncing.batch)
+        try:
+            syncing.future.result()
+        except StoreFileError as error:
+            logger.warning("the views are not on disk, the checkpoint stays: %s", error)
+            return
+        self._checkpoint.adopt(syncing.promised)
+
+    def _promote(self, checkpoint: Checkpoint, vouched: _Vouched) -> None:
+        """Let a checkpoint say what is on disk once the views of a round are."""
+        flushed_where = self._log.files.flushed_where
+        while self._marks and self._marks[0][0] <= flushed_where:
+            checkpoint.physic_msg_timestamp = self._marks.popleft()[1]
+        if self._log.max_offset <= flushed_where:
+            checkpoint.physic_msg_timestamp = self._log.last_store_timestamp
+        if self._index is not None:
+            checkpoint.index_msg_timestamp = self._index.full_timestamp
+            if self._index.behind_from is not None:
+                return
+        # A time says little where clocks are set: no file that begins behind this is trusted.
+        log_offset = min(vouched.log_offset, flushed_where)
+        if log_offset:
+            checkpoint.logics_msg_timestamp = vouched.timestamp
+            checkpoint.logics_physical_offset = log_offset

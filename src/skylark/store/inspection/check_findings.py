@@ -1,0 +1,119 @@
+"""What a check has to say: findings with a severity, a place and a sentence, and a limit on them.
+
+========  =====================================================================================
+ERROR     the store would answer wrongly, or not at all
+WARNING   something is wrong that the next start puts right, or that costs no message
+NOTE      worth knowing, nothing to do
+========  =====================================================================================
+
+A store that was not closed in order is supposed to have views that lag or lead, and a log that ends
+in half a record: recovery is made for that. So the same finding counts less there, and least while
+the store is in use and changes under the reader's eyes: see :data:`SEVERITIES`.
+
+One broken setting can make every entry of a store wrong. Of each kind only the first few findings
+are kept; the others are counted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from skylark.store.inspection.store_directory import State
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+FINDINGS_PER_KIND_MAX: Final = 100
+
+
+class Severity(enum.Enum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Trouble(enum.Enum):
+    """What can be wrong with something that recovery would repair."""
+
+    WRONG = "wrong"  # an entry that says something false
+    AHEAD_OR_BEHIND = "ahead or behind"  # the newest records lack entries, or entries records
+
+
+SEVERITIES: Final[dict[State, dict[Trouble, Severity]]] = {
+    State.CLOSED: {Trouble.WRONG: Severity.ERROR, Trouble.AHEAD_OR_BEHIND: Severity.ERROR},
+    State.CRASHED: {Trouble.WRONG: Severity.WARNING, Trouble.AHEAD_OR_BEHIND: Severity.WARNING},
+    State.IN_USE: {Trouble.WRONG: Severity.WARNING, Trouble.AHEAD_OR_BEHIND: Severity.NOTE},
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is not as it should be; ``kind`` names it for programs."""
+
+    severity: Severity
+    kind: str
+    file: Path
+    offset: int  # in the log for files of the log, otherwise in the file or queue
+    text: str
+
+
+class Findings:
+    """Collects findings, not too many of one kind."""
+
+    def __init__(self, state: State) -> None:
+        self._severities = SEVERITIES[state]
+        self.found: list[Finding] = []
+        self.counts: Counter[tuple[Severity, str]] = Counter()
+
+    def add(
+        self, severity: Severity | Trouble, kind: str, file: Path, offset: int, text: str
+    ) -> None:
+        """Keep a finding, or count it if there are many like it."""
+        if isinstance(severity, Trouble):
+            severity = self._severities[severity]
+        self.counts[severity, kind] += 1
+        if self.counts[severity, kind] <= FINDINGS_PER_KIND_MAX:
+            self.found.append(
+                Finding(severity=severity, kind=kind, file=file, offset=offset, text=text)
+            )
+
+    def count(self, severity: Severity) -> int:
+        """How many findings there were, kept or not."""
+        return sum(count for (found, _), count in self.counts.items() if found is severity)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many findings of each kind were only counted."""
+        left: Counter[str] = Counter()
+        for (_, kind), count in self.counts.items():
+            if count > FINDINGS_PER_KIND_MAX:
+                left[kind] += count - FINDINGS_PER_KIND_MAX
+        return dict(left)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 record``, ``2 records``, ``2 entries``."""
+    if count != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun}"
+
+
+def runs(kinds: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Start and end of each piece of equal neighbours."""
+    import numpy as np
+
+    bounds = (np.flatnonzero(np.diff(kinds)) + 1).tolist()
+    if len(kinds):
+        yield from zip([0, *bounds], [*bounds, len(kinds)], strict=True)
+
+
+def entries_text(first: int, count: int) -> str:
+    """``entry 7``, ``entries 7 to 9``."""
+    return f"entry {first}" if count == 1 else f"entries {first} to {first + count - 1}"

@@ -1,0 +1,322 @@
+"""Put: from a draft to a record in the log and its entries in the views, in one pass.
+
+Checks in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder``), then append and
+dispatch. A queue offset is used up only by an append that succeeded: a failed one leaves no
+gap. Statuses and their response codes are in :mod:`skylark.store.store_results`.
+
+The result comes back at once; whether the message is *durable* is another question, which
+:meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
+try another broker, and the store stops accepting until retention sees room again.
+
+**Errors that nobody foresaw.** What the log has must be in the views: a record without an entry is
+invisible, and the next one of its queue takes its place. So each message of a run fails alone, and
+a dispatch that breaks off (because whoever is told of arrivals has a defect) is gone on with. A put
+is an error only if its record is not in the log, or if its entries cannot be made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from skylark.core.errors import StoreError
+from skylark.core.names import RETRY_PREFIX
+from skylark.store.batch_queue import MESSAGE_COUNT_MAX
+from skylark.store.commit_log import CommitLog, Draft, TopicField, topic_field
+from skylark.store.config import BrokerRole, StoreConfig
+from skylark.store.consume_queue import ConsumeQueue, EntryQueue
+from skylark.store.errors import StoreFullError
+from skylark.store.log_replay import SECTOR_SIZE
+from skylark.store.queue_registry import ConsumeQueues
+from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch, Run
+from skylark.store.running_flags import RunningFlags, StoreFlag
+from skylark.store.store_results import PutResult, PutStatus
+from skylark.wire.batch import Batch
+from skylark.wire.layout import (
+    FLAG_INNER_BATCH,
+    FLAG_NEED_UNWRAP,
+    FLAG_TRANSACTION_MASK,
+    PROPERTIES_SIZE_MAX,
+    PROPERTY_CRC_SIZE,
+    TOPIC_SIZE_V1_MAX,
+)
+from skylark.wire.properties import find_raw_property
+
+logger = logging.getLogger(__name__)
+
+Queue = TypeVar("Queue", bound=EntryQueue)
+
+RETRY_TOPIC_SIZE_MAX: Final = 255
+_ZERO_SECTOR: Final = bytes(SECTOR_SIZE)
+_CACHED_TOPICS_MAX: Final = 100_000
+_DELAY: Final = b"DELAY"
+_FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the length
+
+
+class Putter:
+    """Puts messages into one store."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        flags: RunningFlags,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._flags = flags
+        self._body_size_max = config.max_message_size
+        self._record_size_max = config.record_size_max
+        self._adds_crc = config.enabled_append_prop_crc
+        crc_size = PROPERTY_CRC_SIZE if self._adds_crc else 0
+        self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
+        self._refuses = config.broker_role is BrokerRole.SLAVE
+        self._topics: dict[str, TopicField] = {}
+
+    def shut_down(self) -> None:
+        """Refuse everything from now on."""
+        self._refuses = True
+
+    def put(self, draft: Draft) -> PutResult:
+        """Store one message."""
+        queue, result = self._append(draft, None)
+        if queue is not None:
+            try:
+                self._dispatch.add(
+                    queue,
+                    result.log_offset,
+                    result.size,
+                    draft.sys_flag,
+                    result.store_timestamp,
+                    draft.properties,
+                )
+            except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
+                self._go_on([record], result.store_timestamp, error)
+        return result
+
+    def put_run(self, drafts: list[Draft]) -> list[PutResult]:
+        """Store messages that came together, in their order, each on its own."""
+        if len(drafts) == 1:
+            return [self.put(drafts[0])]
+        results: list[PutResult] = []
+        appended: list[Appended] = []
+        now_ms = self._log.now_ms()
+        for draft in drafts:
+            try:
+                queue, result = self._append(draft, now_ms)
+            except Exception:
+                logger.exception("a message could not be stored")
+                queue, result = None, PutResult(PutStatus.UNKNOWN_ERROR)
+            results.append(result)
+            if queue is not None:
+                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
+                appended.append(record)
+        if appended:
+            self._add_run(Run(*zip(*appended, strict=True)), now_ms)
+        return results
+
+    def _add_run(self, run: Run, now_ms: int) -> None:
+        try:
+            self._dispatch.add_run(run, now_ms)
+        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+            self._go_on(list(zip(*run, strict=True)), now_ms, error)
+
+    def _go_on(self, records: list[Appended], now_ms: int, error: Exception) -> None:
+        """Dispatch what an error has left over; raises it if that is not possible."""
+        dispatch = self._dispatch
+        if dispatch.waiting_count:
+            raise error  # out of memory: which of them wait for the disk already cannot be told
+        logger.error("the dispatch of %s messages broke off", len(records), exc_info=error)
+        missing = False
+        for queue, log_offset, size, sys_flag, properties in records:
+            if log_offset < dispatch.dispatched_until:
+                continue  # the error came after its entries
+            try:
+                dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
+            except Exception as again:
+                logger.debug("a dispatch broke off again", exc_info=again)
+                missing |= dispatch.dispatched_until < log_offset + size
+        if missing:
+            raise error
+
+    def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
+        """Write a message into the log, if nothing speaks against it, and which queue it is for."""
+        properties, sys_flag = draft.properties, draft.sys_flag
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        # One condition that holds for nearly every message; which part failed is found out later.
+        if not (
+            self._flags.writeable
+            and 0 < len(draft.body) <= self._body_size_max
+            and len(properties) < self._properties_size_max
+            and len(topic.field) <= _FIELD_SIZE_MAX
+            and 0 not in properties
+            and not sys_flag & FLAG_INNER_BATCH
+            and not self._refuses
+        ):
+            refusal = self._refusal(draft, topic, len(draft.body), properties)
+            if refusal is not None:
+                return None, PutResult(refusal)
+        queues = self._queues.by_topic.get(draft.topic)
+        queue = queues.get(draft.queue_id) if queues else None
+        if type(queue) is not ConsumeQueue:
+            queue = self._new_queue(self._queues.get_or_create, draft)
+            if queue is None:
+                return None, PutResult(PutStatus.MESSAGE_ILLEGAL)
+        counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
+        queue_offset = queue.next_offset if counted else 0
+        try:
+            result = self._log.append(draft, topic, queue_offset, now_ms)
+        except StoreError as error:
+            return None, PutResult(self._failure(error))
+        if counted:
+            queue.next_offset = queue_offset + 1
+        return queue, result
+
+    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
+        """Store the messages of a batch as records of their own, all or none.
+
+        Topic, queue and times are the draft's; its body is not looked at.
+        """
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        refusal = self._batch_refusal(draft, topic, batch)
+        if refusal is not None:
+            return PutResult(refusal)
+        queue = self._new_queue(self._queues.get_or_create, draft)
+        if queue is None:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue_offset = queue.next_offset
+        try:
+            appended = self._log.append_batch(draft, topic, queue_offset, batch)
+        except StoreError as error:
+            return PutResult(self._failure(error))
+        count = len(batch)
+        queue.next_offset = queue_offset + count
+        offsets, sizes, now_ms = appended.log_offsets, appended.sizes, appended.store_timestamp
+        run = Run((queue,) * count, offsets, sizes, (draft.sys_flag,) * count, batch.properties)
+        self._add_run(run, now_ms)
+        return PutResult(PutStatus.PUT_OK, offsets[0], sum(sizes), queue_offset, now_ms, count)
+
+    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
+        """Store a batch body unsplit, as one record of a BatchCQ topic.
+
+        INNER_BASE and INNER_NUM are added to the properties, and the bits that tell consumers to
+        unwrap it; the queue moves on by ``message_count``.
+        """
+        topic = self._topics.get(draft.topic) or self._topic(draft.topic)
+        if not 0 < message_count <= MESSAGE_COUNT_MAX or draft.sys_flag & FLAG_TRANSACTION_MASK:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue = self._new_queue(self._queues.get_or_create_batch, draft)
+        if queue is None:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        queue_offset = queue.next_offset
+        properties = draft.properties
+        if properties and not properties.endswith(b"\x02"):
+            properties += b"\x02"
+        properties = b"INNER_BASE\x01%d\x02%bINNER_NUM\x01%d\x02" % (
+            queue_offset, properties, message_count,
+        )  # fmt: skip
+        refusal = self._refusal(draft, topic, len(draft.body), properties)
+        if refusal is not None:
+            return PutResult(refusal)
+        sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
+        record = msgspec.structs.replace(draft, properties=properties, sys_flag=sys_flag)
+        try:
+            result = self._log.append(record, topic, queue_offset)
+        except StoreError as error:
+            return PutResult(self._failure(error))
+        queue.next_offset = queue_offset + message_count
+        now_ms = result.store_timestamp
+        try:
+            self._dispatch.add(queue, result.log_offset, result.size, sys_flag, now_ms, properties)
+        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+            appended = (queue, result.log_offset, result.size, sys_flag, properties)
+            self._go_on([appended], now_ms, error)
+        return msgspec.structs.replace(result, message_count=message_count)
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    def _refusal(
+        self, draft: Draft, topic: TopicField, body_size: int, properties: bytes
+    ) -> PutStatus | None:
+        properties_size = len(properties)
+        if self._refuses or not self._flags.writeable:
+            return PutStatus.SERVICE_NOT_AVAILABLE
+        if len(topic.field) > _FIELD_SIZE_MAX and not self._is_long_retry(draft.topic):
+            return PutStatus.MESSAGE_ILLEGAL
+        if body_size == 0:
+            return PutStatus.MESSAGE_ILLEGAL
+        if properties_size > self._properties_size_max - self._missing_end(properties):
+            return PutStatus.PROPERTIES_SIZE_EXCEEDED
+        if properties[-1:] == b"\0" or _ZERO_SECTOR in properties:
+            # Recovery takes a record that ends in a zero, or has a sector of them where no checksum
+            # is, for one that the disk has only in part: it must not be taken in.
+            return PutStatus.MESSAGE_ILLEGAL
+        if body_size > self._body_size_max or (
+            body_size + properties_size + len(topic.field) + 128 > self._record_size_max
+        ):
+            return PutStatus.MESSAGE_ILLEGAL
+        if draft.sys_flag & FLAG_INNER_BATCH:
+            return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
+        return None
+
+    def _batch_refusal(self, draft: Draft, topic: TopicField, batch: Batch) -> PutStatus | None:
+        if not batch or draft.topic.startswith(RETRY_PREFIX):
+            return PutStatus.MESSAGE_ILLEGAL
+        if draft.sys_flag & FLAG_TRANSACTION_MASK in HIDDEN_KINDS:
+            return PutStatus.MESSAGE_ILLEGAL
+        delay = find_raw_property(draft.properties, _DELAY)
+        if delay is not None and delay.lstrip(b"+0").isdigit():
+            return PutStatus.MESSAGE_ILLEGAL
+        usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
+        if (
+            self._refuses
+            or not self._flags.writeable
+            or len(topic.field) > _FIELD_SIZE_MAX
+            or draft.sys_flag & FLAG_INNER_BATCH
+            or max(batch.sizes) > usual_max
+            or not all(batch.bodies)
+            or 0 in b"".join(batch.properties)
+        ):  # one condition that holds for hardly any batch; which message it is comes out here
+            for message in batch:
+                refusal = self._refusal(draft, topic, len(message.body), message.properties)
+                if refusal is not None:
+                    return refusal
+        return PutStatus.MESSAGE_ILLEGAL if sum(batch.sizes) > self._record_size_max else None
+
+    def _missing_end(self, properties: bytes) -> int:
+        """Bytes that a checksum needs before it, beside its own."""
+        return self._adds_crc and bool(properties) and properties[-1:] != b"\x02"
+
+    def _is_long_retry(self, topic: str) -> bool:
+        return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
+
+    # ---- helpers ---------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> TopicField:
+        if len(self._topics) >= _CACHED_TOPICS_MAX:
+            self._topics.clear()
+        field = self._topics[topic] = topic_field(topic)
+        return field
+
+    def _new_queue(self, make: Callable[[str, int], Queue], draft: Draft) -> Queue | None:
+        """The queue of a message; None if it cannot be named so, or holds the other kind."""
+        try:
+            return make(draft.topic, draft.queue_id)
+        except StoreError as error:
+            logger.debug("a message is refused: %s", error)
+            return None
+
+    def _failure(self, error: StoreError) -> PutStatus:
+        if isinstance(error, StoreFullError):
+            if self._flags.set(StoreFlag.DISK_FULL):
+                logger.error("no message is taken until there is room: %s", error)
+            return PutStatus.SERVICE_NOT_AVAILABLE
+        logger.error("a message could not be stored: %s", error)
+        return PutStatus.CREATE_MAPPED_FILE_FAILED

@@ -1,0 +1,170 @@
+"""The transient pool: appends go to memory, and a commit writes them to the file a little later.
+
+With ``transientStorePoolEnable`` an append never touches a page of the file, so that it cannot wait
+for the kernel's write-back. The price is stated by the setting: **what is not committed is in this
+process alone**. A kill -9 loses it, up to ``commitIntervalCommitLog`` of messages, where a store
+without the pool loses nothing; and readers see a message only once it is committed.
+
+::
+
+    append --> pooled memory --- commit (positional write) --> file --- sync --> disk
+               wrote             committed                              flushed
+
+:class:`TransientPool` holds ``transientStorePoolSize`` buffers of one log file each. A file borrows
+one when it becomes the last, and gives it back when all of it is committed. When the pool is empty,
+the next file is written directly (or, with ``fastFailIfNoBufferInStorePool``, not made at all), and
+the broker refuses sends before they get here (:attr:`TransientPool.is_empty`).
+
+:class:`CommitService` decides when: every ``commitIntervalCommitLog``, or woken by a put, if enough
+pages wait or the thorough interval has passed. The writing is done by a worker; the bytes before
+``wrote`` never change, so the append may go on meanwhile.
+
+Java locks the buffers into RAM; here they are ordinary memory, which a machine without swap keeps
+in RAM as well. Answers to Java's ``TransientStorePool`` and ``CommitRealTimeService``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from skylark.core.errors import StoreError
+from skylark.store.config import StoreConfig
+from skylark.store.errors import StoreFileError
+from skylark.store.group_commit import Rounds
+from skylark.store.mapped_file import MappedFile
+from skylark.store.owner_thread import Post, Scheduler
+
+if TYPE_CHECKING:
+    from skylark.store.file_sequence import MappedFiles
+
+logger = logging.getLogger(__name__)
+
+
+class PoolEmptyError(StoreError):
+    """No buffer is free, and the settings forbid to do without (CREATE_MAPPED_FILE_FAILED)."""
+
+    retriable: ClassVar[bool] = True
+
+
+class TransientPool:
+    """Buffers of one log file each."""
+
+    def __init__(self, count: int, file_size: int, *, fast_fail: bool = False) -> None:
+        self._count = count
+        self._file_size = file_size
+        #: Whether an empty pool fails a put, instead of leaving it to the file.
+        self.fast_fail = fast_fail
+        self._free: list[memoryview] = []
+        self._made = 0
+
+    @property
+    def available(self) -> int:
+        """Buffers that are free or not made yet."""
+        return len(self._free) + self._count - self._made
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the broker should refuse sends for now."""
+        return self.available == 0
+
+    def take(self) -> memoryview | None:
+        """A buffer; None if there is none and the file is to be written directly."""
+        if self._free:
+            return self._free.pop()
+        if self._made < self._count:
+            self._made += 1
+            return _new_memory(self._file_size)
+        if self.fast_fail:
+            raise PoolEmptyError(f"all {self._count} buffers of the transient pool are in use")
+        logger.warning("all %s buffers of the transient pool are in use", self._count)
+        return None
+
+    def give_back(self, memory: memoryview) -> None:
+        """Return a buffer; what it holds stays, and is overwritten before it is committed."""
+        assert len(memory) == self._file_size
+        self._free.append(memory)
+
+
+def _new_memory(size: int) -> memoryview:
+    import numpy as np
+
+    # zeros come from the kernel page by page as they are used; a bytearray would touch them all
+    return np.zeros(size, np.uint8).data
+
+
+class CommitRange(NamedTuple):
+    """Bytes of a pooled buffer to be written to its file."""
+
+    file: MappedFile
+    start: int  # position in the file
+    data: memoryview
+
+
+class CommitService(Rounds[CommitRange]):
+    """Writes pooled bytes to their files; ``on_committed(offset)`` says how far readers may go.
+
+    :meth:`wake` is for every put, if ``wakeCommitWhenPutMessage``.
+    """
+
+    def __init__(
+        self,
+        files: MappedFiles,
+        config: StoreConfig,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        post: Post,
+        on_committed: Callable[[int], None],
+    ) -> None:
+        super().__init__(
+            files,
+            scheduler=scheduler,
+            executor=executor,
+            post=post,
+            interval_ms=config.commit_interval_commit_log,
+            thorough_ms=config.commit_commit_log_thorough_interval,
+            least_pages=config.commit_commit_log_least_pages,
+        )
+        self._on_committed = on_committed
+        self._told = files.committed_where
+
+    def follow(self, config: StoreConfig) -> None:
+        """Work by these settings from the next look on."""
+        self._interval_s = config.commit_interval_commit_log / 1000
+        self._thorough_s = config.commit_commit_log_thorough_interval / 1000
+        self._least_pages = config.commit_commit_log_least_pages
+
+    def _find(self, least_pages: int) -> list[CommitRange]:
+        ranges: list[CommitRange] = []
+        for file in self._files.following(self._files.committed_where):
+            memory, start, end = file.pooled, file.committed, file.wrote
+            if memory is None:
+                continue  # written directly
+            if not file.is_worth(start, end, least_pages):
+                break
+            ranges.append(CommitRange(file, start, memory[start:end]))
+        if not ranges:
+            self._files.mark_committed()  # past what was written directly
+            self._notify()
+        return ranges
+
+    def _job(self, item: CommitRange) -> Callable[[], None]:
+        return partial(item.file.handle.write, item.start, item.data)
+
+    def _apply(self, item: CommitRange) -> None:
+        self._files.mark_committed(item.file, item.start + len(item.data))
+
+    def _failed(self, item: CommitRange, error: StoreFileError) -> bool:
+        if not item.file.leaving:
+            logger.error("messages stay in memory for now: %s", error)
+        return not item.file.leaving
+
+    def _notify(self) -> None:
+        committed_where = self._files.committed_where
+        if committed_where != self._told:  # less after a truncation
+            self._told = committed_where
+            self._on_committed(committed_where)

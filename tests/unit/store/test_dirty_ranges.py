@@ -1,0 +1,156 @@
+"""What waits for the disk: nothing is forgotten, also when syncs fail or files go."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from skylark.store.dirty_ranges import ViewSync
+from skylark.store.errors import StoreFileError, StoreSyncError
+from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.files import FaultyFileSystem
+
+A, B = Path("/views/a"), Path("/views/b")
+
+
+def disk_with_files(plan: FaultPlan | None = None) -> FaultyFileSystem:
+    disk = FaultyFileSystem(plan, write_back_probability=0.0)
+    disk.install(A, bytes(8192))
+    disk.install(B, bytes(8192))
+    return disk
+
+
+def write(disk: FaultyFileSystem, views: ViewSync, path: Path, offset: int, data: bytes) -> None:
+    handle = disk.open_file(path)
+    handle.write(offset, data)
+    handle.close()
+    views.wrote(path, offset, offset + len(data))
+
+
+@pytest.mark.parametrize("seed", range(10))  # each draws other odds for the power loss
+def test_a_batch_makes_everything_noted_durable(seed: int) -> None:
+    disk = disk_with_files(FaultPlan(seed))
+    views = ViewSync(disk)
+    write(disk, views, A, 10, b"aaa")
+    write(disk, views, A, 5000, b"aaa")
+    disk.create_file(Path("/views/c"), 100).close()
+    views.wrote(Path("/views/c"), 0, 0)
+    views.renamed(Path("/views"))
+    batch = views.begin()
+    assert batch.ranges == {A: (10, 5003), Path("/views/c"): (0, 0)}
+    batch.run()
+    views.finish(batch)
+    assert not views.pending
+    survivor = disk.power_loss()
+    assert survivor.read_file(A)[10:13] == survivor.read_file(A)[5000:5003] == b"aaa"
+    assert survivor.read_file(Path("/views/c")) == bytes(100)
+
+
+def test_what_is_noted_during_a_batch_waits_for_the_next() -> None:
+    disk = disk_with_files()
+    views = ViewSync(disk)
+    write(disk, views, A, 0, b"1")
+    batch = views.begin()
+    write(disk, views, B, 0, b"2")
+    batch.run()
+    views.finish(batch)
+    assert views.pending
+    assert views.begin().ranges == {B: (0, 1)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_failed_sync_is_repeated_and_its_pages_written_again(seed: int) -> None:
+    plan = FaultPlan(seed)
+    plan.at("files.sync", nth=1, error=errno.EIO)
+    disk = disk_with_files(plan)
+    views = ViewSync(disk)
+    write(disk, views, A, 7, b"lost")
+    write(disk, views, B, 7, b"kept")
+    views.renamed(Path("/views"))
+    batch = views.begin()
+    with pytest.raises(StoreSyncError, match="EIO"):
+        batch.run()
+    views.finish(batch)
+    again = views.begin()
+    assert again.ranges == {A: (7, 11)}  # B was synced although A failed
+    assert list(again.directories) == [Path("/views")]  # names wait for all bytes
+    again.run()
+    views.finish(again)
+    assert not views.pending
+    assert disk.power_loss().read_file(A)[7:11] == b"lost"
+
+
+def test_a_failed_directory_is_repeated() -> None:
+    plan = FaultPlan(1)
+    plan.at("files.sync_directory", nth=1, error=errno.EIO)
+    disk = disk_with_files(plan)
+    views = ViewSync(disk)
+    views.renamed(Path("/views"))
+    views.renamed(Path("/"))
+    batch = views.begin()
+    with pytest.raises(StoreSyncError):
+        batch.run()
+    views.finish(batch)
+    assert list(views.begin().directories) == [Path("/views")]
+
+
+def test_files_and_directories_that_went_are_no_failure() -> None:
+    disk = disk_with_files()
+    views = ViewSync(disk)
+    write(disk, views, A, 0, b"1")
+    write(disk, views, B, 0, b"1")
+    views.renamed(Path("/gone"))
+    disk.remove(A)  # behind our back
+    disk.remove(B)
+    views.removed(B)
+    batch = views.begin()
+    assert list(batch.ranges) == [A]
+    batch.run()
+    views.finish(batch)
+    assert not views.pending
+
+
+def test_a_file_that_fails_and_then_goes_is_forgotten() -> None:
+    plan = FaultPlan(1)
+    plan.at("files.sync", nth=1, error=errno.EIO)
+    disk = disk_with_files(plan)
+    views = ViewSync(disk)
+    write(disk, views, A, 0, b"1")
+    batch = views.begin()
+    with pytest.raises(StoreSyncError):
+        batch.run()
+    disk.remove(A)
+    views.finish(batch)
+    assert views.begin().ranges == {}
+
+
+def test_no_batch_begins_while_failed_pages_cannot_be_marked() -> None:
+    """A batch without them would succeed, and the checkpoint would pass bytes that are lost."""
+    plan = FaultPlan(1)
+    plan.at("files.sync", nth=1, error=errno.EIO)
+    plan.at("files.open", nth=3, error=errno.EMFILE)
+    disk = disk_with_files(plan)
+    views = ViewSync(disk)
+    write(disk, views, A, 0, b"1")
+    batch = views.begin()
+    with pytest.raises(StoreSyncError):
+        batch.run()
+    views.finish(batch)
+    with pytest.raises(StoreFileError, match="ulimit"):
+        views.begin()
+    assert views.begin().ranges == {A: (0, 1)}
+
+
+def test_a_machine_that_stops_within_a_batch_leaves_it_unfinished() -> None:
+    plan = FaultPlan(1)
+    plan.at("files.sync", nth=2, action=FaultAction.CUT)
+    disk = disk_with_files(plan)
+    views = ViewSync(disk)
+    write(disk, views, A, 0, b"1")
+    write(disk, views, B, 0, b"1")
+    batch = views.begin()
+    with pytest.raises(StoreFileError, match="stopped"):
+        batch.run()
+    assert list(batch.ranges) == [B]

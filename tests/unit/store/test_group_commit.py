@@ -1,0 +1,173 @@
+"""Rounds: an error that nobody foresaw ends a round as a failed sync does, and not the service."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from skylark.store.errors import StoreFileError
+from skylark.store.file_sequence import file_name
+from skylark.store.group_commit import do_in_order
+from skylark.store.store_results import PutStatus
+from skylark.testing.faults import FaultPlan
+from skylark.testing.files import FaultyFileSystem
+from tests.unit.store.hands import Hands
+from tests.unit.store.test_flush import LOG, SIZE, SYNC, FlushedLog
+
+OK, LATE = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT
+
+
+@pytest.fixture
+def disk() -> FaultyFileSystem:
+    return FaultyFileSystem()
+
+
+def fail_once(target: object, method: str, error: Exception) -> None:
+    """Have the next call of a method raise."""
+    real = getattr(target, method)
+
+    def fail(*_: Any) -> None:
+        setattr(target, method, real)
+        raise error
+
+    setattr(target, method, fail)
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["alone", "with a newcomer"])
+def test_a_worker_without_memory_is_as_a_failed_sync(
+    disk: FaultyFileSystem, caplog: pytest.LogCaptureFixture, newcomer: bool
+) -> None:
+    made = FlushedLog(disk, **SYNC)
+    fail_once(made.log.last.handle, "sync", MemoryError())
+    made.put("a")
+    made.hands.turn()
+    if newcomer:
+        made.put("b")  # woken, while the round is running
+    made.hands.settle()
+    assert (made.said, made.log.flushed_where) == ([], 0)
+    (error,) = made.errors
+    assert isinstance(error.__cause__, MemoryError)
+    assert file_name(0) in str(error)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"the log is not on disk beyond 0: {error}"
+    ]
+    made.hands.advance(100)
+    made.put("c")
+    made.hands.settle()
+    assert [said for said in made.said if isinstance(said, tuple)] == [
+        (name, OK) for name in ("abc" if newcomer else "ac")
+    ]
+
+
+def test_only_what_came_before_the_failed_item_counts() -> None:
+    """And its pages are written again: whether the disk has them is not known."""
+    disk = FaultyFileSystem(FaultPlan(0), write_back_probability=0.0)
+    made = FlushedLog(disk, **SYNC)
+    made.put("a", SIZE)
+    made.put("b", SIZE)
+    handle = made.log.last.handle
+    real = handle.sync
+
+    def translate() -> None:
+        """A failed sync, after which the kernel takes the pages for clean, and no memory."""
+        handle.sync = real  # type: ignore[method-assign]
+        try:
+            real()
+        except StoreFileError:
+            raise MemoryError from None
+
+    disk.plan.at("files.sync", nth=2, error=errno.EIO)
+    handle.sync = translate  # type: ignore[method-assign]
+    made.hands.settle()
+    assert made.said == [SIZE, ("a", OK)]
+    made.hands.advance(100)
+    assert made.said == [SIZE, ("a", OK), 2 * SIZE, ("b", OK)]
+    assert disk.power_loss().read_file(LOG / file_name(SIZE)) == b"x" * SIZE
+
+
+def test_a_worker_that_may_not_begin_has_done_nothing(disk: FaultyFileSystem) -> None:
+    made = FlushedLog(disk, **SYNC)
+    made.put("a")
+    made.hands.turn()
+    future, _ = made.hands.jobs.popleft()
+    future.cancel()
+    future.set_running_or_notify_cancel()
+    made.hands.settle()
+    assert (made.said, len(made.errors)) == ([], 1)
+    made.hands.advance(100)
+    assert made.said == [10, ("a", OK)]
+
+
+def test_a_round_that_cannot_begin_is_tried_again(
+    disk: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = FlushedLog(disk, **SYNC)
+    fail_once(made.hands, "submit", RuntimeError("can't start new thread"))
+    made.put("a")
+    made.hands.settle()
+    assert made.said == []
+    assert caplog.text.count("a round could not begin") == 1
+    made.hands.advance(100)
+    assert made.said == [10, ("a", OK)]
+
+
+def test_a_result_that_cannot_be_noted_does_not_end_the_service(
+    disk: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = FlushedLog(disk, **SYNC)
+    fail_once(made.log, "mark_flushed", MemoryError())
+    made.put("a")
+    made.hands.turn()
+    made.put("b")
+    made.hands.settle()
+    assert made.said == []
+    assert "a round was noted in part" in caplog.text
+    made.hands.advance(100)
+    assert made.said == [20, ("a", OK), ("b", OK)]
+
+
+def test_a_call_that_was_not_posted_can_be_made_again(disk: FaultyFileSystem) -> None:
+    hands, failures = Hands(), [MemoryError()]
+
+    def post(callback: Callable[[], None]) -> None:
+        if failures:
+            raise failures.pop()
+        hands.post(callback)
+
+    made = FlushedLog(disk, scheduler=hands, executor=hands, post=post, **SYNC)
+    with pytest.raises(MemoryError):
+        made.put("a")
+    made.put("b")
+    hands.settle()
+    assert made.said == [20, ("a", OK), ("b", OK)]
+
+
+def test_stopping_says_what_nobody_foresaw(disk: FaultyFileSystem) -> None:
+    made = FlushedLog(disk, **SYNC)
+
+    def fail() -> None:
+        raise MemoryError
+
+    made.put("a")
+    made.log.last.handle.sync = fail  # type: ignore[method-assign]
+    with pytest.raises(StoreFileError, match="MemoryError"):
+        made.flush.stop()
+    assert made.said == [("a", LATE)]
+
+
+def test_the_result_of_another_round_is_not_taken_for_that_of_this_one(
+    disk: FaultyFileSystem,
+) -> None:
+    made = FlushedLog(disk, **SYNC)
+    made.put("a")
+    made.hands.turn()
+    stray: Future[Any] = Future()
+    stray.set_result(do_in_order([lambda: None]))
+    made.flush._finish(stray)
+    assert (made.said, made.flush.is_running) == ([], True)
+    made.hands.settle()
+    assert made.said == [10, ("a", OK)]
