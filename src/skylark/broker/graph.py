@@ -81,7 +81,7 @@ from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network, TcpNetwork
-from skylark.replication.service import Replication
+from skylark.replication.replication_service import Replication
 from skylark.store.config import BrokerRole
 from skylark.store.config_files import (
     CONSUMER_FILTERS,

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from skylark.core.java_text import java_double
-from skylark.replication.service import ReplicationStatus
+from skylark.replication.replication_service import ReplicationStatus
 from skylark.wire.codes import CURRENT_VERSION, version_name
 
 #: What Java shows while there is no pool of buffers that could run out.

@@ -30,6 +30,7 @@ from typing import Final, cast
 from skylark.core.clock import Clock
 from skylark.core.errors import RemoteProtocolError
 from skylark.net.transport import Listener, Network
+from skylark.replication.ack_wait import AckWaiters
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.deadline_timer import DeadlineTimer
 from skylark.replication.master import (
@@ -47,7 +48,6 @@ from skylark.replication.master import (
     Tick,
     Transfer,
 )
-from skylark.replication.waiters import AckWaiters
 from skylark.store.config import BrokerRole, FlushDiskType
 from skylark.store.mapped_file import Lease
 from skylark.store.message_store import MessageStore

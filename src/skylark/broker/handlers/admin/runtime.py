@@ -20,7 +20,7 @@ from skylark.core.clock import TimeSource
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import success
-from skylark.replication.service import Replication
+from skylark.replication.replication_service import Replication
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DiskUsage, FileSystem
 from skylark.store.message_store import MessageStore

@@ -8,7 +8,7 @@ import pytest
 
 from skylark.core.errors import ConnectError
 from skylark.replication.config import ReplicationConfig
-from skylark.replication.service import Replication
+from skylark.replication.replication_service import Replication
 from skylark.store.config import BrokerRole
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutStatus

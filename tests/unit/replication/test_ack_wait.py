@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skylark.replication.ack_wait import AckWaiters
 from skylark.replication.config import ReplicationConfig
-from skylark.replication.waiters import AckWaiters
 from skylark.store.store_results import PutStatus
 from tests.unit.store.hands import Hands
 
