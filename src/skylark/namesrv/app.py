@@ -26,13 +26,13 @@ from typing import Final
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.metrics import Registry
 from skylark.core.names import Address
-from skylark.namesrv.answers import RouteAnswers
+from skylark.namesrv.atomic_file import ReplaceFile, SavedFile, read_file, replace_file
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.files import ReplaceFile, SavedFile, read_file, replace_file
 from skylark.namesrv.handlers import NamesrvHandlers
 from skylark.namesrv.kv import KvTable
 from skylark.namesrv.liveness import Liveness, steady_ms
 from skylark.namesrv.metrics import RequestCounter, add_gauges
+from skylark.namesrv.route_responses import RouteAnswers
 from skylark.namesrv.routes import RouteTables
 from skylark.net.client import RemotingClient
 from skylark.net.dispatch import Dispatcher, Interceptor

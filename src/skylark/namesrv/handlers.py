@@ -17,12 +17,12 @@ from collections.abc import Callable
 from skylark.core import config as settings
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ConfigError, HeaderFieldError, NoPermissionError
-from skylark.namesrv.answers import RouteAnswers
+from skylark.namesrv.atomic_file import SavedFile
+from skylark.namesrv.broker_registration import HEARTBEAT_TIMEOUT_MS, Registration
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.files import SavedFile
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
 from skylark.namesrv.liveness import Liveness, steady_ms
-from skylark.namesrv.registration import HEARTBEAT_TIMEOUT_MS, Registration
+from skylark.namesrv.route_responses import RouteAnswers
 from skylark.namesrv.routes import RouteTables
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher

@@ -5,7 +5,7 @@ fixed order (``topic -> broker-a:4;broker-b:4``). Brokers receive it when they r
 
 The file is JSON as Java lays it out, ``{"configTable":{"namespace":{"key":"value"}}}``, so either
 name server continues the other's. It is rewritten whole with every change (see
-:mod:`skylark.namesrv.files`). A namespace stays when its last key is deleted, as in Java.
+:mod:`skylark.namesrv.atomic_file`). A namespace stays when its last key is deleted, as in Java.
 
 Answers to ``KVConfigManager``.
 """

@@ -21,8 +21,8 @@ from typing import Final
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import LifecycleError, Tasks
+from skylark.namesrv.broker_registration import MinBrokerChanged
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.registration import MinBrokerChanged
 from skylark.namesrv.routes import RouteTables
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection

@@ -30,8 +30,7 @@ from typing import Final
 
 from skylark.core.errors import BrokerError
 from skylark.core.names import SYNC_BROKER_MEMBER_PREFIX
-from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.registration import (
+from skylark.namesrv.broker_registration import (
     MASTER_ID,
     LiveBroker,
     MinBrokerChanged,
@@ -41,7 +40,8 @@ from skylark.namesrv.registration import (
     is_older,
     known_version,
 )
-from skylark.namesrv.topics import TopicTable
+from skylark.namesrv.config import NamesrvConfig
+from skylark.namesrv.topic_queue_table import TopicTable
 from skylark.wire.bodies.common_body import DataVersion, TopicList
 from skylark.wire.bodies.route_body import (
     BrokerData,

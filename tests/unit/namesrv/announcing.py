@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from skylark.namesrv.broker_registration import Registration
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.registration import Registration
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig

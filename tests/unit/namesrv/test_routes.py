@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from skylark.core.errors import BrokerError
+from skylark.namesrv.broker_registration import MinBrokerChanged
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.registration import MinBrokerChanged
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.config import TopicQueueMappingInfo
 from skylark.wire.bodies.route_body import QueueData

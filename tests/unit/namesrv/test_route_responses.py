@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from skylark.namesrv import answers as module
-from skylark.namesrv.answers import RouteAnswers, with_host
+from skylark.namesrv import route_responses as module
+from skylark.namesrv.broker_registration import Registration
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
-from skylark.namesrv.registration import Registration
+from skylark.namesrv.route_responses import RouteAnswers, with_host
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig

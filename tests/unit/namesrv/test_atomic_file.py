@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.clock import yield_once
-from skylark.namesrv.files import SavedFile, read_file, replace_file
+from skylark.namesrv.atomic_file import SavedFile, read_file, replace_file
 
 
 def test_replace_and_read(tmp_path: Path) -> None:

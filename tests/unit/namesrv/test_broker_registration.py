@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import BrokerError
+from skylark.namesrv.broker_registration import IN_FLIGHT_MS, Registration
 from skylark.namesrv.config import NamesrvConfig
-from skylark.namesrv.registration import IN_FLIGHT_MS, Registration
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig

@@ -23,8 +23,8 @@ from typing import Final
 
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address, parse_address
+from skylark.namesrv.broker_registration import MASTER_ID
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
-from skylark.namesrv.registration import MASTER_ID
 from skylark.namesrv.routes import RouteTables
 from skylark.wire.bodies.common_body import TopicList
 from skylark.wire.bodies.route_body import BrokerData, TopicRouteData

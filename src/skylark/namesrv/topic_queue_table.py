@@ -2,7 +2,7 @@
 
 Beside it stand the mappings of static topics. Brokers write here through their registrations
 (:meth:`TopicTable.announce`), operators through the permission and delete requests. Which of two
-announcements wins is the subject of :mod:`skylark.namesrv.registration`.
+announcements wins is the subject of :mod:`skylark.namesrv.broker_registration`.
 
 ``version`` counts every change that a query could show. A topic without brokers does not exist.
 """
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from skylark.core.errors import BrokerError
-from skylark.namesrv.registration import Registration, TopicOnBroker, queues_of
+from skylark.namesrv.broker_registration import Registration, TopicOnBroker, queues_of
 from skylark.wire.bodies.config import TopicQueueMappingInfo
 from skylark.wire.bodies.route_body import QueueData
 from skylark.wire.codes import Perm
