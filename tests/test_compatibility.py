@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skylark.broker.handlers.admin.refused import REFUSED
+from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
 from tests.interop import mqadmin_commands

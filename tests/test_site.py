@@ -14,7 +14,7 @@ import click
 import pytest
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.metrics import ROWS
+from skylark.broker.stats.metrics import ROWS
 from skylark.cli.main import cli
 from skylark.core.config import settings
 from skylark.namesrv.config import ALWAYS_BLACK_LISTED, READ_AT_START, NamesrvConfig

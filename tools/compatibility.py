@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from skylark.broker.handlers.admin.refused import REFUSED
+from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
 from skylark.wire.rows.catalogue_row import Priority, Row

@@ -18,7 +18,7 @@ from skylark.net.transport import TcpNetwork
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.message import iter_records
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 LIMIT_S = 20.0
 SLAVE = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}

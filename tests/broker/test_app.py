@@ -22,7 +22,7 @@ from skylark.net.transport import TcpNetwork
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.message import iter_records
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 MESSAGE_COUNT = 200
 

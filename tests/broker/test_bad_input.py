@@ -39,7 +39,7 @@ from tests.broker.bad_requests import (
 )
 from tests.loops import on_both_loops
 from tests.namesrv.peers import RawPeer, open_peer, raw_peer
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 #: How an exception of Python would look at the start of a remark.
 PYTHON_ERROR: Final = re.compile(r"\w*(Error|Exception|Iteration|Interrupt|Exit)\b")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.app import Broker
+from skylark.broker.composition import BrokerGraph
 from skylark.broker.config import load_broker_config
-from skylark.broker.graph import BrokerGraph
-from skylark.broker.overload import Reason
+from skylark.broker.overload.overload_guard import Reason
 from skylark.core.clock import LoopClock, TimerHandle
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
@@ -27,7 +27,7 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.message import iter_records
 from tests.broker.clients import RawClient, pull_messages, send_message
 from tests.loops import on_both_loops
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 WORK = 9998  # stands for any work that holds the loop; an administrator's request to the guard
 

@@ -35,7 +35,7 @@ from skylark.wire.fastjson import encode_body
 from skylark.wire.message import iter_records
 from tests.broker.clients import RawClient, pull_messages, send_message
 from tests.loops import on_both_loops
-from tests.unit.broker.handlers.stored import stored, texts
+from tests.unit.broker.stored import stored, texts
 
 OLD_VERSION = 399
 SLOW = 9997

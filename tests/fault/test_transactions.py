@@ -23,7 +23,7 @@ from skylark.testing.clock import START_MS, VirtualClock
 from skylark.testing.faults import FaultPlan
 from skylark.testing.files import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from tests.unit.broker.handlers.stored import in_place, texts
+from tests.unit.broker.stored import in_place, texts
 from tests.unit.broker.transaction.halves import COMMIT, ROLLBACK, Producer, Sent, Shop
 
 LIVES = 4

@@ -29,7 +29,7 @@ from skylark.wire.codes import RequestCode
 from tests.golden.replay.comparison import ANSWERS, asked_facts, difference, problems
 from tests.golden.replay.player import Exchange, Player
 from tests.golden.replay.recording import FRAMES, RUNS, WITHOUT_BROKER, Run, Scenario
-from tests.unit.broker.handlers.stored import in_place
+from tests.unit.broker.stored import in_place
 
 NAME_SERVER: Final = ("127.0.0.3", 29876)
 PORT: Final = 20911

@@ -22,7 +22,7 @@ from skylark.wire.message import MessageRecord, iter_records
 from skylark.wire.properties import encode_properties
 from tests.golden.replay.recording import FRAMES
 from tests.golden.test_records import plain
-from tests.unit.broker.handlers.stored import CALL_TIMEOUT_S, Stored, stored
+from tests.unit.broker.stored import CALL_TIMEOUT_S, Stored, stored
 
 DATA = FRAMES.parent
 #: The broker of the recordings advertised this address; the records show it.

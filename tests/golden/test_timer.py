@@ -31,7 +31,7 @@ from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.command import Command
 from skylark.wire.frame import decode_frame
 from skylark.wire.message import MessageRecord, iter_records
-from tests.unit.broker.handlers.stored import CALL_TIMEOUT_S, Stored, in_place, texts
+from tests.unit.broker.stored import CALL_TIMEOUT_S, Stored, in_place, texts
 
 DATA = Path(__file__).parent / "data"
 TIMER = DATA / "timer"

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from skylark.broker.slave import questions
+from skylark.broker.slave import master_requests as questions
 from skylark.client.calls import BrokerCalls, PullStatus, checked, open_caller
 from skylark.client.consumer.decoding import decode_messages
 from skylark.core.errors import SkylarkError

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.handlers.admin.refused import REFUSED
+from skylark.broker.admin.refused_requests import REFUSED
 from skylark.wire.codes import RequestCode
 from tests.interop import mqadmin_commands
 from tests.interop.admin_site import AdminView, SkylarkUp

@@ -7,8 +7,8 @@
     print(broker.address)        # 127.0.0.1:41233
     await broker.stop()
 
-Its parts are made and wired in :mod:`skylark.broker.graph`. Port 0 draws a port such that the fast
-port, two below, and the HA port, one above, are free as well.
+Its parts are made and wired in :mod:`skylark.broker.composition`. Port 0 draws a port such that the
+fast port, two below, and the HA port, one above, are free as well.
 
 **Start**: look whether the ports are free, before there are any files; tables, store (recovered
 while nothing is served yet), replication, servers, delivery of delayed messages or, at a slave, the
@@ -26,9 +26,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, cast
 
+from skylark.broker.composition import BrokerGraph
 from skylark.broker.config import PORT_MAX, BrokerConfig
-from skylark.broker.graph import BrokerGraph
-from skylark.broker.persist import (
+from skylark.broker.table_saver import (
     InThread,
 )
 from skylark.core.clock import Clock, LoopClock

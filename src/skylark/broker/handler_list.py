@@ -1,41 +1,41 @@
 """Who answers what: every handler of a broker but the pulls', made of the parts of the broker.
 
 Both ports of a broker have all of these; pulls are answered on the ordinary port only. The list is
-part of the wiring of :mod:`skylark.broker.graph`: nothing else happens here.
+part of the wiring of :mod:`skylark.broker.composition`: nothing else happens here.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from skylark.broker.handlers.admin.broker import SettingsHandlers
-from skylark.broker.handlers.admin.cleaning import CleaningHandlers
-from skylark.broker.handlers.admin.group import GroupHandlers
-from skylark.broker.handlers.admin.queue import QueueHandlers
-from skylark.broker.handlers.admin.refused import Refusals
-from skylark.broker.handlers.admin.relay import RelayHandlers
-from skylark.broker.handlers.admin.reset import ResetHandlers
-from skylark.broker.handlers.admin.runtime import RuntimeHandlers, ServiceFacts
-from skylark.broker.handlers.admin.stats import StatsHandlers
-from skylark.broker.handlers.admin.sync import SyncHandlers
-from skylark.broker.handlers.admin.topic import TopicHandlers
-from skylark.broker.handlers.assignment import AssignmentHandlers
-from skylark.broker.handlers.client import ClientHandlers
-from skylark.broker.handlers.halves import HalfHandlers
-from skylark.broker.handlers.lock import LockHandlers
-from skylark.broker.handlers.offset import OffsetHandlers
-from skylark.broker.handlers.query import QueryHandlers
-from skylark.broker.handlers.recall import RecallHandlers
-from skylark.broker.handlers.send_back import SendBackHandlers
-from skylark.broker.handlers.transaction import TransactionHandlers
-from skylark.broker.persist import SettingsFile
-from skylark.broker.runtime_info import TimerFacts
-from skylark.broker.topic_routes import TopicRoutes
+from skylark.broker.admin.client_relay import RelayHandlers
+from skylark.broker.admin.group_handlers import GroupHandlers
+from skylark.broker.admin.message_query import QueryHandlers
+from skylark.broker.admin.offset_reset import ResetHandlers
+from skylark.broker.admin.queue_inspection import QueueHandlers
+from skylark.broker.admin.refused_requests import Refusals
+from skylark.broker.admin.runtime_handlers import RuntimeHandlers, ServiceFacts
+from skylark.broker.admin.runtime_info import TimerFacts
+from skylark.broker.admin.settings_handlers import SettingsHandlers
+from skylark.broker.admin.stats_handlers import StatsHandlers
+from skylark.broker.admin.store_cleaning import CleaningHandlers
+from skylark.broker.admin.table_export import SyncHandlers
+from skylark.broker.admin.topic_handlers import TopicHandlers
+from skylark.broker.groups.assignment_handlers import AssignmentHandlers
+from skylark.broker.groups.client_handlers import ClientHandlers
+from skylark.broker.groups.lock_handlers import LockHandlers
+from skylark.broker.groups.offset_handlers import OffsetHandlers
+from skylark.broker.send.recall import RecallHandlers
+from skylark.broker.send.send_back import SendBackHandlers
+from skylark.broker.table_saver import SettingsFile
+from skylark.broker.topics.topic_routes import TopicRoutes
+from skylark.broker.transaction.half_batches import HalfHandlers
+from skylark.broker.transaction.handlers import TransactionHandlers
 from skylark.net.dispatch import Dispatcher
 from skylark.store.file_system import FileSystem
 
 if TYPE_CHECKING:
-    from skylark.broker.graph import BrokerGraph
+    from skylark.broker.composition import BrokerGraph
 
 
 class Handlers(Protocol):

@@ -1,9 +1,9 @@
 """Rows of an exactly-once task on their way as half messages, and the manifest of where they are.
 
 Rows travel in *portions*, a few hundred of one destination in one request: SEND_HALVES, which only
-a Skylark broker knows (:mod:`skylark.broker.handlers.halves`). Where a broker does not (3), or
-finds something in a portion that needs a request of its own (13), and for large rows, each row is a
-send by itself. In both forms the halves are the same.
+a Skylark broker knows (:mod:`skylark.broker.transaction.half_batches`). Where a broker does not
+(3), or finds something in a portion that needs a request of its own (13), and for large rows, each
+row is a send by itself. In both forms the halves are the same.
 
 A send that got no answer may have stored any number of its halves. Their numbers become void, all
 of them, and the same rows are sent under the next ones: see :mod:`skylark.spark.halves`. So it

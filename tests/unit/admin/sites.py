@@ -19,7 +19,7 @@ from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 
 class Site:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skylark.broker.clients import ClientChannel
+from skylark.broker.groups.client_channel import ClientChannel
 from skylark.net.connection import Connection
 
 

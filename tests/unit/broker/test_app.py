@@ -15,7 +15,7 @@ from skylark.net.transport import TcpNetwork
 from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import FIRST_PORT, MemoryNetwork
 from tests.loops import on_both_loops
-from tests.unit.broker.handlers.stored import in_place, texts
+from tests.unit.broker.stored import in_place, texts
 
 
 def drawing_broker(root: Path, network: MemoryNetwork, clock: VirtualClock) -> Broker:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame
-from tests.unit.broker.handlers.stored import texts
+from tests.unit.broker.stored import texts
 
 TIMEOUT_S = 30
 

@@ -1,8 +1,8 @@
 """The timer's state: which message is due when, in files that survive, without a thread or a clock.
 
-Its owner (:mod:`skylark.broker.timer`) reads the timer topic message by message, and either has it
-placed (:meth:`TimerStore.place`) or delivers it, when it is late. Slots become due in order of
-time::
+Its owner (:mod:`skylark.broker.delay.timer_service`) reads the timer topic message by message, and
+either has it placed (:meth:`TimerStore.place`) or delivers it, when it is late. Slots become due in
+order of time::
 
     place       timer topic -> unit in the timer log -> slot of the wheel -> heap of slots
     next_slot   heap -> SlotWalk -> messages in the commit log -> their real topics

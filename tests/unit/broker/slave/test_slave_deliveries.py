@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skylark.broker.persist import CONFIG_DIRECTORY
-from skylark.broker.slave.deliveries import DeliveryCopies, HeldCopy
+from skylark.broker.slave.slave_deliveries import DeliveryCopies, HeldCopy
+from skylark.broker.table_saver import CONFIG_DIRECTORY
 from skylark.store.config_files import TIMER_METRICS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable, TimerMetricsTable
 from skylark.store.files import OsFileSystem

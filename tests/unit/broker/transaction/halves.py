@@ -13,8 +13,8 @@ import msgspec
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.broker.transaction.half import Half, read_half
-from skylark.broker.transaction.service import TransactionService
+from skylark.broker.transaction.half_message import Half, read_half
+from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.hashing import decode_offset_id
 from skylark.net.client import RemotingClient
 from skylark.net.dispatch import Dispatcher
@@ -27,7 +27,7 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import encode_body
 from skylark.wire.message import MessageRecord, decode_record, encode_record
 from skylark.wire.properties import encode_properties
-from tests.unit.broker.handlers.stored import CALL_TIMEOUT_S, Stored, in_place, texts
+from tests.unit.broker.stored import CALL_TIMEOUT_S, Stored, in_place, texts
 
 HALF: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"

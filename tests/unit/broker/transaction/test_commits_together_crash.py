@@ -1,8 +1,8 @@
 """Commits that came together, and a kill after it: each final message is known to the next start.
 
 The next start looks for final messages only behind the last op message
-(:mod:`skylark.broker.transaction.op_batches`). So no op message may stand behind the final messages
-of a run and leave out some of them.
+(:mod:`skylark.broker.transaction.op_messages`). So no op message may stand behind the final
+messages of a run and leave out some of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.transaction.halves import killed, shop
-from tests.unit.broker.transaction.test_plain_halves import ended
+from tests.unit.broker.transaction.test_recent_halves import ended
 
 
 @pytest.mark.parametrize("op_size_max", [1, 3, 5, 1_000])

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from skylark.broker.transaction.half import Half, prepare, read_half
-from skylark.broker.transaction.op_batches import op_draft, parse_op
+from skylark.broker.transaction.half_message import Half, prepare, read_half
+from skylark.broker.transaction.op_messages import op_draft, parse_op
 from skylark.store.commit_log import Draft
 from skylark.wire.message import decode_record, encode_record, format_host
 from skylark.wire.properties import encode_properties, parse_properties

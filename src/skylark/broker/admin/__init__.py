@@ -1,0 +1,1 @@
+"""Requests of administrators, one module per noun. Counterpart of ``AdminBrokerProcessor``."""

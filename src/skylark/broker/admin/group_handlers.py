@@ -1,0 +1,182 @@
+"""Groups for administrators: create, change, delete, list, forbid, and who is connected.
+
+A change is answered when it is on disk. Asking for a group (352) creates it, as every other look
+at a group does. The answer to 203 has two fields of our own: topics about which the members
+disagree, and the queues that they have locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from skylark.broker.admin.table_pages import PageRequest
+from skylark.broker.groups.consumer_offsets import OffsetTable
+from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.groups.producer_table import ProducerTable
+from skylark.broker.groups.queue_locks import QueueLocks
+from skylark.broker.groups.subscription_groups import GroupTable
+from skylark.broker.saved_replies import until_saved
+from skylark.broker.table_saver import SavedTables
+from skylark.core.errors import (
+    BrokerError,
+    ConsumerNotOnlineError,
+    SubscriptionGroupNotExistError,
+)
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
+from skylark.wire.bodies.config import (
+    GroupForbidden,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+)
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from skylark.wire.fields import decode_ext
+from skylark.wire.headers.admin import (
+    DeleteSubscriptionGroupRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
+)
+from skylark.wire.headers.client_header import GetProducerConnectionListRequestHeader
+from skylark.wire.headers.common import ConsumerGroupRequestHeader, GroupRequestHeader
+from skylark.wire.headers.ha import (
+    GetAllSubscriptionGroupRequestHeader,
+    GetAllSubscriptionGroupResponseHeader,
+)
+
+log = logging.getLogger(__name__)
+
+
+class GroupHandlers:
+    """The requests about consumer groups and about connected clients."""
+
+    def __init__(
+        self,
+        groups: GroupTable,
+        consumers: ConsumerTable,
+        producers: ProducerTable,
+        offsets: OffsetTable,
+        locks: QueueLocks,
+        saved: SavedTables,
+        now_ms: Callable[[], int],
+        *,
+        group_deleted: Callable[[str], None],
+    ) -> None:
+        """``now_ms`` is the time of :class:`~skylark.broker.groups.client_liveness.ClientLiveness`.
+
+        ``group_deleted`` forgets the statistics of a group.
+        """
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._offsets = offsets
+        self._locks = locks
+        self._saved = saved
+        self._now_ms = now_ms
+        self._group_deleted = group_deleted
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        cold = {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
+        }
+        hot = {
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.get,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.get_all,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.get_consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.get_producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.get_all_producers,
+        }
+        for code, coroutine in cold.items():
+            dispatcher.add_cold(code, coroutine)
+        for code, handler in hot.items():
+            dispatcher.add_hot(code, handler)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def update(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        requested = decode_body(SubscriptionGroupConfig, request.body or b"")
+        self._groups.update(requested)
+        log.info("%r has set group %s", connection, requested.group_name)
+        await until_saved(self._saved.groups)
+        return success(request)
+
+    async def update_list(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+        requested = decode_body(SubscriptionGroupList, request.body or b"").group_config_list
+        self._groups.update_all(requested)
+        log.info("%r has set %d groups", connection, len(requested))
+        await until_saved(self._saved.groups)
+        return success(request)
+
+    async def delete(self, connection: Connection, request: Command) -> Command:
+        """DELETE_SUBSCRIPTIONGROUP (207)."""
+        header = decode_ext(DeleteSubscriptionGroupRequestHeader, request.ext)
+        if self._groups.delete(header.group_name):
+            log.info("%r has deleted group %s", connection, header.group_name)
+            self._group_deleted(header.group_name)
+        if header.clean_offset:
+            self._offsets.remove_group(header.group_name)
+            self._saved.offsets.mark()
+        await until_saved(self._saved.groups, self._saved.offsets)
+        return success(request)
+
+    async def forbid(self, _connection: Connection, request: Command) -> Command:
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): let a group read a topic, or not; or only ask."""
+        header = decode_ext(UpdateGroupForbiddenRequestHeader, request.ext)
+        group, topic = header.group, header.topic
+        if header.readable is not None:
+            self._groups.set_may_read(group, topic, header.readable)
+            await until_saved(self._saved.groups)
+        readable = self._groups.may_read(group, topic)
+        body = GroupForbidden(group=group, topic=topic, readable=readable)
+        return success(request, body=body, remark="")
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def get(self, _connection: Connection, request: Command) -> Command:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+        config = self._groups.find(decode_ext(GroupRequestHeader, request.ext).group)
+        if config is None:
+            raise SubscriptionGroupNotExistError("No group in this broker")
+        return success(request, body=config)
+
+    def get_all(self, _connection: Connection, request: Command) -> Command:
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), whole or in pages."""
+        header = decode_ext(GetAllSubscriptionGroupRequestHeader, request.ext)
+        page = PageRequest(
+            seq=header.group_seq, data_version=header.data_version, count=header.max_group_num
+        )
+        return success(
+            request,
+            header=GetAllSubscriptionGroupResponseHeader(total_group_num=len(self._groups)),
+            body=self._groups.page(page),
+        )
+
+    def get_consumers(self, _connection: Connection, request: Command) -> Command:
+        """GET_CONSUMER_CONNECTION_LIST (203)."""
+        group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
+        body = self._consumers.connection_list(group)
+        if body is None:
+            raise ConsumerNotOnlineError(f"the consumer group[{group}] not online")
+        body.subscription_conflicts = self._consumers.conflicts(group) or None
+        body.queue_locks = self._locks.held(group, self._now_ms()) or None
+        return success(request, body=body)
+
+    def get_producers(self, _connection: Connection, request: Command) -> Command:
+        """GET_PRODUCER_CONNECTION_LIST (204)."""
+        group = decode_ext(GetProducerConnectionListRequestHeader, request.ext).producer_group
+        body = self._producers.connection_list(group)
+        if body is None:
+            raise BrokerError(f"the producer group[{group}] not exist")
+        return success(request, body=body)
+
+    def get_all_producers(self, _connection: Connection, request: Command) -> Command:
+        """GET_ALL_PRODUCER_INFO (328)."""
+        return success(request, body=self._producers.table_info())

@@ -1,0 +1,86 @@
+"""The settings of a broker for administrators: change (25), show (26).
+
+A change holds at once, or for some settings with the next start
+(:mod:`skylark.broker.live_settings`), and is answered when the settings file has it. A changed
+``brokerPermission`` changes what every topic may be used for, so all topics are registered again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.saved_replies import not_saved
+from skylark.broker.table_saver import SettingsFile
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.clock import TimeSource
+from skylark.core.config import InvalidConfigError, ReadOnlySettingError
+from skylark.core.errors import BrokerError, ConfigError, NoPermissionError, StoreError
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import encode_body
+from skylark.wire.headers.admin import GetBrokerConfigResponseHeader
+
+log = logging.getLogger(__name__)
+
+
+class SettingsHandlers:
+    """The requests about settings."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        topics: TopicTable,
+        file: SettingsFile,
+        clock: TimeSource,
+        *,
+        register_all: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``register_all`` registers all topics with all name servers, and waits for them.
+
+        It raises nothing for servers that do not answer.
+        """
+        self._live = live
+        self._topics = topics
+        self._file = file
+        self._clock = clock
+        self._register_all = register_all
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        dispatcher.add_cold(RequestCode.UPDATE_BROKER_CONFIG, self.update)
+        dispatcher.add_hot(RequestCode.GET_BROKER_CONFIG, self.get)
+
+    async def update(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_BROKER_CONFIG (25): all of it or nothing."""
+        if not request.body:
+            return success(request)
+        log.info("%r changes settings", connection)
+        try:
+            change = self._live.update(request.body, self._clock.now_ms())
+        except ReadOnlySettingError as error:
+            raise NoPermissionError(error.message) from error
+        except InvalidConfigError as error:
+            raise BrokerError(str(error)) from error
+        except ConfigError as error:
+            raise BrokerError("string2Properties error", hint=str(error)) from error
+        if "brokerPermission" in change.named:
+            self._topics.renew_version()
+            await self._register_all()
+        try:
+            await self._file.save()
+        except StoreError as error:
+            log.warning("settings hold until restart, they cannot be saved: %s", error)
+            raise not_saved(error) from error
+        return success(request)
+
+    def get(self, _connection: Connection, request: Command) -> Command:
+        """GET_BROKER_CONFIG (26)."""
+        version = encode_body(self._live.version).decode()
+        answer = success(request, header=GetBrokerConfigResponseHeader(version=version))
+        answer.body = self._live.text().encode()
+        return answer

@@ -1,0 +1,85 @@
+"""Cleaning on demand: queues without messages, queues without a topic, expired log files.
+
+==================================  ==============================================================
+CLEAN_EXPIRED_CONSUMEQUEUE (306)    queues whose messages are all gone from the log
+CLEAN_UNUSED_TOPIC (316)            queues of topics that have no configuration any more
+DELETE_EXPIRED_COMMITLOG (329)      log files whose time is over, whatever the hour is: in the
+                                    passes of the store that follow, so the answer comes before
+==================================  ==============================================================
+
+System topics are left alone. Between queues others have their turn. What a crash leaves is said
+where it is done: ``MessageStore``, ``Retention``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.clock import Clock
+from skylark.core.errors import BrokerError, StoreError
+from skylark.core.names import LMQ_PREFIX
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
+from skylark.store.message_store import MessageStore
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+#: Queues that are looked at before others have their turn.
+QUEUES_PER_TURN: Final = 256
+
+
+class CleaningHandlers:
+    """The requests that free space."""
+
+    def __init__(self, topics: TopicTable, store: MessageStore, clock: Clock) -> None:
+        self._topics = topics
+        self._store = store
+        self._clock = clock
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        dispatcher.add_cold(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_expired_queues)
+        dispatcher.add_cold(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused_topics)
+        dispatcher.add_hot(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired_files)
+
+    async def clean_expired_queues(self, connection: Connection, request: Command) -> Command:
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+        deleted = 0
+        for number, queue in enumerate(tuple(self._store.queues), 1):
+            try:
+                is_deleted = self._store.retention.clean_expired_queue(
+                    queue, self._topics.system_names
+                )
+            except StoreError as error:
+                raise BrokerError(str(error)) from error
+            deleted += is_deleted
+            if is_deleted or number % QUEUES_PER_TURN == 0:
+                await self._clock.sleep(0)
+        log.info("%r has had %d queues without messages deleted", connection, deleted)
+        return success(request)
+
+    async def clean_unused_topics(self, connection: Connection, request: Command) -> Command:
+        """CLEAN_UNUSED_TOPIC (316)."""
+        for topic in self._store.queues.topics():
+            if topic in self._topics or self._topics.is_system(topic):
+                continue
+            if topic.startswith(LMQ_PREFIX):  # queues of their own kind, never configured
+                continue
+            log.info("%r has the queues of %s deleted, which is no topic", connection, topic)
+            try:
+                self._store.delete_topic(topic)
+            except StoreError as error:
+                raise BrokerError(str(error)) from error
+            await self._clock.sleep(0)
+        return success(request)
+
+    def delete_expired_files(self, connection: Connection, request: Command) -> Command:
+        """DELETE_EXPIRED_COMMITLOG (329)."""
+        log.info("%r has expired files deleted", connection)
+        self._store.retention.request_deletion()
+        return success(request)

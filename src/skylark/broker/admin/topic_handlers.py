@@ -1,0 +1,181 @@
+"""Topics for administrators: create, change, delete, list, and who consumes them.
+
+A change is answered when it is on disk and the name servers have been told of it (or have failed to
+answer), so that whoever gets the answer finds the topic, and finds it again after a crash.
+
+Deleting a topic (215) takes its configuration, its offsets and its queues away in one go, with
+nothing between that could see a part of it; the log keeps the messages until they expire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from skylark.broker.admin.table_pages import PageRequest
+from skylark.broker.groups.consumer_offsets import OffsetTable
+from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.saved_replies import until_saved
+from skylark.broker.table_saver import SavedTables
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.errors import BrokerError, TopicNotExistError
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import UNSET_REMARK, success
+from skylark.wire.bodies.admin_body import QuerySubscriptionResponseBody
+from skylark.wire.bodies.common_body import GroupList, TopicList
+from skylark.wire.bodies.config import CreateTopicListRequestBody, TopicConfig, TopicFilterType
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from skylark.wire.fields import decode_ext
+from skylark.wire.headers.admin import (
+    CreateTopicRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+)
+from skylark.wire.headers.common import GroupRequestHeader, TopicRequestHeader
+from skylark.wire.headers.ha import GetAllTopicConfigRequestHeader, GetAllTopicConfigResponseHeader
+
+log = logging.getLogger(__name__)
+
+
+class TopicHandlers:
+    """The requests about topics that need no messages."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        consumers: ConsumerTable,
+        saved: SavedTables,
+        *,
+        delete_queues: Callable[[Collection[str]], None],
+        announced: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``delete_queues`` forgets what the store has of these topics (queues, timer counts).
+
+        ``announced`` waits until the name servers know the topics as they are, or until they have
+        had their time; it raises nothing for servers that do not answer.
+        """
+        self._live = live
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._saved = saved
+        self._delete_queues = delete_queues
+        self._announced = announced
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
+        dispatcher.add_cold(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list)
+        dispatcher.add_cold(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        hot = {
+            RequestCode.GET_TOPIC_CONFIG: self.get,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.get_all,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.get_system_topics,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.get_groups,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.get_topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.get_subscription,
+        }
+        for code, handler in hot.items():
+            dispatcher.add_hot(code, handler)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def update(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_AND_CREATE_TOPIC (17)."""
+        header = decode_ext(CreateTopicRequestHeader, request.ext)
+        if header.topic_filter_type not in TopicFilterType.__members__:
+            raise BrokerError(f"topicFilterType = [{header.topic_filter_type:.100}] value invalid")
+        requested = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=TopicFilterType[header.topic_filter_type],
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+        )
+        if self._topics.update(requested, header.attributes or ""):
+            log.info("%r has set topic %s", connection, header.topic)
+        return await self._known_everywhere(request)
+
+    async def update_list(self, connection: Connection, request: Command) -> Command:
+        """UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+        requested = decode_body(CreateTopicListRequestBody, request.body or b"").topic_config_list
+        if self._topics.update_all(requested):
+            log.info("%r has set %d topics", connection, len(requested))
+        return await self._known_everywhere(request)
+
+    async def _known_everywhere(self, request: Command) -> Command:
+        """The answer to a change. Also if nothing changed: an earlier one may be under way."""
+        await until_saved(self._saved.topics)
+        await self._announced()
+        return success(request, remark=UNSET_REMARK)
+
+    async def delete(self, connection: Connection, request: Command) -> Command:
+        """DELETE_TOPIC_IN_BROKER (215)."""
+        topic = decode_ext(TopicRequestHeader, request.ext).topic
+        existed = topic in self._topics
+        gone = self._topics.delete(topic, self._offsets.groups_of(topic))
+        for name in gone:
+            self._offsets.remove_topic(name)
+        self._delete_queues(gone)
+        if existed:
+            log.info("%r has deleted topic %s", connection, topic)
+        self._saved.offsets.mark()
+        await until_saved(self._saved.topics, self._saved.offsets)
+        return success(request)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def get(self, _connection: Connection, request: Command) -> Command:
+        """GET_TOPIC_CONFIG (351). No topic has a mapping: there are no static topics."""
+        topic = decode_ext(TopicRequestHeader, request.ext).topic
+        config = self._topics.get(topic)
+        if config is None:
+            raise TopicNotExistError(f"No topic in this broker. topic: {topic}")
+        return success(request, body=config)
+
+    def get_all(self, _connection: Connection, request: Command) -> Command:
+        """GET_ALL_TOPIC_CONFIG (21), whole or in pages."""
+        header = decode_ext(GetAllTopicConfigRequestHeader, request.ext)
+        page = PageRequest(
+            seq=header.topic_seq, data_version=header.data_version, count=header.max_topic_num
+        )
+        return success(
+            request,
+            header=GetAllTopicConfigResponseHeader(total_topic_num=len(self._topics)),
+            body=self._topics.page(page),
+        )
+
+    def get_system_topics(self, _connection: Connection, request: Command) -> Command:
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        return success(request, body=TopicList(topic_list=sorted(self._topics.system_names)))
+
+    def get_groups(self, _connection: Connection, request: Command) -> Command:
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that are online, and those with offsets."""
+        topic = decode_ext(TopicRequestHeader, request.ext).topic
+        online, known = self._consumers.groups_of_topic(topic), self._offsets.groups_of(topic)
+        return success(request, body=GroupList(group_list=list(dict.fromkeys(online + known))))
+
+    def get_topics_of_group(self, _connection: Connection, request: Command) -> Command:
+        """QUERY_TOPICS_BY_CONSUMER (343): topics for which the group has offsets."""
+        group = decode_ext(GroupRequestHeader, request.ext).group
+        body = TopicList(
+            topic_list=self._offsets.topics_of(group), broker_addr=self._live.current.broker_addr
+        )
+        return success(request, body=body)
+
+    def get_subscription(self, _connection: Connection, request: Command) -> Command:
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+        header = decode_ext(QuerySubscriptionByConsumerRequestHeader, request.ext)
+        body = QuerySubscriptionResponseBody(
+            group=header.group,
+            topic=header.topic,
+            subscription_data=self._consumers.subscription(header.group, header.topic or ""),
+        )
+        return success(request, body=body)

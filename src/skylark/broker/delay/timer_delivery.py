@@ -1,0 +1,170 @@
+"""Putting timed messages where they belong: delivery, rolling, and what to do when a put fails.
+
+A delivered message has the body, flags, times and hosts of the one that was sent, and its
+properties, ``REAL_TOPIC`` and ``TIMER_OUT_MS`` included, with two more: ``TIMER_ENQUEUE_MS``, when
+it was placed (the largest long for one that never was, because it came late), and
+``TIMER_DEQUEUE_MS``, now.
+
+Answers to ``TimerDequeuePutMessageService``, ``convert`` and ``doPut`` in ``TimerMessageStore``.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import Final
+
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.send.message_policy import NO_DESTINATIONS
+from skylark.broker.send.message_writer import MessageWriter, copy_of
+from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.core.clock import TimeSource
+from skylark.core.errors import BrokerError
+from skylark.core.names import is_system_topic
+from skylark.store.store_results import PutStatus
+from skylark.store.timer.timer_log import Unit
+from skylark.store.timer.timer_store import TimerStore
+from skylark.wire import properties as names
+from skylark.wire.message import MessageRecord, RecordError, decode_record
+
+log = logging.getLogger(__name__)
+
+TRIES_MAX: Final = 3
+NEVER_PLACED: Final = (1 << 63) - 1
+_QUEUE_ID_DIGITS_MAX: Final = 9
+#: Statuses of messages that can never be stored.
+_HOPELESS: Final = frozenset(
+    {
+        PutStatus.MESSAGE_ILLEGAL,
+        PutStatus.PROPERTIES_SIZE_EXCEEDED,
+        PutStatus.WHEEL_TIMER_NOT_ENABLE,
+        PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
+    }
+)
+
+
+class Outcome(enum.Enum):
+    """What became of a message."""
+
+    DELIVERED = enum.auto()  # or rolled
+    DROPPED = enum.auto()  # it is gone, was recalled, or cannot be stored
+    FAILED = enum.auto()  # to be tried again
+
+
+def delete_key(topic: str, text: str) -> str:
+    """What a mark deletes, and what a message is deleted by: its topic and its unique id.
+
+    ``text`` is the id or, as Java wrote it before 5.5, both. A mark deletes only in its own topic.
+    """
+    prefix = f"{topic}+"
+    return text if text.startswith(prefix) else prefix + text
+
+
+class Delivery:
+    """Puts one message after the other; a failed one is repeated by the caller."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        timer: TimerStore,
+        writer: MessageWriter,
+        stats: BrokerStats,
+        clock: TimeSource,
+    ) -> None:
+        self._live = live
+        self._timer = timer
+        self._writer = writer
+        self._store = writer.store
+        self._stats = stats
+        self._clock = clock
+        self._tried = (-1, 0)  # log offset of the message that failed last, and how often
+
+    def record(self, log_offset: int, size: int) -> MessageRecord | None:
+        """The message of a unit or queue entry; None if the log does not have it."""
+        lease = self._store.log.lease(log_offset, size) if size > 0 else None
+        if lease is None:
+            return None
+        with lease:
+            try:
+                record = decode_record(lease.view, log_start=log_offset)
+            except RecordError as error:
+                log.warning("no timed message at %s of the log: %s", log_offset, error)
+                return None
+        return record if record.total_size == size else None
+
+    def due(self, unit: Unit, deleted: dict[str, str | None]) -> Outcome:
+        """Deliver or roll the message of a unit, unless it was recalled.
+
+        ``deleted`` has the keys of messages to drop, with the topic of the mark until it is used.
+        """
+        record = self.record(unit.log_offset, unit.size)
+        if record is None:
+            log.warning("a timed message is due, but expired: %s of the log", unit.log_offset)
+            return Outcome.DROPPED
+        properties = dict(record.properties)
+        real_topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
+        key = delete_key(real_topic, properties.get(names.PROPERTY_UNIQ_KEY, ""))
+        if key in deleted:
+            deleted[key] = None
+            return Outcome.DROPPED
+        properties[names.PROPERTY_TIMER_ENQUEUE_MS] = str(unit.write_time_ms)
+        if unit.is_rolled:
+            times = properties.get(names.PROPERTY_TIMER_ROLL_TIMES, "0")
+            times = str(int(times) + 1 if times.isdecimal() and len(times) < 10 else 1)
+            properties[names.PROPERTY_TIMER_ROLL_TIMES] = times
+        outcome = self._put(record, properties, is_rolled=unit.is_rolled)
+        if outcome is not Outcome.FAILED:
+            self._timer.counts.add(real_topic, -1, self._clock.now_ms())
+        return outcome
+
+    def late(self, record: MessageRecord) -> Outcome:
+        """Deliver a message that was due before it could be placed; it is not counted."""
+        properties = dict(record.properties)
+        properties[names.PROPERTY_TIMER_ENQUEUE_MS] = str(NEVER_PLACED)
+        return self._put(record, properties, is_rolled=False)
+
+    def _put(
+        self, record: MessageRecord, properties: dict[str, str], *, is_rolled: bool
+    ) -> Outcome:
+        if not is_rolled and names.PROPERTY_TIMER_DEL_UNIQKEY in properties:
+            return Outcome.DROPPED  # a mark that came too late
+        properties[names.PROPERTY_TIMER_DEQUEUE_MS] = str(self._clock.now_ms())
+        topic, queue_id = record.topic, record.queue_id
+        if not is_rolled:
+            topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
+            text = properties.get(names.PROPERTY_REAL_QID, "")
+            if not topic or not text.isdecimal() or len(text) > _QUEUE_ID_DIGITS_MAX:
+                log.warning("the timed message at %s has no destination", record.log_offset)
+                return Outcome.DROPPED
+            if topic in NO_DESTINATIONS:
+                log.warning("the timed message at %s may not go to %s", record.log_offset, topic)
+                return Outcome.DROPPED
+            queue_id = int(text)
+        try:
+            result = self._writer.put_own(copy_of(record, topic, queue_id), properties)
+        except BrokerError as error:  # its delay level is no number
+            log.warning("the timed message at %s is dropped: %s", record.log_offset, error)
+            return Outcome.DROPPED
+        if result.status.stored:
+            self._stats.put(topic, 1, result.size, is_system=is_system_topic(topic))
+            return Outcome.DELIVERED
+        return self._failed(record.log_offset, topic, result.status)
+
+    def _failed(self, log_offset: int, topic: str, status: PutStatus) -> Outcome:
+        """Whether a put that failed is worth another try."""
+        if status is PutStatus.SERVICE_NOT_AVAILABLE:  # for nobody, and not for ever
+            return Outcome.FAILED
+        tried_offset, tries = self._tried
+        tries = tries + 1 if tried_offset == log_offset else 1
+        self._tried = (log_offset, tries)
+        settings = self._live.current
+        hopeless = status in _HOPELESS or (
+            status is PutStatus.UNKNOWN_ERROR and settings.timer_skip_unknown_error
+        )
+        if not hopeless and (settings.timer_enable_retry_until_success or tries < TRIES_MAX):
+            return Outcome.FAILED
+        log.error(
+            "a timed message for %s is lost after %s tries: %s (%s of the log)",
+            topic, tries, status.name, log_offset,
+        )  # fmt: skip
+        return Outcome.DROPPED

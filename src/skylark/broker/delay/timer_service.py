@@ -1,0 +1,462 @@
+"""Timed messages: from the timer topic into the wheel, and out of it when they are due.
+
+::
+
+    rmq_sys_wheel_timer --(each message, in order)--> late: deliver          not late: place
+    first slot of the wheel --(due)--> marks that delete, then each message: deliver, drop or roll
+    deliver = put into REAL_TOPIC with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS; roll = put into
+    rmq_sys_wheel_timer again with TIMER_ROLL_TIMES one higher
+
+Everything happens in turns of the loop that do a limited amount of work and ask for another turn
+while there is more: ten thousand messages of one second do not keep anybody waiting. Between turns
+there is one timer, for the slot that is due next; a message that arrives in the timer topic wakes
+the service. Without timed messages nothing runs at all.
+
+**A put that fails** is tried three times, half a second apart, and then dropped with a line in the
+log, as in Java; with ``timerEnableRetryUntilSuccess`` it is tried for ever. A store that takes no
+messages at all, because its disk is full, is waited for in any case: Java would lose every message
+that is due meanwhile. What can never be stored is dropped at once.
+
+**On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
+when the commit log has what was delivered. So a crash delivers the last seconds again. An orderly
+stop delivers nothing twice (:mod:`skylark.store.timer.timer_recovery`): it finishes the slot under
+way while messages are still taken, and saves the state after the log was brought to disk.
+
+Runs on masters only. Answers to the threads of Java's ``TimerMessageStore``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from skylark.broker.admin.runtime_info import TimerFacts
+from skylark.broker.delay.timer_delivery import Delivery, Outcome, delete_key
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.broker.table_saver import InThread
+from skylark.core.clock import Clock, TimerHandle, TimeSource, yield_once
+from skylark.core.errors import StoreError
+from skylark.core.hashing import java_hash
+from skylark.core.lifecycle import Tasks
+from skylark.core.names import TIMER_TOPIC
+from skylark.store.config_tables import TimerMetricsTable
+from skylark.store.consume_queue import EntryQueue
+from skylark.store.errors import StoreFileError
+from skylark.store.timer.slot_walk import SlotWalk
+from skylark.store.timer.timer_log import Unit
+from skylark.store.timer.timer_recovery import recover
+from skylark.store.timer.timer_store import Snapshot, TimerStore
+from skylark.wire import properties as names
+from skylark.wire.layout import CQ_ENTRY
+from skylark.wire.message import MessageRecord
+
+log = logging.getLogger(__name__)
+
+PLACED_PER_TURN: Final = 100
+DELIVERED_PER_TURN: Final = 50
+WALKED_PER_TURN: Final = 1_000
+RETRY_S: Final = 0.5
+STOPPED_LOOK_S: Final = 1.0  # while timerStopEnqueue or timerStopDequeue holds something up
+WALL_LOOK_S: Final = 60.0  # the wall clock may be set while a slot is waited for
+EXPIRED_LOOK_S: Final = 30.0
+STOP_GRACE_S: Final = 10.0
+RATE_WINDOW_S: Final = 10
+
+
+class TimerDoor:
+    """What a send asks of the timer (see ``rewriting.Timers``)."""
+
+    def __init__(self, live: LiveSettings, timer: TimerStore, clock: TimeSource) -> None:
+        self._live = live
+        self._timer = timer
+        self.precision_ms = timer.precision_ms
+        self.now_ms = clock.now_ms
+
+    @property
+    def delay_max_ms(self) -> int:
+        return self._live.current.timer_max_delay_sec * 1_000
+
+    def is_full(self, slot_time_ms: int) -> bool:
+        """Java refuses some messages already when a slot is over the limit, and all at twice it."""
+        limit = self._live.current.timer_congest_num_each_slot
+        return self._timer.slot_count_at(slot_time_ms) > limit
+
+
+class Rate:
+    """Events per second over the last ten seconds, measured when somebody asks."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # second -> events
+
+    def add(self, now_ms: int) -> None:
+        second = now_ms // 1_000
+        count = self._counts.get(second)
+        if count is None:
+            oldest = second - RATE_WINDOW_S
+            self._counts = {key: n for key, n in self._counts.items() if key >= oldest}
+            count = 0
+        self._counts[second] = count + 1
+
+    def per_second(self, now_ms: int) -> float:
+        second = now_ms // 1_000
+        window = range(second - RATE_WINDOW_S, second)
+        return sum(n for key, n in self._counts.items() if key in window) / RATE_WINDOW_S
+
+
+class TimerService:
+    """Runs the timer of a broker, from ``load`` and ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        timer: TimerStore,
+        writer: MessageWriter,
+        stats: BrokerStats,
+        clock: Clock,
+        *,
+        in_thread: InThread = asyncio.to_thread,
+    ) -> None:
+        self.timer = timer
+        self._live = live
+        self._store = writer.store
+        self._clock = clock
+        self._in_thread = in_thread
+        self._delivery = Delivery(live, timer, writer, stats, clock)
+        self._tasks = Tasks("timer")
+        self._running = False
+        self._has_run = False
+        self._turn: TimerHandle | None = None
+        self._wake_timer: TimerHandle | None = None
+        self._wait_until = 0.0  # monotonic: a put has failed, or the disk
+        self._walk: SlotWalk | None = None
+        self._deleted: dict[str, str | None] = {}  # see ``Delivery.due``
+        self._flush_timer: TimerHandle | None = None
+        self._snapshot: Snapshot | None = None
+        self._is_flushing = False
+        self._expiry_timer: TimerHandle | None = None
+        self._enqueue_rate = Rate()
+        self._dequeue_rate = Rate()
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Recover the files; the store is open. Raises StoreError."""
+        queue = self._queue()
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        recover(self.timer, self._queue_offset_of, low, high)
+
+    def _queue_offset_of(self, unit: Unit) -> int | None:
+        record = self._delivery.record(unit.log_offset, unit.size)
+        return None if record is None or record.topic != TIMER_TOPIC else record.queue_offset
+
+    def start(self) -> None:
+        """Take messages in and deliver from now on."""
+        self._running = self._has_run = True
+        self.wake()
+
+    async def stop(self) -> None:
+        """Finish the slot under way, and do no more; :meth:`save` follows."""
+        if not self._running:
+            return
+        self._running = False
+        for timer in (self._turn, self._wake_timer, self._flush_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
+        await self._tasks.wait()
+        try:
+            await self._finish_slot()
+        except StoreError as error:
+            log.error("the slot under way will be repeated: %s", error)  # noqa: TRY400
+
+    def save(self) -> None:
+        """Bring the state to disk, and close the files; in any thread.
+
+        To be called when nothing is put any more and the log is on disk: a checkpoint that calls
+        messages delivered before the log has them would lose them. What does not get to disk is
+        done again by the next start.
+        """
+        timer = self.timer
+        try:
+            if self._has_run and not timer.is_rebuilding and (timer.is_dirty or self._snapshot):
+                snapshot = self._take_snapshot()
+                if self._is_on_disk(snapshot):
+                    timer.begin_write(snapshot)
+                    timer.write(snapshot)
+                    timer.end_write(snapshot)
+        except StoreError as error:
+            log.error("the timer's state is not on disk: %s", error)  # noqa: TRY400
+        finally:
+            timer.close()
+
+    async def _finish_slot(self) -> None:
+        """Deliver the rest of a slot that is half done: otherwise its first half comes twice."""
+        deadline = self._clock.monotonic() + STOP_GRACE_S
+        while self._walk is not None:
+            self._wait_until = 0.0
+            self._deliver_some()
+            if self._wait_until or self._clock.monotonic() > deadline:
+                log.warning("the slot %s is not done: it will be repeated", self._walk.time_ms)
+                return
+            await yield_once()
+
+    def wake(self) -> None:
+        """There is a new message in the timer topic, or time has come."""
+        if self._running and self._turn is None:
+            self._turn = self._clock.call_later(0, self._take_turn)
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        if not self._running:
+            return
+        if self._clock.monotonic() >= self._wait_until:
+            self._wait_until = 0.0
+            self.timer.advance(self._clock.now_ms())
+            try:
+                more = self._place_some()
+                more |= self._deliver_some()
+            except StoreError as error:
+                log.error("the timer waits: %s", error)  # noqa: TRY400
+                self._hold(RETRY_S)
+                more = False
+            self._flush_later()
+            if more and not self._wait_until:
+                self.wake()
+                return
+        self._arm()
+        if self._expiry_timer is None and self.timer.log.has_old_files:
+            self._expiry_timer = self._clock.call_later(EXPIRED_LOOK_S, self._delete_expired)
+
+    def _hold(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        self._wait_until = self._clock.monotonic() + seconds
+
+    def _arm(self) -> None:
+        """Set the timer for whatever comes next, if anything does."""
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+            self._wake_timer = None
+        delay_s = self._next_look_s()
+        if delay_s is not None:
+            self._wake_timer = self._clock.call_later(delay_s, self.wake)
+
+    def _next_look_s(self) -> float | None:
+        if self._wait_until:
+            return max(0.0, self._wait_until - self._clock.monotonic())
+        settings = self._live.current
+        looks_s = []
+        if settings.timer_stop_enqueue and self.enqueue_lag():
+            looks_s.append(STOPPED_LOOK_S)
+        due_ms = self.timer.due_ms()
+        if due_ms is not None:
+            delay_s = (due_ms - self._clock.now_ms()) / 1_000
+            soonest_s = STOPPED_LOOK_S if settings.timer_stop_dequeue else 0.0
+            looks_s.append(min(max(delay_s, soonest_s), WALL_LOOK_S))
+        return min(looks_s, default=None)
+
+    # ---- into the wheel --------------------------------------------------------------------------
+
+    def _queue(self) -> EntryQueue | None:
+        return self._store.queues.get(TIMER_TOPIC, 0)
+
+    def _place_some(self) -> bool:
+        """Take in messages of the timer topic; whether there may be more."""
+        queue = self._queue()
+        if queue is None or self._live.current.timer_stop_enqueue:
+            return False
+        timer = self.timer
+        if timer.queue_offset < queue.min_offset:
+            log.warning(
+                "timed messages %s to %s have expired", timer.queue_offset, queue.min_offset
+            )
+            timer.placed(queue.min_offset)
+        for queue_offset, log_offset, size in self._entries(queue):
+            record = self._delivery.record(log_offset, size)
+            if record is not None and not self._take_in(record, queue_offset):
+                return False
+            timer.placed(queue_offset + 1)
+        return timer.queue_offset < queue.max_offset
+
+    def _entries(self, queue: EntryQueue) -> Iterator[tuple[int, int, int]]:
+        start = self.timer.queue_offset
+        entries = queue.entries(start, PLACED_PER_TURN)
+        for number, (log_offset, size, _tags_code) in enumerate(CQ_ENTRY.iter_unpack(entries)):
+            yield start + number, log_offset, size
+
+    def _take_in(self, record: MessageRecord, queue_offset: int) -> bool:
+        """Place or deliver a message; False if it has to wait."""
+        properties = record.properties
+        text = properties.get(names.PROPERTY_TIMER_OUT_MS, "")
+        real_topic = properties.get(names.PROPERTY_REAL_TOPIC)
+        if not text.isdecimal() or len(text) > 18 or real_topic is None:
+            log.warning("message %s of the timer topic has no time or no topic", queue_offset)
+            return True
+        timer, time_ms = self.timer, int(text)
+        if queue_offset < timer.placed_until and time_ms < timer.checkpoint.saved.last_read_time_ms:
+            return True  # delivered before the timer log was lost
+        now_ms = self._clock.now_ms()
+        if time_ms < timer.write_time_ms:
+            return not self._must_wait(self._delivery.late(record))
+        is_delete = names.PROPERTY_TIMER_DEL_UNIQKEY in properties
+        topic_hash = java_hash(real_topic)
+        if not timer.place(
+            time_ms, record.log_offset, record.total_size, topic_hash, is_delete=is_delete
+        ):
+            return False
+        self._enqueue_rate.add(now_ms)
+        timer.counts.add(real_topic, -1 if is_delete else 1, now_ms)
+        return True
+
+    # ---- out of the wheel ------------------------------------------------------------------------
+
+    def _deliver_some(self) -> bool:
+        """Go on with the slot that is due; whether there is more to do now."""
+        if self._live.current.timer_stop_dequeue and self._walk is None:
+            return False
+        walk = self._walk
+        if walk is None:
+            walk = self._walk = self.timer.next_slot()
+            if walk is None:
+                return False
+            self._deleted = {}
+        if not walk.is_complete:
+            walk.step(WALKED_PER_TURN)
+            return True
+        for _ in range(DELIVERED_PER_TURN):
+            mark = walk.next_delete()
+            if mark is not None:
+                self._note_mark(mark)
+                continue
+            unit = walk.next()
+            if unit is None:
+                self._slot_is_done(walk)
+                break
+            if self._must_wait(self._delivery.due(unit, self._deleted)):
+                return False
+            walk.done()
+        return True
+
+    def _note_mark(self, mark: Unit) -> None:
+        record = self._delivery.record(mark.log_offset, mark.size)
+        if record is not None:
+            properties = record.properties
+            text = properties.get(names.PROPERTY_TIMER_DEL_UNIQKEY)
+            topic = properties.get(names.PROPERTY_REAL_TOPIC, "")
+            if text is not None:
+                self._deleted[delete_key(topic, text)] = topic
+
+    def _slot_is_done(self, walk: SlotWalk) -> None:
+        now_ms = self._clock.now_ms()
+        for topic in self._deleted.values():
+            if topic is not None:  # a mark that had been counted, and deleted nothing
+                self.timer.counts.add(topic, 1, now_ms)
+        self._deleted = {}
+        self._walk = None
+        self.timer.finish(walk)
+
+    def _must_wait(self, outcome: Outcome) -> bool:
+        """Note what became of a message; whether it has to be tried again."""
+        if outcome is Outcome.DELIVERED:
+            self._dequeue_rate.add(self._clock.now_ms())
+        elif outcome is Outcome.FAILED:
+            self._hold(RETRY_S)
+        return outcome is Outcome.FAILED
+
+    # ---- to disk ---------------------------------------------------------------------------------
+
+    def _flush_later(self) -> None:
+        if self._running and self._flush_timer is None and not self._is_flushing:
+            if self._snapshot is None and (not self.timer.is_dirty or self.timer.is_rebuilding):
+                return
+            interval_s = self._live.current.timer_flush_interval_ms / 1_000
+            self._flush_timer = self._clock.call_later(interval_s, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        if self._snapshot is None:
+            self._snapshot = self._take_snapshot()
+        if not self._is_on_disk(self._snapshot):
+            self._flush_later()
+            return
+        snapshot, self._snapshot = self._snapshot, None
+        self._is_flushing = True
+        self._tasks.spawn(self._flush_now(snapshot), name="flush")
+
+    def _take_snapshot(self) -> Snapshot:
+        return self.timer.snapshot(self._clock.now_ms(), self._store.log.files.wrote_end)
+
+    def _is_on_disk(self, snapshot: Snapshot) -> bool:
+        """Whether the commit log has what the snapshot calls delivered or placed."""
+        return self._store.log.files.flushed_where >= snapshot.log_end
+
+    async def _flush_now(self, snapshot: Snapshot) -> None:
+        try:
+            await self._write(snapshot)
+        except StoreFileError as error:
+            log.warning("the timer's state is not on disk: %s", error)
+        self._is_flushing = False
+        self._flush_later()
+
+    async def _write(self, snapshot: Snapshot) -> None:
+        timer = self.timer
+        timer.begin_write(snapshot)
+        try:
+            await self._in_thread(timer.write, snapshot)
+        except StoreFileError as error:
+            timer.end_write(snapshot, error)
+            raise
+        timer.end_write(snapshot)
+
+    def _delete_expired(self) -> None:
+        """Delete timer log files whose messages are gone; looks again while there are several."""
+        self._expiry_timer = None
+        try:
+            self.timer.delete_expired(self._store.log.min_offset, self._clock.monotonic())
+        except StoreError as error:
+            log.warning("an expired timer log file stays: %s", error)
+        self.wake()
+
+    # ---- what others ask -------------------------------------------------------------------------
+
+    def enqueue_lag(self) -> int:
+        """Messages of the timer topic that were not taken in yet."""
+        queue = self._queue()
+        return 0 if queue is None else max(0, queue.max_offset - self.timer.queue_offset)
+
+    def dequeue_lag(self) -> int:
+        """Messages that are due and not delivered."""
+        self.timer.advance(self._clock.now_ms())
+        return self.timer.due_count()
+
+    def timing_counts(self) -> dict[str, int]:
+        """Messages that wait, by topic."""
+        return self.timer.counts.by_topic()
+
+    def topic_deleted(self, topic: str) -> None:
+        """Count the messages of a topic no longer; they are delivered all the same."""
+        self.timer.counts.remove(topic, self._clock.now_ms())
+
+    def checkpoint_body(self) -> bytes:
+        """How far the timer is on disk, for slaves (60)."""
+        return self.timer.checkpoint.saved.encode()
+
+    def counts_table(self) -> TimerMetricsTable:
+        """Messages that wait, by topic, for slaves (61)."""
+        return self.timer.counts.table()
+
+    def facts(self) -> TimerFacts:
+        """For runtime information (28)."""
+        now_ms = self._clock.now_ms()
+        self.timer.advance(now_ms)
+        return TimerFacts(
+            read_behind=max(0, now_ms - self.timer.oldest_ms) // 1_000,
+            offset_behind=self.enqueue_lag(),
+            congest_count=self.timer.waiting_count,
+            enqueue_tps=self._enqueue_rate.per_second(now_ms),
+            dequeue_tps=self._dequeue_rate.per_second(now_ms),
+        )

@@ -1,0 +1,1 @@
+"""Consumer and producer groups: members, subscriptions, offsets, locks and assignment."""

@@ -1,0 +1,391 @@
+"""Who consumes: groups, their members, what they subscribe to, and who must hear of changes.
+
+Members tell of themselves by heartbeats (34). A group exists here while it has a member; that it
+*may* exist is the business of the subscription groups. Rules, as in Java's ``ConsumerManager`` and
+``ConsumerGroupInfo``:
+
+* A member is a channel. Type, model and starting point of the group are those of the last
+  heartbeat, whoever sent it.
+* The group has one table of subscriptions. A topic that is new or has a newer ``subVersion`` is
+  taken from a heartbeat, a topic that is not in it is dropped: if members differ, the last wins.
+  (:mod:`skylark.broker.groups.subscription_lint` finds such members.)
+* *Changed* means a new channel, or a topic more or less; another expression alone does not count.
+  Changes are told to every channel of the group (40), to the one that caused it as well, but not
+  in a broadcasting group. :mod:`skylark.broker.groups.change_notices` decides when.
+* A member leaves by UNREGISTER_CLIENT (35), when its connection closes, and after 120 s of silence.
+  The first two are told to the rest. The third is not: its connection is closed, nothing more.
+
+Heartbeats V2 carry a fingerprint of the client's subscriptions, and leave these out
+(``withoutSub``) once the broker has answered IS_SUB_CHANGE=false. The last fingerprint is kept per
+group. Unlike Java we also answer true when subscriptions are left out that we do not know, as after
+a restart of the broker: otherwise the group would stay without any until the client restarts.
+
+The class is pure: events go in with the time, what is to be sent comes out. Sizes are bounded from
+outside: members by the limit of connections, groups by the table of subscription groups, and
+subscriptions by the size of a heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, ValuesView
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from skylark.broker.groups.change_notices import ChangeNotices
+from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
+from skylark.broker.groups.subscription_lint import SubscriptionLint
+from skylark.wire.bodies.admin_body import ConsumerConnection, SubscriptionConflict
+from skylark.wire.bodies.heartbeat import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    SubscriptionData,
+)
+
+if TYPE_CHECKING:
+    from skylark.net.connection import Connection
+
+log = logging.getLogger(__name__)
+
+#: How long a subscription that came with a pull is remembered after the last such pull.
+COMPENSATION_MS: Final = 600_000
+COMPENSATION_COUNT_MAX: Final = 10_000
+
+
+class GroupNotice(msgspec.Struct, frozen=True):
+    """Instruction: send NOTIFY_CONSUMER_IDS_CHANGED (40) one-way to each connection."""
+
+    group: str
+    connections: list[Connection]
+
+
+class HeartbeatResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one group of a heartbeat led to."""
+
+    changed: bool
+    #: IS_SUB_CHANGE of the answer, to be joined by *or* over the groups of a heartbeat V2.
+    #: A heartbeat V1 is answered with true whatever its groups, even without any.
+    sub_changed: bool
+    notice: GroupNotice | None
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leaving of a channel led to."""
+
+    notices: list[GroupNotice]
+    #: Groups that have no member any more: their filters are dead.
+    groups_gone: list[str]
+
+
+class Expired(msgspec.Struct, frozen=True, kw_only=True):
+    """What an expiry scan found."""
+
+    connections: list[Connection]  # to be closed
+    groups_gone: list[str]
+
+
+class Member(msgspec.Struct, kw_only=True, eq=False):
+    """One channel of one group."""
+
+    channel: ClientChannel
+    last_update_ms: int
+
+
+class ConsumerGroup:
+    """One group while it has members."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consume_type: ConsumeType | None = None
+        self.message_model: MessageModel | None = None
+        self.consume_from_where: ConsumeFromWhere | None = None
+        self.members: dict[Connection, Member] = {}
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        self.fingerprint: int | None = None
+        self.lint = SubscriptionLint(name)
+        self._client_ids: list[str] | None = None  # worked out when asked for, until a change
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model is MessageModel.BROADCASTING
+
+    def client_ids(self) -> list[str]:
+        """Each client once: a client that has just reconnected must not get two shares.
+
+        The same list, not to be changed, until the members change: then all of them ask for it.
+        """
+        if self._client_ids is None:
+            names = (member.channel.client_id for member in self.members.values())
+            self._client_ids = list(dict.fromkeys(names))
+        return self._client_ids
+
+    def notice(self) -> GroupNotice:
+        return GroupNotice(self.name, [c for c in self.members if not c.is_closing])
+
+    def join(self, data: ConsumerData, channel: ClientChannel, now_ms: int) -> bool:
+        """Add or refresh a channel; whether it is new."""
+        self.consume_type = data.consume_type
+        self.message_model = data.message_model
+        self.consume_from_where = data.consume_from_where
+        member = self.members.get(channel.connection)
+        if member is None:
+            self.members[channel.connection] = Member(channel=channel, last_update_ms=now_ms)
+            self._client_ids = None
+            log.info("consumer group %s: %s joined", self.name, channel)
+            return True
+        if member.channel.client_id != channel.client_id:
+            self._client_ids = None
+            log.warning(
+                "consumer group %s: %s is now %s", self.name, member.channel, channel.client_id
+            )
+        member.channel = channel
+        member.last_update_ms = now_ms
+        return False
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a channel, which is there."""
+        del self.members[connection]
+        self._client_ids = None
+
+    def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
+        """Take the subscriptions of a heartbeat; whether topics came or went."""
+        changed = False
+        topics = set()
+        for data in subscriptions:
+            topics.add(data.topic)
+            old = self.subscriptions.get(data.topic)
+            if old is None:
+                log.info("consumer group %s: topic %s added", self.name, data.topic)
+                changed = True
+            if old is None or data.sub_version > old.sub_version:
+                self.subscriptions[data.topic] = data
+        for topic in self.subscriptions.keys() - topics:
+            log.info("consumer group %s: topic %s removed", self.name, topic)
+            del self.subscriptions[topic]
+            changed = True
+        return changed
+
+    def fingerprint_changed(self, fingerprint: int, *, without_sub: bool) -> bool:
+        """Keep the fingerprint of a heartbeat; whether the client shall send the full form."""
+        old, self.fingerprint = self.fingerprint, fingerprint
+        if fingerprint == 0:
+            return True
+        unknown = without_sub and not self.subscriptions
+        return unknown or (old is not None and old != fingerprint)
+
+
+class ConsumerTable:
+    """All groups that have members."""
+
+    def __init__(
+        self,
+        *,
+        notify_enabled: bool = True,
+        notice_batch_ms: int = 0,
+        channel_expired_ms: int = CHANNEL_EXPIRED_MS,
+        compensation_ms: int = COMPENSATION_MS,
+    ) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._groups_of: dict[Connection, set[str]] = {}
+        self.notify_enabled = notify_enabled
+        self.notices = ChangeNotices(batch_ms=notice_batch_ms)
+        self.channel_expired_ms = channel_expired_ms
+        self.compensation_ms = compensation_ms
+        # (group, topic) -> (subscription, time of the last pull), the oldest first
+        self._compensation: dict[tuple[str, str], tuple[SubscriptionData, int]] = {}
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def heartbeat(
+        self,
+        data: ConsumerData,
+        channel: ClientChannel,
+        now_ms: int,
+        *,
+        fingerprint: int = 0,
+        without_sub: bool = False,
+        notify: bool = True,
+    ) -> HeartbeatResult:
+        """One group of a heartbeat. ``notify`` is the group's notifyConsumerIdsChangedEnable."""
+        group = self._groups.get(data.group_name)
+        if group is None:
+            group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
+        sub_changed = group.fingerprint_changed(fingerprint, without_sub=without_sub)
+        changed = group.join(data, channel, now_ms)
+        self._groups_of.setdefault(channel.connection, set()).add(group.name)
+        if fingerprint == 0 or not without_sub:
+            changed |= group.subscribe(data.subscription_data_set)
+            group.lint.update(channel.connection, channel.client_id, data.subscription_data_set)
+        notice = self._news_of(group, now_ms) if changed and notify else None
+        return HeartbeatResult(changed=changed, sub_changed=sub_changed, notice=notice)
+
+    def unregister(
+        self, group_name: str, connection: Connection, now_ms: int, *, notify: bool = True
+    ) -> Removed:
+        """A client leaves one group (35)."""
+        return self._remove(connection, [group_name], now_ms, notify=notify)
+
+    def channel_closed(self, connection: Connection, now_ms: int) -> Removed:
+        """A connection has ended: its client has left all its groups."""
+        return self._remove(connection, sorted(self._groups_of.get(connection, ())), now_ms)
+
+    def expire(self, now_ms: int) -> Expired:
+        """Forget silent channels (without a notice) and old compensations; due every 10 s."""
+        connections: dict[Connection, None] = {}
+        groups_gone = []
+        for group in list(self._groups.values()):
+            silent = [
+                member.channel
+                for member in group.members.values()
+                if now_ms - member.last_update_ms > self.channel_expired_ms
+            ]
+            for channel in silent:
+                log.warning("consumer group %s: %s fell silent", group.name, channel)
+                self._take_out(group, channel.connection)
+                connections[channel.connection] = None
+            if not group.members:
+                groups_gone.append(group.name)
+        self._expire_compensation(now_ms)
+        return Expired(connections=list(connections), groups_gone=groups_gone)
+
+    def refresh(self, now_ms: int) -> None:
+        """Count every open connection as heard of now: virtual time must not kill clients."""
+        for group in self._groups.values():
+            for connection, member in group.members.items():
+                if not connection.is_closing:
+                    member.last_update_ms = now_ms
+
+    # --- notices that were saved up -------------------------------------------------------------
+
+    def next_notice_ms(self, now_ms: int) -> int | None:
+        """When :meth:`due_notices` is to be called; ask after every event."""
+        return self.notices.next_due(now_ms)
+
+    def due_notices(self, now_ms: int) -> list[GroupNotice]:
+        """Notices whose time has come."""
+        groups = map(self._groups.get, self.notices.take_due(now_ms))
+        return [group.notice() for group in groups if group is not None]
+
+    # --- subscriptions that came with a pull ----------------------------------------------------
+
+    def compensate(self, group_name: str, data: SubscriptionData, now_ms: int) -> None:
+        """Remember the subscription of a pull (sysFlag 4), for groups that send no heartbeat."""
+        key = (group_name, data.topic)
+        self._compensation.pop(key, None)
+        if len(self._compensation) >= COMPENSATION_COUNT_MAX:
+            del self._compensation[next(iter(self._compensation))]
+        self._compensation[key] = (data, now_ms)
+
+    def _expire_compensation(self, now_ms: int) -> None:
+        old = []
+        for key, (_, pulled_ms) in self._compensation.items():
+            if now_ms - pulled_ms <= self.compensation_ms:
+                break
+            old.append(key)
+        for key in old:
+            del self._compensation[key]
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def groups(self) -> ValuesView[ConsumerGroup]:
+        return self._groups.values()
+
+    def group(self, name: str) -> ConsumerGroup | None:
+        """The group, for the checks of a pull; None while it has no member."""
+        return self._groups.get(name)
+
+    def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
+        """From heartbeats, else from pulls that brought their own (for admin answers)."""
+        group = self._groups.get(group_name)
+        if group is not None and (data := group.subscriptions.get(topic)) is not None:
+            return data
+        data, _ = self._compensation.get((group_name, topic), (None, 0))
+        return data
+
+    def client_ids(self, group_name: str) -> list[str]:
+        """The answer to 38; empty for a group without members, which is an error there."""
+        group = self._groups.get(group_name)
+        return group.client_ids() if group is not None else []
+
+    def find(self, group_name: str, client_id: str) -> ClientChannel | None:
+        """The newest channel of a client in a group (307, 309)."""
+        group = self._groups.get(group_name)
+        members = reversed(group.members.values()) if group is not None else ()
+        for member in members:
+            if member.channel.client_id == client_id:
+                return member.channel
+        return None
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """The groups whose members subscribe to a topic (300)."""
+        return [g.name for g in self._groups.values() if topic in g.subscriptions]
+
+    def connection_list(self, group_name: str) -> ConsumerConnection | None:
+        """The answer to 203; None for a group without members."""
+        group = self._groups.get(group_name)
+        if group is None:
+            return None
+        return ConsumerConnection(
+            connection_set=[member.channel.body() for member in group.members.values()],
+            subscription_table=dict(group.subscriptions),
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            consume_from_where=group.consume_from_where,
+        )
+
+    def conflicts(self, group_name: str) -> list[SubscriptionConflict]:
+        """What the members of a group disagree about (extra field of 203)."""
+        group = self._groups.get(group_name)
+        return group.lint.conflicts() if group is not None else []
+
+    def groups_in_conflict(self) -> list[str]:
+        return [group.name for group in self._groups.values() if group.lint.in_conflict]
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _news_of(self, group: ConsumerGroup, now_ms: int) -> GroupNotice | None:
+        """The notice to send now, if any; otherwise the news is saved up or does not matter."""
+        if not self.notify_enabled or group.is_broadcasting:
+            return None
+        if not self.notices.changed(group.name, len(group.members), now_ms):
+            return None
+        return group.notice()
+
+    def _remove(
+        self,
+        connection: Connection,
+        group_names: Iterable[str],
+        now_ms: int,
+        *,
+        notify: bool = True,
+    ) -> Removed:
+        notices = []
+        groups_gone = []
+        for name in group_names:
+            group = self._groups.get(name)
+            if group is None or connection not in group.members:
+                continue
+            log.info("consumer group %s: %s left", name, group.members[connection].channel)
+            self._take_out(group, connection)
+            if not group.members:
+                groups_gone.append(name)
+            elif notify and (notice := self._news_of(group, now_ms)) is not None:
+                notices.append(notice)
+        return Removed(notices=notices, groups_gone=groups_gone)
+
+    def _take_out(self, group: ConsumerGroup, connection: Connection) -> None:
+        group.leave(connection)
+        group.lint.remove(connection)
+        names = self._groups_of[connection]
+        names.discard(group.name)
+        if not names:
+            del self._groups_of[connection]
+        if not group.members:
+            del self._groups[group.name]
+            self.notices.forget(group.name)

@@ -1,0 +1,217 @@
+"""Who produces: groups of producers, and the way back to a client by its id.
+
+A broker calls producers for two things. It asks *some* member of a group what became of a
+transaction (39): any live channel will do, so they take turns. And it hands a reply to *one*
+client (326), which named itself in the request: its newest channel is used. Every Java client,
+consumers included, registers the group CLIENT_INNER_PRODUCER, so any client can be found here.
+
+Members come by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their connection closes,
+and after 120 s of silence. Unlike Java, a client stays reachable while any of its channels is in
+any group: there, leaving one group or closing an old channel forgets the client id altogether.
+
+Nobody checks names of producer groups, so their number is limited per connection, and their length;
+others are not registered. Answers to Java's ``ProducerManager``; pure, like the table of consumers.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
+
+from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
+from skylark.core.names import INTERNAL_PRODUCER_GROUPS
+from skylark.wire.bodies.admin_body import ProducerConnection, ProducerInfo, ProducerTableInfo
+
+if TYPE_CHECKING:
+    from skylark.net.connection import Connection
+
+log = logging.getLogger(__name__)
+
+GROUPS_PER_CONNECTION_MAX: Final = 10_000
+GROUP_NAME_LENGTH_MAX: Final = 255
+
+
+def _level(group_name: str) -> int:
+    """How important it is who comes and goes."""
+    return logging.DEBUG if group_name in INTERNAL_PRODUCER_GROUPS else logging.INFO
+
+
+class _Client:
+    """A connection in any group: what it said last, and its groups."""
+
+    __slots__ = ("channel", "groups", "has_too_many")
+
+    def __init__(self, channel: ClientChannel) -> None:
+        self.channel = channel
+        self.groups: set[str] = set()
+        self.has_too_many = False
+
+
+class _Group:
+    """When each member was last heard of, in order of joining, and whose turn it is."""
+
+    __slots__ = ("heard_ms", "turn")
+
+    def __init__(self) -> None:
+        self.heard_ms: dict[Connection, int] = {}
+        self.turn = 0
+
+    def take_turn(self) -> Connection | None:
+        members = self.heard_ms
+        self.turn = start = (self.turn + 1) % len(members)
+        for connection in chain(islice(members, start, None), islice(members, start)):
+            if not connection.is_closing:
+                return connection
+        return None
+
+
+class ProducerTable:
+    """All producer groups that have members."""
+
+    def __init__(self, *, channel_expired_ms: int = CHANNEL_EXPIRED_MS) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._clients: dict[Connection, _Client] = {}
+        # client id -> its channels, the newest last
+        self._connections: dict[str, dict[Connection, None]] = {}
+        self.channel_expired_ms = channel_expired_ms
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def knows(self, group_name: str, connection: Connection) -> bool:
+        """Whether a connection is registered in a group."""
+        client = self._clients.get(connection)
+        return client is not None and group_name in client.groups
+
+    def heartbeat(self, group_name: str, channel: ClientChannel, now_ms: int) -> bool:
+        """One producer group of a heartbeat; whether it is registered now."""
+        client = self._introduce(channel)
+        if group_name not in client.groups:
+            if (
+                len(client.groups) >= GROUPS_PER_CONNECTION_MAX
+                or len(group_name) > GROUP_NAME_LENGTH_MAX
+            ):
+                if not client.has_too_many:
+                    client.has_too_many = True
+                    log.warning(
+                        "%s: too many producer groups or too long names, some are left out", channel
+                    )
+                return False
+            client.groups.add(group_name)
+            log.log(_level(group_name), "producer group %s: %s joined", group_name, channel)
+        group = self._groups.get(group_name)
+        if group is None:
+            group = self._groups[group_name] = _Group()
+        group.heard_ms[channel.connection] = now_ms
+        return True
+
+    def unregister(self, group_name: str, connection: Connection) -> None:
+        """A client leaves one group (35)."""
+        client = self._clients.get(connection)
+        if client is not None and group_name in client.groups:
+            log.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
+            self._take_out(group_name, client)
+
+    def channel_closed(self, connection: Connection) -> None:
+        """A connection has ended: its client has left all its groups."""
+        client = self._clients.get(connection)
+        if client is not None:
+            for group_name in sorted(client.groups):
+                self.unregister(group_name, connection)
+
+    def expire(self, now_ms: int) -> list[Connection]:
+        """Forget silent channels; they are to be closed. Due every 10 s."""
+        silent = [
+            (group_name, self._clients[connection])
+            for group_name, group in self._groups.items()
+            for connection, heard_ms in group.heard_ms.items()
+            if now_ms - heard_ms > self.channel_expired_ms
+        ]
+        for group_name, client in silent:
+            log.warning("producer group %s: %s fell silent", group_name, client.channel)
+            self._take_out(group_name, client)
+        return list(dict.fromkeys(client.channel.connection for _, client in silent))
+
+    def refresh(self, now_ms: int) -> None:
+        """Count every open connection as heard of now: virtual time must not kill clients."""
+        for group in self._groups.values():
+            for connection in group.heard_ms:
+                if not connection.is_closing:
+                    group.heard_ms[connection] = now_ms
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def find(self, client_id: str) -> Connection | None:
+        """The newest open channel of a client, in whichever group."""
+        for connection in reversed(self._connections.get(client_id, {})):
+            if not connection.is_closing:
+                return connection
+        return None
+
+    def next_channel(self, group_name: str) -> Connection | None:
+        """An open channel of a group, each in its turn; None if there is none."""
+        group = self._groups.get(group_name)
+        return group.take_turn() if group is not None else None
+
+    def connection_list(self, group_name: str) -> ProducerConnection | None:
+        """The answer to 204; None for a group without members."""
+        group = self._groups.get(group_name)
+        if group is None:
+            return None
+        return ProducerConnection(
+            connection_set=[self._clients[member].channel.body() for member in group.heard_ms]
+        )
+
+    def table_info(self) -> ProducerTableInfo:
+        """The answer to 328: all groups. Java prints a socket address with a slash before it."""
+        return ProducerTableInfo(
+            data={
+                group_name: [
+                    self._info(connection, heard_ms)
+                    for connection, heard_ms in group.heard_ms.items()
+                ]
+                for group_name, group in self._groups.items()
+            }
+        )
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _info(self, connection: Connection, heard_ms: int) -> ProducerInfo:
+        channel = self._clients[connection].channel
+        return ProducerInfo(
+            client_id=channel.client_id,
+            remote_ip=f"/{channel.address}",
+            language=channel.language,
+            version=channel.version,
+            last_update_timestamp=heard_ms,
+        )
+
+    def _introduce(self, channel: ClientChannel) -> _Client:
+        client = self._clients.get(channel.connection)
+        if client is None:
+            client = self._clients[channel.connection] = _Client(channel)
+        elif client.channel.client_id != channel.client_id:
+            self._forget_id(client.channel)
+        client.channel = channel
+        self._connections.setdefault(channel.client_id, {})[channel.connection] = None
+        return client
+
+    def _take_out(self, group_name: str, client: _Client) -> None:
+        connection = client.channel.connection
+        group = self._groups[group_name]
+        del group.heard_ms[connection]
+        if not group.heard_ms:
+            del self._groups[group_name]
+        client.groups.discard(group_name)
+        if not client.groups:
+            del self._clients[connection]
+            self._forget_id(client.channel)
+
+    def _forget_id(self, channel: ClientChannel) -> None:
+        connections = self._connections[channel.client_id]
+        del connections[channel.connection]
+        if not connections:
+            del self._connections[channel.client_id]

@@ -1,1 +1,0 @@
-"""Requests of administrators, by what they are about. Answers to ``AdminBrokerProcessor``."""

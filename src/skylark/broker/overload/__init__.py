@@ -1,0 +1,1 @@
+"""Protection from overload: what the broker refuses, and when."""

@@ -1,0 +1,454 @@
+"""Protection from overload: requests that waited, bytes under way, consumers too far behind.
+
+**Fast failure.** A producer that has given up repeats its message elsewhere; storing the one that
+waited as well makes a duplicate and more load. So a request that waited for too long is refused
+(code 2) and not handled. Java's broker sees requests wait in the queues of its thread pools. Here
+they wait in the kernel while the event loop is at work, where nobody stamps them, so
+:class:`LoopWatch` keeps the times of the loop::
+
+    turn n                        turn n+1
+    |-- work ------------------|  |-- work ...
+    began                  ended  bytes read here may have come at any time since turn n began
+
+A turn that does work notes its beginning and, by ``call_soon``, its end. Bytes that the poll right
+after a long turn finds count as arrived when that turn began, all others as arrived now. Which they
+are is told by a second ``call_soon``: it comes after all that this poll has found, and before what
+the next one finds. (The time that has passed since the end does not tell: other callbacks may come
+before the bytes, and take long.) It errs on the side of refusing: whoever came at the last moment
+of a long turn counts as having waited for all of it.
+
+What makes the loop turn notes its work: connections when bytes come, all timers and sleeping tasks
+(:class:`WatchedClock`), what comes back from threads. Work that they set off runs in the turn after
+theirs, a task for example. So that one is watched as well, and so on until one was short and noted
+no work.
+
+**Page cache busy.** If what held up the loop was one append that took longer than
+``osPageCacheBusyTimeOutMills``, the disk is the cause, and sends that waited behind it are told so.
+
+**Refusals** begin with Java's own words, by which tools and people know them:
+
+=========================  ========================================================================
+``[REJECTREQUEST]``        a send to a slave, or without a free buffer in the pool; a pull from a
+                           slave that serves none
+``[OVERLOAD]``             more bytes are under way in all than the broker may hold
+``[PCBUSY_CLEAN_QUEUE]``   a send that waited behind an append that took too long
+``[TIMEOUT_CLEAN_QUEUE]``  any request that waited longer than the limit of its family
+=========================  ========================================================================
+
+Answers to ``BrokerFastFailure``, the ``rejectRequest`` of processors, and ``protectBroker``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, TypeVarTuple
+
+import msgspec
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups.subscription_groups import GroupTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.stats.broker_stats import BrokerStats, QueueMeter
+from skylark.broker.table_saver import InThread
+from skylark.core.clock import BaseClock, Clock, TimerHandle, TimeSource
+from skylark.core.errors import SystemBusyError
+from skylark.net.connection import Connection
+from skylark.net.dispatch import OVERLOAD_REMARK
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+Ts = TypeVarTuple("Ts")
+
+REJECT_REMARK: Final = "[REJECTREQUEST]system busy, start flow control for a while"
+LATE_REMARK: Final = (
+    "[{reason}]broker busy, start flow control for a while, period in queue: {waited_ms}ms,"
+    " size of queue: {waiting_count}"
+)
+#: A turn shorter than this makes nobody wait.
+LONG_TURN_S: Final = 0.01
+#: How often the bytes under way are added up.
+MEASURE_S: Final = 0.1
+#: How often groups that read too far behind are looked for.
+SLOW_GROUPS_INTERVAL_S: Final = 180.0
+#: Refusals are logged at most this often.
+LOG_INTERVAL_S: Final = 15.0
+
+CallSoon = Callable[[Callable[[], None]], object]
+
+
+class LoopWatch:
+    """Knows for how long the event loop keeps requests waiting."""
+
+    def __init__(
+        self,
+        clock: TimeSource,
+        *,
+        call_soon: CallSoon | None = None,
+        on_turn: Callable[[float], None] | None = None,
+    ) -> None:
+        self._monotonic = clock.monotonic
+        self._call_soon = call_soon or _call_soon
+        #: Told how many milliseconds each turn took: the lag of the loop.
+        self.on_turn = on_turn
+        #: Whether this turn of the loop is watched, and if so, what counts as the arrival of all
+        #: bytes read in it.
+        self.in_turn = False
+        self.turn_arrived_at = -math.inf
+        self._began_at = -math.inf
+        self._after_long_turn = False
+        self._does_work = False  # known of this turn
+
+    def arrived_at(self, now: float) -> float:
+        """When bytes that are read now count as arrived; also notes that this turn does work.
+
+        Everything that may take long calls this when it begins, what reads no bytes as well.
+        """
+        self._does_work = True
+        if not self.in_turn:
+            self._begin(now)
+        return self.turn_arrived_at
+
+    def waited_ms(self) -> int:
+        """For how long bytes that are read now have waited."""
+        now = self._monotonic()
+        return round((now - self.arrived_at(now)) * 1000)
+
+    def _begin(self, now: float) -> None:
+        self.in_turn = True
+        self.turn_arrived_at = self._began_at if self._after_long_turn else now
+        self._began_at = now
+        self._call_soon(self._end)
+
+    def _end(self) -> None:
+        now = self._monotonic()
+        took_s = now - self._began_at
+        did_work, self._does_work = self._does_work, False
+        self.in_turn = False
+        if took_s >= LONG_TURN_S:
+            did_work = self._after_long_turn = True
+            self._call_soon(self._polled)
+        if did_work:
+            if self.on_turn is not None:
+                self.on_turn(took_s * 1000)
+            self._begin(now)  # what this turn has set off works in the next
+
+    def _polled(self) -> None:
+        """All bytes that came during the last turn have been read."""
+        self._after_long_turn = False
+
+
+class WatchedClock(BaseClock):
+    """The clock of all parts of a broker: whatever it wakes is noted as work.
+
+    For what else comes from outside, :meth:`run` notes and calls.
+    """
+
+    def __init__(self, clock: Clock, watch: LoopWatch) -> None:
+        self._clock = clock
+        self._watch = watch
+        # Read for every message: without a detour.
+        self.now_ms = clock.now_ms  # type: ignore[method-assign]
+        self.monotonic = clock.monotonic  # type: ignore[method-assign]
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
+        return self._clock.call_at(when, self.run, callback, *args)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts
+    ) -> TimerHandle:
+        return self._clock.call_later(delay, self.run, callback, *args)
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        self._watch.arrived_at(self.monotonic())
+
+    def run(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        self._watch.arrived_at(self.monotonic())
+        callback(*args)
+
+    def watched(self, in_thread: InThread) -> InThread:
+        """What goes on when a thread is done is work as well."""
+
+        async def run(function: Callable[..., None], /, *args: Any) -> None:
+            try:
+                await in_thread(function, *args)
+            finally:
+                self._watch.arrived_at(self.monotonic())
+
+        return run
+
+
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
+
+
+class Family(enum.Enum):
+    """Requests that share a limit; the value is the setting that holds it."""
+
+    SEND = "wait_time_mills_in_send_queue"
+    PULL = "wait_time_mills_in_pull_queue"
+    LITE_PULL = "wait_time_mills_in_lite_pull_queue"
+    HEARTBEAT = "wait_time_mills_in_heartbeat_queue"
+    TRANSACTION = "wait_time_mills_in_transaction_queue"
+    ACK = "wait_time_mills_in_ack_queue"
+    ADMIN = "wait_time_mills_in_admin_broker_queue"
+
+
+#: The family of a request; None: may wait for ever. All others belong to administrators.
+FAMILIES: Final[Mapping[int, Family | None]] = {
+    RequestCode.SEND_MESSAGE: Family.SEND,
+    RequestCode.SEND_MESSAGE_V2: Family.SEND,
+    RequestCode.SEND_BATCH_MESSAGE: Family.SEND,
+    RequestCode.SEND_HALVES: Family.SEND,
+    RequestCode.CONSUMER_SEND_MSG_BACK: Family.SEND,
+    RequestCode.RECALL_MESSAGE: Family.SEND,
+    RequestCode.PULL_MESSAGE: Family.PULL,
+    RequestCode.PEEK_MESSAGE: Family.PULL,
+    RequestCode.POP_MESSAGE: Family.PULL,
+    RequestCode.NOTIFICATION: Family.PULL,
+    RequestCode.POLLING_INFO: Family.PULL,
+    RequestCode.LITE_PULL_MESSAGE: Family.LITE_PULL,
+    RequestCode.HEART_BEAT: Family.HEARTBEAT,
+    RequestCode.END_TRANSACTION: Family.TRANSACTION,
+    RequestCode.END_HALVES: Family.TRANSACTION,
+    RequestCode.ACK_MESSAGE: Family.ACK,
+    RequestCode.BATCH_ACK_MESSAGE: Family.ACK,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Family.ACK,
+    RequestCode.SEND_REPLY_MESSAGE: None,
+    RequestCode.SEND_REPLY_MESSAGE_V2: None,
+    RequestCode.QUERY_MESSAGE: None,
+    RequestCode.VIEW_MESSAGE_BY_ID: None,
+    RequestCode.UNREGISTER_CLIENT: None,
+    RequestCode.CHECK_CLIENT_CONFIG: None,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: None,
+    RequestCode.UPDATE_CONSUMER_OFFSET: None,
+    RequestCode.QUERY_CONSUMER_OFFSET: None,
+    RequestCode.QUERY_ASSIGNMENT: None,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: None,
+}
+_SENDS: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_HALVES,
+    }
+)
+_PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+
+
+class Reason(enum.Enum):
+    """Why a request was refused; the value is a label of the metric."""
+
+    REJECTED = "rejected"
+    OUTSTANDING_BYTES = "outstanding_bytes"
+    PAGE_CACHE_BUSY = "page_cache_busy"
+    WAITED = "waited"
+
+
+class OutstandingBytes:
+    """Whether the broker holds more bytes for its peers than it may.
+
+    They are the bodies of requests in work and the answers that peers have yet to read. Adding them
+    up takes time, so it is done a few times a second, and only while requests come.
+    """
+
+    def __init__(self, measure: Callable[[], int], size_max: int) -> None:
+        self._measure = measure
+        self.size_max = size_max
+        self._due_at = -math.inf
+        self.exceeded = False
+
+    def check(self, now: float) -> bool:
+        if now >= self._due_at:
+            self._due_at = now + MEASURE_S
+            self.exceeded = self._measure() > self.size_max
+        return self.exceeded
+
+
+class OverloadGuard:
+    """An interceptor that refuses what the broker had better not handle."""
+
+    alike = True
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        watch: LoopWatch,
+        clock: TimeSource,
+        *,
+        arrival_of: Callable[[Connection], float] | None = None,
+        outstanding: OutstandingBytes | None = None,
+        pool_is_empty: Callable[[], bool] | None = None,
+    ) -> None:
+        """``arrival_of`` tells when the bytes of a connection arrived, if that is known better
+        than by the turn in which a request is handled: it may have waited behind others.
+
+        ``pool_is_empty`` tells whether a transient store pool is in use and has no buffer left.
+        """
+        self.refused_counts = dict.fromkeys(Reason, 0)
+        self._live = live
+        self._watch = watch
+        self._monotonic = clock.monotonic
+        self._arrival_of = arrival_of
+        self._outstanding = outstanding
+        self._pool_is_empty = pool_is_empty
+        self._stall_ended_at = -math.inf
+        self._log_at = -math.inf
+        self._read(live.current)
+
+    # --- the interceptor ---
+
+    def before(self, connection: Connection, request: Command) -> None:
+        """Return for a request that may be handled; raises SystemBusyError for others."""
+        if self._config is not self._live.current:
+            self._read(self._live.current)
+        now = self._monotonic()
+        watch = self._watch
+        arrived_at = watch.turn_arrived_at if watch.in_turn else watch.arrived_at(now)
+        if self._arrival_of is not None:
+            arrived_at = self._arrival_of(connection)
+        code = request.code
+        if code in self._guarded_codes:
+            self._check_guarded(code, now)
+        if now - arrived_at >= self._limits_s.get(code, self._admin_limit_s):
+            self._refuse_late(code, arrived_at, now)
+
+    def after(
+        self, _connection: Connection, _request: Command, response: Command | None
+    ) -> Command | None:
+        return response
+
+    def appended(self, began_at: float, ended_at: float) -> None:
+        """An append took from then to then, on the clock of this guard."""
+        if ended_at - began_at > self._append_limit_s:
+            self._stall_ended_at = ended_at
+            log.warning("an append took %d ms", round((ended_at - began_at) * 1000))
+
+    # --- inside ---
+
+    def _read(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._append_limit_s = config.store.os_page_cache_busy_time_out_mills / 1000
+        enabled = config.broker_fast_failure_enable
+        limits = {
+            family: getattr(config, family.value) / 1000 if enabled else math.inf
+            for family in Family
+        }
+        self._limits_s = {
+            int(code): math.inf if family is None else limits[family]
+            for code, family in FAMILIES.items()
+        }
+        self._admin_limit_s = limits[Family.ADMIN]
+        self._rejected_codes: frozenset[int] = frozenset()
+        if config.is_slave:
+            self._rejected_codes = _SENDS if config.slave_read_enable else _SENDS | _PULLS
+        self._guarded_codes = self._rejected_codes
+        if self._pool_is_empty is not None or self._outstanding is not None:
+            self._guarded_codes |= _SENDS | _PULLS
+
+    def _check_guarded(self, code: int, now: float) -> None:
+        if code in self._rejected_codes:
+            self._refuse(Reason.REJECTED, REJECT_REMARK, "this broker is a slave: ask its master")
+        if code in _SENDS and self._pool_is_empty is not None and self._pool_is_empty():
+            hint = "no buffer of the transient store pool is free: repeat later or elsewhere"
+            self._refuse(Reason.REJECTED, REJECT_REMARK, hint)
+        if self._outstanding is not None and self._outstanding.check(now):
+            hint = "the broker holds too much that its clients have yet to read: repeat later"
+            self._refuse(Reason.OUTSTANDING_BYTES, OVERLOAD_REMARK, hint)
+
+    def _refuse_late(self, code: int, arrived_at: float, now: float) -> NoReturn:
+        family = FAMILIES.get(code, Family.ADMIN)
+        waited_ms = round((now - arrived_at) * 1000)
+        if now - self._log_at >= LOG_INTERVAL_S:
+            self._log_at = now
+            log.warning("overload: a request (%d) waited for %d ms, refused", code, waited_ms)
+        if family is Family.SEND and arrived_at < self._stall_ended_at:
+            remark = LATE_REMARK.format(
+                reason="PCBUSY_CLEAN_QUEUE", waited_ms=waited_ms, waiting_count=0
+            )
+            hint = "the disk of the broker is too slow: repeat later or elsewhere"
+            self._refuse(Reason.PAGE_CACHE_BUSY, remark, hint)
+        remark = LATE_REMARK.format(
+            reason="TIMEOUT_CLEAN_QUEUE", waited_ms=waited_ms, waiting_count=0
+        )
+        limit_ms = round(self._limits_s.get(code, self._admin_limit_s) * 1000)
+        hint = f"the broker is too busy, the limit is {limit_ms} ms: repeat later or elsewhere"
+        self._refuse(Reason.WAITED, remark, hint)
+
+    def _refuse(self, reason: Reason, remark: str, hint: str) -> NoReturn:
+        self.refused_counts[reason] += 1
+        raise SystemBusyError(remark, hint=hint)
+
+
+class SlowGroup(msgspec.Struct, frozen=True):
+    """A group that reads too far behind, and where it is worst."""
+
+    group: str
+    topic: str
+    queue_id: int
+    behind_size: int
+
+
+def groups_too_far_behind(
+    queue_gets: Mapping[tuple[int, str, str], QueueMeter], size_max: int
+) -> list[SlowGroup]:
+    """Groups that must not read on (``disableConsumeIfConsumerReadSlowly``), each once.
+
+    Their reads bring old pages into memory and drive out those that all others read.
+    """
+    worst: dict[str, SlowGroup] = {}
+    for (queue_id, topic, group), meter in queue_gets.items():
+        size = meter.behind_size
+        if size > size_max and (group not in worst or size > worst[group].behind_size):
+            worst[group] = SlowGroup(group, topic, queue_id, size)
+    return list(worst.values())
+
+
+class SlowGroupWatch:
+    """Looks for such groups now and then, and stops them, where that is switched on."""
+
+    def __init__(
+        self, live: LiveSettings, stats: BrokerStats, groups: GroupTable, clock: Clock
+    ) -> None:
+        self._live = live
+        self._stats = stats
+        self._groups = groups
+        self._clock = clock
+        self._timer: TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = self._clock.call_later(SLOW_GROUPS_INTERVAL_S, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self.start()
+        config = self._live.current
+        if not config.disable_consume_if_consumer_read_slowly:
+            return
+        size_max = config.consumer_fallbehind_threshold
+        for slow in groups_too_far_behind(self._stats.queue_gets, size_max):
+            log.warning(
+                "group %s is %d bytes behind on queue %d of %s",
+                slow.group,
+                slow.behind_size,
+                slow.queue_id,
+                slow.topic,
+            )
+            self._groups.stop_consuming(slow.group)

@@ -1,0 +1,1 @@
+"""Messages out of the broker: pulls, their filters and long polling."""

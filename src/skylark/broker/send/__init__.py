@@ -1,0 +1,1 @@
+"""Messages into the broker: sends, batches, send-backs, replies and recalls."""

@@ -1,0 +1,191 @@
+"""Taking a timed message back before it is due: RECALL_MESSAGE (370), and the handle for it.
+
+The answer to a timed send has a handle: base64 of ``v1 TOPIC BROKER TIME UNIQUE_ID``. A recall
+stores another timed message for the same slot, a mark with ``TIMER_DEL_UNIQKEY``; when the slot is
+due, marks are read first, and what they name is dropped. The time in the handle is one millisecond
+behind the start of the slot, so that rounding leads to the same one.
+
+Nothing is looked up: a handle of a message that never was is accepted. One whose slot is due within
+the second may come too late. Off unless ``recallMessageEnable`` is set, as in Java.
+
+Answers to ``RecallMessageProcessor`` and ``RecallMessageHandle``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Final, NamedTuple, NoReturn
+
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.send_checks import born_host
+from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.clock import TimeSource
+from skylark.core.errors import BrokerError, LocalProtocolError, broker_error
+from skylark.core.names import RETRY_PREFIX
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.store.commit_log import Draft
+from skylark.store.config import BrokerRole
+from skylark.store.store_results import PutResult
+from skylark.wire import properties as names
+from skylark.wire.codes import Perm, RequestCode, ResponseCode
+from skylark.wire.command import Command, response_to
+from skylark.wire.fields import decode_ext, encode_ext
+from skylark.wire.headers.send import (
+    EXT_MSG_REGION,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+)
+
+RECALL_TAG: Final = "_RECALL_TAG_"
+HANDLE_VERSION: Final = "v1"
+FAILED: Final = "recall failed, execute error"
+_BODY: Final = b"0"
+_TIME_DIGITS_MAX: Final = 18
+
+
+class RecallHandle(NamedTuple):
+    """What a handle says; the time stays text, for it may be anything."""
+
+    topic: str
+    broker_name: str
+    time_text: str
+    unique_id: str
+
+    def encode(self) -> str:
+        """The handle as clients get it."""
+        text = " ".join((HANDLE_VERSION, *self))
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def decode(cls, handle: str) -> RecallHandle:
+        """Read a handle; raises BrokerError (604) if it is none."""
+        try:
+            padded = handle.encode("ascii") + b"=" * (-len(handle) % 4)  # Java asks for none
+            raw = base64.b64decode(padded, altchars=b"-_", validate=True)
+            parts = raw.decode("utf-8", "replace").split(" ")
+        except (UnicodeEncodeError, binascii.Error):
+            parts = []
+        if len(parts) < 5 or parts[0] != HANDLE_VERSION:
+            _refuse(ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid")
+        return cls(*parts[1:5])
+
+
+def recall_handle(properties: Mapping[str, str], broker_name: str) -> str | None:
+    """The handle of a message that was sent to the timer; None for others, and for retries."""
+    text = properties.get(names.PROPERTY_TIMER_OUT_MS)
+    topic = properties.get(names.PROPERTY_REAL_TOPIC)
+    unique_id = properties.get(names.PROPERTY_UNIQ_KEY)
+    if text is None or topic is None or unique_id is None or topic.startswith(RETRY_PREFIX):
+        return None
+    if not text.isdecimal() or len(text) > _TIME_DIGITS_MAX:  # sent so by the client itself
+        return None
+    return RecallHandle(topic, broker_name, str(int(text) + 1), unique_id).encode()
+
+
+class RecallHandlers:
+    """The request that takes timed messages back."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        writer: MessageWriter,
+        topics: TopicTable,
+        stats: BrokerStats,
+        clock: TimeSource,
+    ) -> None:
+        self._live = live
+        self._writer = writer
+        self._topics = topics
+        self._stats = stats
+        self._clock = clock
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Tell the dispatcher which code each method answers."""
+        dispatcher.add_cold(RequestCode.RECALL_MESSAGE, self.recall)
+
+    async def recall(self, connection: Connection, request: Command) -> Command:
+        """RECALL_MESSAGE (370)."""
+        ext = {EXT_MSG_REGION: self._live.current.region_id}
+        header = decode_ext(RecallMessageRequestHeader, request.ext)
+        try:
+            handle = self._check(header)
+            await self._put_mark(connection, header, handle)
+        except BrokerError as error:
+            return response_to(request, error.code, str(error), ext=ext)
+        answer = RecallMessageResponseHeader(msg_id=handle.unique_id)
+        return response_to(request, ResponseCode.SUCCESS, ext=ext | encode_ext(answer))
+
+    def _check(self, header: RecallMessageRequestHeader) -> RecallHandle:
+        """The checks, in Java's order."""
+        config, now_ms = self._live.current, self._clock.now_ms()
+        unavailable = "recall failed, broker service not available"
+        if not config.recall_message_enable:
+            _refuse(
+                ResponseCode.NO_PERMISSION,
+                "recall failed, operation is forbidden",
+                hint="set recallMessageEnable=true",
+            )
+        if config.store.broker_role is BrokerRole.SLAVE:
+            _refuse(ResponseCode.SLAVE_NOT_AVAILABLE, unavailable)
+        if now_ms < config.start_accept_send_request_time_stamp or not (
+            config.broker_permission & Perm.WRITE or config.allow_recall_when_broker_not_writeable
+        ):
+            _refuse(ResponseCode.SERVICE_NOT_AVAILABLE, unavailable)
+        if self._topics.get(header.topic) is None:
+            remark = f"recall failed, the topic[{header.topic}] not exist"
+            _refuse(ResponseCode.TOPIC_NOT_EXIST, remark)
+        handle = RecallHandle.decode(header.recall_handle)
+        if header.topic != handle.topic:
+            _refuse(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+        if handle.broker_name != config.broker_name:
+            _refuse(ResponseCode.ILLEGAL_OPERATION, unavailable)
+        text = handle.time_text
+        is_time = text.isdecimal() and len(text) <= _TIME_DIGITS_MAX
+        left_ms = int(text) - now_ms if is_time else -1
+        if not 0 < left_ms < config.timer_max_delay_sec * 1_000:
+            _refuse(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        return handle
+
+    async def _put_mark(
+        self, connection: Connection, header: RecallMessageRequestHeader, handle: RecallHandle
+    ) -> None:
+        """Store the mark, and wait until it is as durable as a message; raises BrokerError."""
+        now_ms = self._clock.now_ms()
+        properties = {
+            names.PROPERTY_TAGS: RECALL_TAG,
+            names.PROPERTY_TIMER_DEL_UNIQKEY: self._delete_key(handle),
+            names.PROPERTY_UNIQ_KEY: handle.unique_id,
+            names.PROPERTY_TIMER_DELIVER_MS: handle.time_text,
+            names.PROPERTY_BORN_TIMESTAMP: str(now_ms),
+        }
+        if header.producer_group:
+            properties[names.PROPERTY_PGROUP] = header.producer_group
+        draft = Draft(
+            handle.topic, 0, _BODY, born_timestamp=now_ms, born_host=born_host(connection)
+        )
+        try:
+            result, _status = await self._writer.put_own_safely(draft, properties)
+        except LocalProtocolError as error:  # a separator in the handle, or in the group
+            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=str(error))
+        if not result.status.stored:
+            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=result.status.name)
+        self._count(draft.topic, result)
+
+    def _delete_key(self, handle: RecallHandle) -> str:
+        """Java before 5.5 writes and knows only the longer form; the timer here knows both."""
+        if self._live.current.append_topic_for_timer_delete_key:
+            return f"{handle.topic}+{handle.unique_id}"
+        return handle.unique_id
+
+    def _count(self, topic: str, result: PutResult) -> None:
+        is_system = self._topics.is_system(topic)
+        self._stats.put(topic, result.message_count, result.size, is_system=is_system)
+
+
+def _refuse(code: ResponseCode, remark: str, hint: str | None = None) -> NoReturn:
+    raise broker_error(code, remark, hint=hint)

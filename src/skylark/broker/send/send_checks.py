@@ -1,0 +1,174 @@
+"""Before a message is stored: the checks of its header, in Java's order, and what it gets from us.
+
+Sends (:mod:`skylark.broker.send.handlers`) and replies (:mod:`skylark.broker.send.reply_handlers`)
+pass the same checks. They look at the header alone; a missing topic is created here. What is
+refused because of overload, or because this broker is a slave, does not get here
+(:mod:`skylark.broker.overload.overload_guard`).
+
+Every message is given the region of the broker and whether traces are wanted, as properties, and
+every answer has both as ext fields. They follow the live settings, and are made anew only when
+these change: this is on the hot path. A queue id below 0 gets the queues in turn; Java draws one.
+
+Answers to ``AbstractSendMessageProcessor.msgCheck`` and ``buildMsgContext``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import count
+from typing import Final
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.topics.topic_table import TopicTable, describe
+from skylark.core.clock import TimeSource
+from skylark.core.errors import (
+    BrokerError,
+    InvalidParameterError,
+    NoPermissionError,
+    TopicNotExistError,
+)
+from skylark.core.names import Address, send_problem, topic_problem
+from skylark.net.connection import Connection
+from skylark.net.success_response import FAQ_HINT
+from skylark.store.commit_log import Draft
+from skylark.wire import properties as names
+from skylark.wire.bodies.config import TopicConfig, TopicFilterType
+from skylark.wire.codes import Perm, RequestCode
+from skylark.wire.command import Command
+from skylark.wire.headers.send import (
+    EXT_MSG_REGION,
+    EXT_TRACE_ON,
+    SendHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from skylark.wire.layout import FLAG_MULTI_TAGS
+from skylark.wire.lazy_command import header_of
+from skylark.wire.message import pack_host
+
+BORN_HOST: Final = "born_host"  # attribute of a connection: its address as records hold it
+SENDABLE_MAX: Final = 10_000  # names that are kept as checked
+_UNKNOWN_HOST: Final = bytes(8)
+_LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
+
+
+def send_header(request: Command) -> SendHeader:
+    """The header of a send or of a reply, which has long names or letters, by the code."""
+    if request.code in _LONG_NAMES:
+        return header_of(SendMessageRequestHeader, request)
+    return header_of(SendMessageRequestHeaderV2, request)
+
+
+class SendChecks:
+    """Who may send what where, by the settings of now."""
+
+    def __init__(self, live: LiveSettings, topics: TopicTable, clock: TimeSource) -> None:
+        self._live = live
+        self._topics = topics
+        self._clock = clock
+        self._turns = count()
+        self._sendable: set[str] = set()  # names of topics that were found right
+        self._prepare(live.current)
+
+    def follow(self) -> None:
+        """Take over changed settings; called at the start of every request."""
+        if self._live.current is not self.config:
+            self._prepare(self._live.current)
+
+    def _prepare(self, config: BrokerConfig) -> None:
+        trace_on = "true" if config.trace_on else "false"
+        #: The settings that all of this follows.
+        self.config = config
+        #: Ext fields of every answer.
+        self.ext = {EXT_TRACE_ON: trace_on, EXT_MSG_REGION: config.region_id}
+        #: Properties of every message.
+        self.added = {
+            names.PROPERTY_MSG_REGION: config.region_id,
+            names.PROPERTY_TRACE_ON: trace_on,
+        }
+        #: Those of a message that is not a reply, and the same as a property string.
+        self.added_to_sends = {**self.added, names.PROPERTY_CLUSTER: config.broker_cluster_name}
+        self.added_text = names.encode_properties(self.added_to_sends)
+
+    def topic_of(self, connection: Connection, header: SendHeader) -> TopicConfig:
+        """The topic of a send, created if need be; raises BrokerError where it may not be sent."""
+        config = self.config
+        start_ms = config.start_accept_send_request_time_stamp
+        if start_ms and self._clock.now_ms() < start_ms:
+            raise BrokerError(f"broker unable to service, until {_local_time(start_ms)}")
+        topic = self._topics.get(header.topic)
+        if not config.broker_permission & Perm.WRITE and topic is not None and topic.order:
+            raise NoPermissionError(f"the broker[{config.broker_ip1}] sending message is forbidden")
+        if topic is None or header.topic not in self._sendable:
+            # Also where the topic exists: the broker itself makes some that nobody may send to.
+            if (problem := topic_problem(header.topic)) is not None:
+                raise InvalidParameterError(problem)
+            if (problem := send_problem(header.topic)) is not None:
+                raise NoPermissionError(problem)
+            if topic is None:
+                topic = self._create(header)
+            if len(self._sendable) >= SENDABLE_MAX:
+                self._sendable.clear()
+            self._sendable.add(header.topic)
+        if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
+            raise InvalidParameterError(
+                f"request queueId[{header.queue_id}] is illegal, {describe(topic)}"
+                f" Producer: {Address(*connection.remote_address)}"
+            )
+        return topic
+
+    def _create(self, header: SendHeader) -> TopicConfig:
+        topic = self._topics.create_on_send(
+            header.topic,
+            default_topic=header.default_topic,
+            queue_count=header.default_topic_queue_nums,
+            unit_mode=header.unit_mode or False,
+        )
+        if topic is None:
+            raise TopicNotExistError(
+                f"topic[{header.topic}] not exist, apply first please!{FAQ_HINT}"
+            )
+        return topic
+
+    def draft(
+        self, connection: Connection, header: SendHeader, topic: TopicConfig, body: bytes
+    ) -> Draft:
+        """The message as it will be stored, but for its properties."""
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = next(self._turns) % max(1, topic.write_queue_nums)
+        sys_flag = header.sys_flag
+        if topic.topic_filter_type is TopicFilterType.MULTI_TAG:
+            sys_flag |= FLAG_MULTI_TAGS
+        return Draft(
+            header.topic,
+            queue_id,
+            body,
+            flag=header.flag,
+            sys_flag=sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=born_host(connection),
+            reconsume_times=header.reconsume_times or 0,
+        )
+
+
+def born_host(connection: Connection) -> bytes:
+    found = connection.attributes.get(BORN_HOST)
+    if isinstance(found, bytes):
+        return found
+    ip, port = connection.remote_address
+    try:
+        host = pack_host(ip.partition("%")[0], port)
+    except ValueError:  # not an address of the internet
+        host = _UNKNOWN_HOST
+    connection.attributes[BORN_HOST] = host
+    return host
+
+
+def _local_time(time_ms: int) -> str:
+    try:
+        local = datetime.fromtimestamp(time_ms / 1000, tz=UTC).astimezone()
+    except (ValueError, OverflowError, OSError):  # some year without a name: "never" is meant
+        return f"{time_ms} ms"
+    return f"{local:%Y-%m-%d %H:%M:%S},{time_ms % 1000:03d}"

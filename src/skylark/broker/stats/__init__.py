@@ -1,0 +1,1 @@
+"""What the broker counts: statistics, metrics and their Prometheus exporter."""

@@ -1,0 +1,294 @@
+"""What the metrics of a broker show, and where: the Prometheus endpoint.
+
+With ``metricsExporterType=PROM`` the broker serves its metrics on ``metricsPromExporterPort``
+(5557), as the name server does on ``metricsPort``. Nothing is measured without: the hooks on the
+paths of messages stay empty.
+
+Most numbers are read when they are scraped. Messages in are counted as they are stored, by topic
+and by the type that the topic has (``message.type``): "unspecified" if it has none. A delayed or
+transactional message counts where it waits, in a system topic, and again in its own topic when it
+gets there. Lags are worked out at the beginning of each scrape, a slice per turn of the loop
+(:mod:`skylark.broker.stats.consumer_lag`), before the first metric is rendered.
+
+Answers to ``BrokerMetricsManager``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from skylark.broker.config import BrokerConfig, MetricsExporterType
+from skylark.broker.stats.consumer_lag import Lag, LagReport
+from skylark.broker.stats.metrics import (
+    PROTOCOL_TYPE,
+    STORAGE_LABELS,
+    BrokerMetrics,
+    PutMetrics,
+    constant_labels,
+    watch_protection,
+)
+from skylark.broker.stats.rpc_latency import RpcTimes
+from skylark.broker.topics.attributes import MESSAGE_TYPE
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.clock import Clock
+from skylark.core.metrics import Registry
+from skylark.core.names import is_dlq_topic, is_retry_topic, is_system_group
+from skylark.net.metrics_http import MetricsServer
+from skylark.net.transport import Network
+from skylark.wire.bodies.heartbeat import ConsumeType
+from skylark.wire.codes import version_name
+
+if TYPE_CHECKING:
+    from skylark.broker.composition import BrokerGraph
+
+UNSPECIFIED = "unspecified"
+_CONSUME_MODES: Mapping[ConsumeType | None, str] = {
+    ConsumeType.CONSUME_ACTIVELY: "pull",
+    ConsumeType.CONSUME_PASSIVELY: "push",
+    ConsumeType.CONSUME_POP: "pop",
+}
+Labelled = list[tuple[tuple[str, ...], float]]
+
+
+class PreparedRegistry(Registry):
+    """A registry that has something worked out before it is rendered."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        super().__init__(labels)
+        #: Steps to be taken at the beginning of each scrape, one per turn.
+        self.prepare: Callable[[], Iterator[None]] = lambda: iter(())
+
+    def render_parts(self) -> Iterator[str]:
+        for _ in self.prepare():
+            yield ""
+        yield from super().render_parts()
+
+
+class Exporter:
+    """The metrics of one broker; ``start`` and ``stop`` the endpoint, if there is to be one."""
+
+    def __init__(self, config: BrokerConfig, network: Network, clock: Clock) -> None:
+        self._registry = PreparedRegistry(constant_labels(config))
+        self.metrics = BrokerMetrics(self._registry)
+        self.is_on = config.metrics_exporter_type is MetricsExporterType.PROM
+        self.rpc_times = RpcTimes(self.metrics, clock)
+        self._server: MetricsServer | None = None
+        if self.is_on:
+            self._server = MetricsServer(
+                self._registry,
+                network=network,
+                clock=clock,
+                host=config.metrics_prom_exporter_host or config.bind_address,
+                port=config.metrics_prom_exporter_port,
+            )
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where Prometheus may ask, while the endpoint is open."""
+        return None if self._server is None else self._server.address
+
+    async def start(self) -> None:
+        if self._server is not None:
+            await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    def dead_letter(self, group: str, topic: str) -> None:
+        """A message of a topic was given up for a group."""
+        labels = (group, topic, _flag(is_system_group(group)))
+        self.metrics.send_to_dlq.labels(*labels).value += 1
+
+    def watch(self, graph: BrokerGraph) -> None:
+        """Read from the parts of the broker from now on; nothing if nobody scrapes."""
+        if not self.is_on:
+            return
+        lags = LagReport(
+            graph.topics, graph.offsets, graph.consumers, graph.store.reader, graph.clock
+        )
+        self._registry.prepare = lags.renew
+        graph.pulls.on_held = self.rpc_times.held
+        graph.loop_watch.on_turn = self.metrics.loop_turn.observe
+        graph.stats.on_put = _PutCounts(self.metrics, graph.topics).add
+        watch_protection(self.metrics, graph.guard, graph.registration, graph.stats)
+        _watch_broker(self.metrics, graph)
+        _watch_clients(self.metrics, graph)
+        _watch_store(self.metrics, graph)
+        _watch_timer(self.metrics, graph)
+        _watch_replication(self.metrics, graph)
+        _watch_transactions(self.metrics, graph)
+        _watch_lags(self.metrics, lags)
+
+
+class _PutCounts:
+    """Counts what producers send, by topic and type."""
+
+    def __init__(self, metrics: BrokerMetrics, topics: TopicTable) -> None:
+        self._metrics = metrics
+        self._topics = topics
+        self._children: dict[tuple[str, str], PutMetrics] = {}
+
+    def add(self, topic: str, count: int, size: int) -> None:
+        if is_retry_topic(topic) or is_dlq_topic(topic):
+            return
+        config = self._topics.get(topic)
+        kind = UNSPECIFIED if config is None else config.attributes.get(MESSAGE_TYPE, UNSPECIFIED)
+        child = self._children.get((topic, kind))
+        if child is None:
+            if len(self._children) >= self._metrics.messages_in.child_count_max:
+                self._children.clear()
+            is_system = self._topics.is_system(topic)
+            child = PutMetrics(self._metrics, topic, kind.lower(), is_system=is_system)
+            self._children[topic, kind] = child
+        child.add(count, size)
+
+
+def _watch_broker(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    def tasks() -> int:
+        return sum(len(server.dispatcher.tasks) for server in graph.servers)
+
+    def ports() -> list[tuple[str, int, int]]:
+        return [
+            (str(server.address[1]), len(server.connections), server.connections_refused)
+            for server in graph.servers
+        ]
+
+    metrics.watch("rocketmq_broker_permission", lambda: graph.live.current.broker_permission)
+    metrics.watch("rocketmq_topic_number", lambda: len(graph.topics))
+    metrics.watch("rocketmq_processor_watermark", lambda: [(("admin",), tasks())])
+    metrics.watch("skylark_requests_at_work", tasks)
+    metrics.watch("skylark_held_pulls", lambda: len(graph.pulls.held))
+    metrics.watch("skylark_connections", lambda: [((port,), count) for port, count, _ in ports()])
+    metrics.watch(
+        "skylark_connections_refused_total",
+        lambda: [((port,), count) for port, _, count in ports()],
+    )
+    metrics.watch(
+        "skylark_outstanding_bytes", lambda: sum(server.held_size() for server in graph.servers)
+    )
+    metrics.watch("rocketmq_messages_out_total", lambda: _got(graph, "count"))
+    metrics.watch("rocketmq_throughput_out_total", lambda: _got(graph, "size"))
+
+
+def _got(graph: BrokerGraph, column: str) -> Labelled:
+    return [
+        ((topic, group, _flag(graph.topics.is_system(topic))), getattr(meter, column))
+        for (topic, group), meter in graph.stats.group_gets.items()
+        if not is_retry_topic(topic) and not is_dlq_topic(topic)
+    ]
+
+
+def _watch_clients(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    def producers() -> Labelled:
+        infos = (info for group in graph.producers.table_info().data.values() for info in group)
+        counts = Counter((_language(i.language), version_name(i.version).lower()) for i in infos)
+        return [((*key, PROTOCOL_TYPE), count) for key, count in counts.items()]
+
+    def consumers() -> Labelled:
+        counts = Counter(
+            (
+                group.name,
+                _language(member.channel.language),
+                version_name(member.channel.version).lower(),
+                _CONSUME_MODES.get(group.consume_type, "push"),
+                PROTOCOL_TYPE,
+                _flag(is_system_group(group.name)),
+            )
+            for group in graph.consumers.groups()
+            for member in group.members.values()
+        )
+        return list(counts.items())
+
+    metrics.watch("rocketmq_producer_connections", producers)
+    metrics.watch("rocketmq_consumer_connections", consumers)
+    metrics.watch(
+        "skylark_groups_in_conflict",
+        lambda: [((group,), 1) for group in graph.consumers.groups_in_conflict()],
+    )
+    metrics.watch(
+        "skylark_retention_endangered_messages",
+        lambda: [((e.group, e.topic), e.message_count) for e in graph.retention_watch.endangered],
+    )
+
+
+def _watch_store(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    store = graph.store
+    files = store.log.files
+
+    def of_disk(value: Callable[[], int]) -> Callable[[], Labelled]:
+        return lambda: [(STORAGE_LABELS, value())]
+
+    values = {
+        "rocketmq_storage_size": lambda: files.file_size * len(files.files),
+        "rocketmq_storage_flush_behind_bytes": lambda: files.max_offset - files.flushed_where,
+        "rocketmq_storage_dispatch_behind_bytes": (
+            lambda: max(0, files.wrote_end - store.dispatch.dispatched_until)
+        ),
+    }
+    for name, value in values.items():
+        metrics.watch(name, of_disk(value))
+
+
+def _watch_timer(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    timer = graph.timer
+    if timer is None:
+        return
+    metrics.watch("rocketmq_timer_enqueue_lag", lambda: [(STORAGE_LABELS, timer.enqueue_lag())])
+    metrics.watch("rocketmq_timer_dequeue_lag", lambda: [(STORAGE_LABELS, timer.dequeue_lag())])
+    metrics.watch(
+        "rocketmq_timing_messages",
+        lambda: [
+            ((*STORAGE_LABELS, topic), count) for topic, count in timer.timing_counts().items()
+        ],
+    )
+
+
+def _watch_replication(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    replication = graph.replication
+    if graph.slave is not None:
+        metrics.watch("skylark_ha_following", lambda: replication.status.is_following)
+        metrics.watch("skylark_ha_diverged", lambda: replication.status.divergence is not None)
+        return
+    metrics.watch("skylark_ha_slaves", lambda: replication.status.slave_count)
+    metrics.watch("skylark_ha_slaves_in_sync", lambda: replication.status.in_sync_count)
+    metrics.watch("skylark_ha_behind_bytes", lambda: replication.status.behind_bytes)
+    metrics.watch("skylark_ha_waiting_puts", lambda: replication.status.waiting_count)
+    metrics.watch("skylark_ha_timed_out_puts_total", lambda: replication.status.timeout_count)
+
+
+def _watch_transactions(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
+    counts = graph.transactions.counts
+
+    def by_topic(counter: Mapping[str, int]) -> Callable[[], Labelled]:
+        return lambda: [((topic,), count) for topic, count in counter.items()]
+
+    metrics.watch("rocketmq_half_messages", by_topic(counts.waiting))
+    metrics.watch("rocketmq_commit_messages_total", by_topic(counts.committed))
+    metrics.watch("rocketmq_rollback_messages_total", by_topic(counts.rolled_back))
+    counts.on_committed = lambda topic, s: metrics.finish_latency.labels(topic).observe(s)
+
+
+def _watch_lags(metrics: BrokerMetrics, report: LagReport) -> None:
+    def column(name: str) -> Callable[[], Labelled]:
+        return lambda: [(_lag_labels(lag), getattr(lag, name)) for lag in report.lags]
+
+    metrics.watch("rocketmq_consumer_lag_messages", column("lag_count"))
+    metrics.watch("rocketmq_consumer_lag_latency", column("lag_ms"))
+    metrics.watch("rocketmq_consumer_inflight_messages", column("inflight_count"))
+    metrics.watch("rocketmq_consumer_ready_messages", column("ready_count"))
+    metrics.watch("rocketmq_consumer_queueing_latency", column("queueing_ms"))
+
+
+def _lag_labels(lag: Lag) -> tuple[str, str, str, str]:
+    return lag.group, lag.topic, "false", _flag(lag.is_system)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _language(name: str | None) -> str:
+    return (name or "other").lower()

@@ -1,0 +1,214 @@
+"""Warns when files are about to be deleted that hold messages which a group has not consumed yet.
+
+Retention asks nobody: whoever is too slow loses messages. So once a minute the store is asked up to
+where its log may go *soon* (:meth:`~skylark.store.retention.Retention.doomed_until`): what expires
+in the last quarter of ``fileReservedTime``, six hours at most, or has to make room when the log
+grows by one more file. Usually that is nothing, and nothing else is done. Otherwise the groups in
+use are looked at, and those that have still to read messages from there stand in
+:attr:`RetentionWatch.endangered`, which the metric ``skylark_retention_endangered_messages`` shows,
+and once an hour in the log. Before a file goes that no warning has covered, because the disk filled
+up, its readers are looked at the same way.
+
+A group is in use while it is online, and for a day after it has committed anything: batch jobs and
+Spark queries are not online, they only commit. When it has committed is seen by comparing offsets
+from minute to minute, which costs the path of commits nothing; after a start of the broker all
+groups count as in use. Topics of retries are watched like others. A queue without committed offset
+counts as consumed: nobody knows where the group would begin.
+
+The work is cut into slices, one per turn of the loop, and bounded by :data:`PAIR_COUNT_MAX`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from skylark.broker.groups.consumer_offsets import OffsetTable
+from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import StoreError
+from skylark.store.consume_queue import EntryQueue
+from skylark.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 60.0
+#: What expires within this time is called soon, and never more than a quarter of all time.
+AHEAD_MS_MAX: Final = 6 * 3_600_000
+_HOUR_MS: Final = 3_600_000
+#: For how long a group that is offline is in use after a commit.
+IN_USE_MS: Final = 24 * 3_600_000
+#: How often the log says the same again.
+REPEAT_MS: Final = 3_600_000
+PAIR_COUNT_MAX: Final = 10_000
+#: Pairs of group and topic that are looked at in one slice.
+PAIRS_PER_SLICE: Final = 64
+
+Pair = tuple[str, str]  # group, topic
+
+
+class Endangered(msgspec.Struct, frozen=True):
+    """What a group stands to lose of a topic."""
+
+    group: str
+    topic: str
+    message_count: int
+
+
+class _Seen(msgspec.Struct):
+    """What a group had committed at the last look, and since when."""
+
+    offsets: dict[int, int]
+    since_ms: int
+
+
+class RetentionWatch:
+    """Looks from ``start`` to ``stop``; see the module."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        store: MessageStore,
+        offsets: OffsetTable,
+        consumers: ConsumerTable,
+        clock: Clock,
+    ) -> None:
+        self._live = live
+        self._store = store
+        self._offsets = offsets
+        self._consumers = consumers
+        self._clock = clock
+        self._seen: dict[Pair, _Seen] = {}
+        self._told: dict[Pair, int] = {}  # when, in milliseconds
+        self._covered_until = 0  # groups that need what lies before this log offset are known
+        self._timer: TimerHandle | None = None
+        self._work: Iterator[None] | None = None
+        self.endangered: list[Endangered] = []  #: as of the last look
+
+    def start(self) -> None:
+        """Begin to look at intervals."""
+        self._timer = self._clock.call_later(INTERVAL_S, self._begin)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._work = None
+
+    def deleting(self, start: int, end: int, forced: bool) -> None:
+        """A file of the log is about to go (:data:`~skylark.store.retention.OnDelete`)."""
+        del start, forced
+        if end > self._covered_until:
+            for _ in self._look(end):
+                pass
+
+    # ---- looking ---------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.start()
+        if self._work is None:
+            self._work = self._note_commits()
+            self._step()
+
+    def _step(self) -> None:
+        """A slice of the work; the rest follows in later turns."""
+        if self._work is None:
+            return
+        try:
+            next(self._work)
+        except StopIteration:
+            self._work = None
+        except StoreError as error:
+            self._work = None
+            log.warning("it is not known who needs old messages: %s", error)
+        else:
+            self._clock.call_later(0.0, self._step)
+
+    def _note_commits(self) -> Iterator[None]:
+        """Remember who has committed, then look whether anybody is in danger."""
+        now_ms = self._clock.now_ms()
+        pairs = self._pairs()
+        for number, (group, topic) in enumerate(pairs, 1):
+            offsets = self._offsets.committed(group, topic)
+            seen = self._seen.get((group, topic))
+            if seen is None or seen.offsets != offsets:
+                self._seen[group, topic] = _Seen(dict(offsets), now_ms)
+            if number % PAIRS_PER_SLICE == 0:
+                yield
+        for gone in self._seen.keys() - set(pairs):
+            del self._seen[gone]
+        reserved_ms = self._live.current.store.file_reserved_time * _HOUR_MS
+        ahead_ms = min(AHEAD_MS_MAX, reserved_ms // 4)
+        yield from self._look(self._store.retention.doomed_until(ahead_ms))
+
+    def _pairs(self) -> list[Pair]:
+        """Everybody who has committed anything, broadcast consumers too."""
+        pairs = islice(self._offsets.pairs(), PAIR_COUNT_MAX)
+        return [(group, topic) for topic, group in pairs]
+
+    def _look(self, until: int) -> Iterator[None]:
+        """Who in use has still to read from before the log offset ``until``."""
+        endangered = []
+        if until > self._store.log.min_offset:
+            for number, (group, topic) in enumerate(self._in_use(), 1):
+                count = self._needed_count(self._offsets.committed(group, topic), topic, until)
+                if count:
+                    endangered.append(Endangered(group, topic, count))
+                if number % PAIRS_PER_SLICE == 0:
+                    yield
+        self.endangered = endangered
+        self._covered_until = until
+        self._tell()
+
+    def _in_use(self) -> list[Pair]:
+        since_ms = self._clock.now_ms() - IN_USE_MS
+        online = {group.name for group in self._consumers.groups()}
+        return [
+            (group, topic)
+            for group, topic in self._pairs()
+            if group in online
+            or (seen := self._seen.get((group, topic))) is None
+            or seen.since_ms >= since_ms
+        ]
+
+    def _needed_count(self, offsets: Mapping[int, int], topic: str, until: int) -> int:
+        count = 0
+        for queue_id, offset in offsets.items():
+            queue = self._store.queues.get(topic, queue_id)
+            if queue is not None:
+                first = max(offset, queue.min_offset)
+                count += max(0, _first_from(queue, first, until) - first)
+        return count
+
+    def _tell(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._told = {
+            pair: told_ms for pair, told_ms in self._told.items() if told_ms > now_ms - REPEAT_MS
+        }
+        for found in self.endangered:
+            if (found.group, found.topic) not in self._told:
+                self._told[found.group, found.topic] = now_ms
+                log.warning(
+                    "retention soon deletes %d messages of %s that group %s has not consumed yet",
+                    found.message_count,
+                    found.topic,
+                    found.group,
+                )
+
+
+def _first_from(queue: EntryQueue, first: int, until: int) -> int:
+    """The first message from ``first`` on whose record is not before the log offset ``until``."""
+    low, high = first, max(first, queue.max_offset)
+    while low < high:
+        middle = (low + high) // 2
+        entry = queue.read_entry(middle)
+        if entry is not None and entry.log_offset >= until:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,331 @@
+"""Keeps the tables of the broker on disk: topics and groups on change, offsets by the clock.
+
+Each table has a file under ``config`` (:mod:`skylark.store.config_files` says what is in it, and
+what a crash leaves). A :class:`TableSaver` owns the writing::
+
+    load_tables(files, topics, groups, offsets)             # before anything is served
+    saver = TableSaver(files, clock)
+    saved = saver.add_tables(live, topics, groups, offsets)
+    saver.every(CONSUMER_FILTERS, filters.snapshot, interval_ms=lambda: 10_000)
+    await saver.start()
+    ...
+    await saved.topics.written()                            # a new topic is on disk
+    await saver.stop()                                      # with a last save of what changed
+
+**On change**: the table is written soon after :meth:`SavedTable.mark`. What changes while a write
+is under way goes into one further write, however much it is. Whoever must not answer before the
+change is on disk awaits :meth:`SavedTable.written`: without that, a crash could leave messages of a
+topic that nobody knows any more.
+
+**By the clock**: first after 10 s, then every interval, if anything changed.
+
+The loop takes a snapshot, a thread encodes and writes it, one write per table at a time. A write
+that fails is logged once, not at every attempt, and tried again: after a second, or at the next
+interval. Until it succeeds the change is in memory only, and whoever waits for it hears so. Who
+would rather go on without the disk than wait for it asks :attr:`SavedTable.is_on_its_way` first.
+
+Answers to Java's ``ConfigManager`` and the jobs of ``BrokerController`` that call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from skylark.broker.groups.consumer_offsets import OffsetTable
+from skylark.broker.groups.subscription_groups import GroupTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import StoreError
+from skylark.core.lifecycle import Tasks
+from skylark.store import config_tables
+from skylark.store.config_files import (
+    CONSUMER_OFFSETS,
+    SUBSCRIPTION_GROUPS,
+    TOPICS,
+    ConfigFile,
+    ConfigFiles,
+)
+from skylark.store.file_system import FileSystem
+
+log = logging.getLogger(__name__)
+
+#: Where the tables are, within the directory of a store.
+CONFIG_DIRECTORY: Final = "config"
+FIRST_SAVE_S: Final = 10.0
+RETRY_S: Final = 1.0
+#: How often filters and the order of POP consumption are written.
+SLOW_INTERVAL_MS: Final = 10_000
+
+TableT = TypeVar("TableT", bound=config_tables.ConfigTable)
+
+
+class InThread(Protocol):
+    """Runs a function that blocks, away from the loop; tests run it in place."""
+
+    def __call__(self, function: Callable[..., None], /, *args: Any) -> Awaitable[None]: ...
+
+
+class SavedTable(Generic[TableT]):
+    """One table and its file; made by :class:`TableSaver`."""
+
+    def __init__(
+        self,
+        saver: TableSaver,
+        file: ConfigFile[TableT],
+        snapshot: Callable[[], TableT],
+        *,
+        interval_ms: Callable[[], int] | None = None,
+        changes: Callable[[], int] | None = None,
+    ) -> None:
+        self.name = file.name
+        self.interval_ms = interval_ms
+        self.timer: TimerHandle | None = None
+        self._saver = saver
+        self._file = file
+        self._snapshot = snapshot
+        self._changes = changes
+        self._changes_seen = changes() if changes is not None else 0
+        # What is on disk, where nobody counts the changes.
+        self._last = snapshot() if interval_ms is not None and changes is None else None
+        self._marked = 0
+        self._written = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.is_writing = False
+        self.failed = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the disk lacks a change that was marked."""
+        return self._written < self._marked
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether the disk lacks a change and takes what it is given, as far as is known.
+
+        Not so from a write that failed until one that does not: nobody knows when that is.
+        """
+        return self._written < self._marked and not self.failed
+
+    def mark(self) -> None:
+        """The table has changed."""
+        self._marked += 1
+        self._saver.write_soon(self)
+
+    def mark_if_changed(self) -> None:
+        """Look for changes, of a table that does not tell."""
+        if self._changes is not None:
+            changes = self._changes()
+            changed, self._changes_seen = changes != self._changes_seen, changes
+        else:
+            changed = not self.is_dirty and self._snapshot() != self._last
+        if changed:
+            self._marked += 1
+
+    async def written(self) -> None:
+        """Wait until every change marked so far is on disk; raises StoreError."""
+        if self.is_dirty:
+            if not self._saver.is_running:
+                raise StoreError(f"{self.name} is not saved: the broker is not running")
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append((self._marked, waiter))
+            self._saver.write_soon(self)
+            await waiter
+
+    async def write(self) -> Exception | None:
+        """Write until nothing is left to write, or until it fails; one caller at a time."""
+        while self.is_dirty:
+            marked = self._marked
+            try:
+                table = self._snapshot()
+                await self._saver.save(self._file, table)
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+                self._note_failure(error)
+                return error
+            if self._last is not None:
+                self._last = table
+            self._note_success(marked)
+        return None
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self.failed:
+            log.error(
+                "%s cannot be saved, changes hold until restart: %s",
+                self.name,
+                error,
+                exc_info=None if isinstance(error, StoreError) else error,
+            )
+        self.failed = True
+        waiters, self._waiters = self._waiters, []
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _note_success(self, marked: int) -> None:
+        if self.failed:
+            log.info("%s is saved again", self.name)
+        self.failed = False
+        self._written = marked
+        while self._waiters and self._waiters[0][0] <= marked:
+            _, waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class SavedTables(NamedTuple):
+    """The tables that a broker cannot be without."""
+
+    topics: SavedTable[config_tables.TopicTable]
+    groups: SavedTable[config_tables.SubscriptionGroupTable]
+    offsets: SavedTable[config_tables.ConsumerOffsetTable]
+
+
+class TableSaver:
+    """Writes tables; a component with ``start`` and ``stop``."""
+
+    def __init__(
+        self, files: ConfigFiles, clock: Clock, *, in_thread: InThread = asyncio.to_thread
+    ) -> None:
+        self._files = files
+        self._clock = clock
+        self._in_thread = in_thread
+        self._tables: list[SavedTable[Any]] = []
+        self._tasks = Tasks("table saver")
+        self.is_running = False
+
+    def on_change(
+        self, file: ConfigFile[TableT], snapshot: Callable[[], TableT]
+    ) -> SavedTable[TableT]:
+        """Write the table whenever it is marked."""
+        return self._add(SavedTable(self, file, snapshot))
+
+    def every(
+        self,
+        file: ConfigFile[TableT],
+        snapshot: Callable[[], TableT],
+        *,
+        interval_ms: Callable[[], int],
+        changes: Callable[[], int] | None = None,
+    ) -> SavedTable[TableT]:
+        """Write the table by the clock, if it has changed.
+
+        ``changes`` is a number that goes up with each change; without it, snapshots are compared.
+        """
+        return self._add(SavedTable(self, file, snapshot, interval_ms=interval_ms, changes=changes))
+
+    def add_tables(
+        self, live: LiveSettings, topics: TopicTable, groups: GroupTable, offsets: OffsetTable
+    ) -> SavedTables:
+        """Write topics and groups on change, offsets by the clock."""
+        saved = SavedTables(
+            topics=self.on_change(TOPICS, topics.snapshot),
+            groups=self.on_change(SUBSCRIPTION_GROUPS, groups.snapshot),
+            offsets=self.every(
+                CONSUMER_OFFSETS,
+                offsets.snapshot,
+                interval_ms=lambda: live.current.flush_consumer_offset_interval,
+                changes=lambda: offsets.change_count,
+            ),
+        )
+        topics.subscribe(lambda _change: saved.topics.mark())
+        groups.subscribe(saved.groups.mark)
+        return saved
+
+    async def start(self) -> None:
+        self.is_running = True
+        for table in self._tables:
+            self._begin(table)
+
+    async def stop(self) -> None:
+        """Write what is left; raises what could not be written."""
+        self.is_running = False
+        for table in self._tables:
+            if table.timer is not None:
+                table.timer.cancel()
+        await self._tasks.wait()
+        errors: list[Exception] = []
+        for table in self._tables:
+            if table.interval_ms is not None:
+                table.mark_if_changed()
+            error = await table.write()
+            if error is not None:
+                errors.append(error)
+        await self._tasks.cancel_and_wait()
+        if errors:
+            raise ExceptionGroup("tables could not be saved", errors)
+
+    def write_soon(self, table: SavedTable[Any]) -> None:
+        """Begin to write the table, unless it waits for another attempt."""
+        if not (table.failed and table.timer is not None):
+            self._write_now(table)
+
+    async def save(self, file: ConfigFile[TableT], table: TableT) -> None:
+        """Write one file, in a thread."""
+        await self._in_thread(self._files.save, file, table)
+
+    def _add(self, table: SavedTable[TableT]) -> SavedTable[TableT]:
+        self._tables.append(table)
+        if self.is_running:
+            self._begin(table)
+        return table
+
+    def _begin(self, table: SavedTable[Any]) -> None:
+        if table.interval_ms is not None:
+            table.timer = self._clock.call_later(FIRST_SAVE_S, self._tick, table)
+        elif table.is_dirty:
+            self.write_soon(table)
+
+    def _tick(self, table: SavedTable[Any]) -> None:
+        assert table.interval_ms is not None
+        table.timer = self._clock.call_later(table.interval_ms() / 1000, self._tick, table)
+        table.mark_if_changed()
+        if table.is_dirty:
+            self._write_now(table)
+
+    def _write_now(self, table: SavedTable[Any]) -> None:
+        if self.is_running and not table.is_writing:
+            table.is_writing = True
+            self._tasks.spawn(self._write(table), name=table.name)
+
+    async def _write(self, table: SavedTable[Any]) -> None:
+        try:
+            error = await table.write()
+        finally:
+            table.is_writing = False
+        if error is not None and table.interval_ms is None and self.is_running:
+            table.timer = self._clock.call_later(RETRY_S, self._retry, table)
+
+    def _retry(self, table: SavedTable[Any]) -> None:
+        table.timer = None
+        self.write_soon(table)
+
+
+class SettingsFile:
+    """The file that request 25 rewrites; without ``brokerConfigPath`` changes are in memory."""
+
+    def __init__(
+        self, files: FileSystem, live: LiveSettings, *, in_thread: InThread = asyncio.to_thread
+    ) -> None:
+        self._files = files
+        self._live = live
+        self._in_thread = in_thread
+        self._turn = asyncio.Lock()
+
+    async def save(self) -> None:
+        """Write the settings in force; raises StoreError."""
+        path = self._live.current.broker_config_path
+        if path is not None:
+            async with self._turn:
+                await self._in_thread(self._files.write_atomic, path, self._live.encode())
+
+
+def load_tables(
+    files: ConfigFiles, topics: TopicTable, groups: GroupTable, offsets: OffsetTable
+) -> None:
+    """Read what the last run has left; raises StoreError if there is something unreadable."""
+    topics.load(files.load(TOPICS))
+    groups.load(files.load(SUBSCRIPTION_GROUPS))
+    offsets.load(files.load(CONSUMER_OFFSETS))

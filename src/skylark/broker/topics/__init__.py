@@ -1,0 +1,1 @@
+"""Topics of the broker, their attributes, and their registration with name servers."""

@@ -1,0 +1,408 @@
+"""Registration: name servers are told that this broker exists and which topics it has.
+
+:mod:`skylark.broker.topics.registration_plan` decides what goes to whom and when; this is the
+runner beside it. It carries out announcements (103, or 217 for single topics with
+``enableSingleTopicRegister``; 322 to ask first), one task per name server, so that a dead or slow
+one delays none of the others, and feeds what happens back into the plan: outcomes, changed topics,
+lost connections, another ``namesrvAddr`` (by request 25). At the end it unregisters (104).
+
+From the answers come
+
+* for a slave, where its master is (:attr:`Registration.master`). The first name server of the list
+  that knows a master is believed; while none answers, what was known last stays. A slave without
+  master asks every few seconds who is there (106), and registers as soon as its master does.
+* the order configuration of the cluster, which marks topics as ordered.
+
+``compressed`` in the header tells the truth, unlike in Java 5.x, whose name server goes by it and
+therefore cannot read what its broker compresses. A table too large for one frame is sent in parts.
+
+A state that lasts is logged once. Answers to ``BrokerOuterAPI`` and to the registering half of
+``BrokerController``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from itertools import islice
+from typing import Final, Protocol
+
+import msgspec
+
+from skylark.broker.config import MASTER_ID, BrokerConfig
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.topics.registration_plan import Announcement, RegistrationPlan
+from skylark.broker.topics.topic_table import TopicChange
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import SkylarkError, broker_error
+from skylark.core.lifecycle import Tasks
+from skylark.core.names import ADDRESS_COUNT_MAX
+from skylark.net.client import RemotingClient
+from skylark.wire.bodies.common_body import DataVersion, KVTable
+from skylark.wire.bodies.config import TopicConfig
+from skylark.wire.bodies.register import (
+    RegisterBrokerBody,
+    encode_register_body,
+    register_body_crc,
+)
+from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.bodies.slave_sync_body import TopicConfigAndMappingSerializeWrapper
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body, encode_body
+from skylark.wire.fields import decode_ext, encode_ext
+from skylark.wire.headers import route as headers
+
+log = logging.getLogger(__name__)
+
+#: How often connections to name servers, and the list of these, are looked at; no I/O.
+LOOK_MS: Final = 1_000
+#: How often a slave without master asks for one.
+MASTER_LOOK_MS: Final = 3_000
+UNREGISTER_TIMEOUT_S: Final = 3.0
+SINGLE_TOPIC_TIMEOUT_S: Final = 3.0
+#: About 5 MB as JSON, a third of the longest frame that is taken.
+TOPICS_PER_REQUEST_MAX: Final = 20_000
+
+
+class TopicSource(Protocol):
+    """What registration needs of the table of topics."""
+
+    @property
+    def version(self) -> DataVersion: ...
+
+    def registration(
+        self, topics: Iterable[TopicConfig] | None = None
+    ) -> TopicConfigAndMappingSerializeWrapper:
+        """These topics or all, with the permissions to be announced and the current version."""
+
+    def subscribe(self, listener: Callable[[TopicChange], None]) -> None:
+        """Tell ``listener`` of every change, after it was made."""
+
+    def apply_order_table(self, table: Mapping[str, str]) -> bool:
+        """Mark topics as ordered; whether any was not."""
+
+
+class MasterAddress(msgspec.Struct, frozen=True):
+    """Where a slave finds its master."""
+
+    addr: str
+    ha_addr: str | None = None
+
+
+MasterListener = Callable[[MasterAddress | None], None]
+
+
+class Registration:
+    """Keeps one broker registered, from ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        topics: TopicSource,
+        client: RemotingClient,
+        clock: Clock,
+        *,
+        on_master: MasterListener | None = None,
+    ) -> None:
+        """``on_master`` is told when :attr:`master` changes."""
+        self.master: MasterAddress | None = None
+        self._live = live
+        self._topics = topics
+        self._client = client
+        self._clock = clock
+        self._on_master = on_master
+        self._plan = RegistrationPlan(period_ms=live.current.register_period_ms)
+        self._namesrv_addr: str | None = None  # the setting that the plan follows
+        self._masters: dict[str, MasterAddress | None] = {}  # the last answer of each name server
+        self._tasks = Tasks("registration", limit=3 * ADDRESS_COUNT_MAX)
+        self._timer: TimerHandle | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for so many changes
+        self._running = False
+        self._master_look_ms = 0
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Begin to register; returns before any name server has answered."""
+        self._running = True
+        self._topics.subscribe(self._topics_changed)
+        self._step()
+        if not self._plan.states:
+            log.warning("no name server is configured (namesrvAddr): clients find no route to here")
+
+    async def stop(self) -> None:
+        """Unregister from every name server that can be reached; takes 3 s at most."""
+        self._running = False
+        self._wake_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.cancel_and_wait()
+        reachable = [a for a in self._plan.states if self._client.connected(a)]
+        await asyncio.gather(*map(self._unregister, reachable))
+
+    async def announced(self) -> None:
+        """Wait until the name servers know the topics as they are now.
+
+        Those that do not answer are not waited for, beyond their time for one request.
+        """
+        change_count = self._plan.change_count
+        if self._running and not self._plan.heard_by_all(change_count):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append((change_count, waiter))
+            await waiter
+
+    async def register_all(self) -> None:
+        """Announce the whole table, with the permissions that the broker has now, and wait."""
+        self._plan.all_changed(self._now_ms())
+        self._step()
+        await self.announced()
+
+    # --- events ---
+
+    @property
+    def states(self) -> dict[str, bool | None]:
+        """Each name server, and whether it knows this broker; None: not tried yet."""
+        return self._plan.states
+
+    def _topics_changed(self, change: TopicChange) -> None:
+        self._plan.topics_deleted(change.deleted)
+        if change.register:
+            self._plan.topics_changed(change.register)
+            self._step()
+
+    def _step(self) -> None:
+        """Carry out what the plan asks for by now, and wake up when it asks for more."""
+        if not self._running:
+            return
+        now_ms = self._now_ms()
+        self._follow_settings(now_ms)
+        for address in self._plan.registered:
+            if not self._client.connected(address) and self._plan.connection_lost(address, now_ms):
+                log.info("the connection to name server %s is lost, registering again", address)
+        config = self._live.current
+        bodies: Callable[[], list[bytes]]
+        whole: Callable[[], list[bytes]] | None = None
+        # A slave learns from the answer to its registration who its master is now.
+        ask_first = not config.force_register and not config.is_slave
+        for announcement in self._plan.due(now_ms, ask_first=ask_first):
+            # The content is taken now: its version must not cover changes that are not in it, or
+            # a name server would take these for known when they come. It is encoded when needed.
+            if not announcement.is_whole:
+                bodies = partial(_encode, self._topics.registration(announcement.topics), config)
+            else:
+                whole = whole or cache(partial(_encode, self._topics.registration(), config))
+                bodies = whole
+            self._tasks.spawn(
+                self._carry_out(announcement, config, bodies), name=announcement.address
+            )
+        if config.is_slave and self.master is None and now_ms >= self._master_look_ms:
+            self._master_look_ms = now_ms + MASTER_LOOK_MS
+            for address in self._plan.registered:
+                self._tasks.spawn(self._look_for_master(address), name=f"master at {address}")
+        self._wake_waiting()
+        self._arm(now_ms)
+
+    def _wake_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for change_count, waiter in waiting:
+            if self._running and not self._plan.heard_by_all(change_count):
+                self._waiting.append((change_count, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+
+    def _arm(self, now_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_ms = self._plan.next_due_ms()
+        wait_ms = LOOK_MS if due_ms is None else max(0, min(LOOK_MS, due_ms - now_ms))
+        self._timer = self._clock.call_later(wait_ms / 1000, self._step)
+
+    def _follow_settings(self, now_ms: int) -> None:
+        config = self._live.current
+        if config.namesrv_addr == self._namesrv_addr:
+            return
+        self._namesrv_addr = config.namesrv_addr
+        gone = self._plan.set_servers(map(str, config.namesrv_addresses), now_ms)
+        for address in gone:
+            log.info("name server %s is no longer in namesrvAddr", address)
+            self._masters.pop(address, None)
+            self._tasks.spawn(self._leave(address), name=f"leave {address}")
+
+    # --- requests ---
+
+    async def _carry_out(
+        self, announcement: Announcement, config: BrokerConfig, bodies: Callable[[], list[bytes]]
+    ) -> None:
+        address, topics = announcement.address, announcement.topics
+        error: SkylarkError | None = None
+        succeeded = False
+        try:
+            if topics is not None and config.enable_single_topic_register:
+                await self._register_singly(address, config, topics)
+            elif not (announcement.ask_first and await self._is_known(address, config)):
+                for body in bodies():
+                    await self._register(address, config, body)
+            succeeded = True
+        except SkylarkError as caught:
+            error = caught
+        finally:
+            changed = self._plan.done(announcement, self._now_ms(), succeeded=succeeded)
+            if succeeded and config.is_slave and self._masters.get(address) is None:
+                self._plan.seek(address, self._now_ms())
+            self._choose_master()
+            self._log_outcome(address, succeeded, changed, error)
+            self._step()
+
+    async def _register(self, address: str, config: BrokerConfig, body: bytes) -> None:
+        header = headers.RegisterBrokerRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=config.broker_addr,
+            cluster_name=config.broker_cluster_name,
+            ha_server_addr=config.ha_server_addr,
+            broker_id=config.broker_id,
+            enable_acting_master=False,
+            compressed=config.compressed_register,
+            body_crc32=register_body_crc(body),
+        )
+        request = Command(code=RequestCode.REGISTER_BROKER, ext=encode_ext(header), body=body)
+        answer = await self._call(address, request, config.register_broker_timeout_mills / 1000)
+        fields = decode_ext(headers.RegisterBrokerResponseHeader, answer.ext)
+        self._masters[address] = (
+            MasterAddress(fields.master_addr, fields.ha_server_addr) if fields.master_addr else None
+        )
+        if answer.body:
+            self._topics.apply_order_table(decode_body(KVTable, answer.body).table)
+
+    async def _register_singly(
+        self, address: str, config: BrokerConfig, topics: tuple[TopicConfig, ...]
+    ) -> None:
+        """REGISTER_TOPIC_IN_NAMESRV (217) for each topic; it says nothing of the version."""
+        for topic in self._topics.registration(topics).topic_config_table.values():
+            queues = QueueData(
+                broker_name=config.broker_name,
+                read_queue_nums=topic.read_queue_nums,
+                write_queue_nums=topic.write_queue_nums,
+                perm=topic.perm,
+                topic_sys_flag=topic.topic_sys_flag,
+            )
+            request = Command(
+                code=RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+                ext=encode_ext(headers.RegisterTopicRequestHeader(topic=topic.topic_name)),
+                body=encode_body(TopicRouteData(queue_datas=[queues])),
+            )
+            await self._call(address, request, SINGLE_TOPIC_TIMEOUT_S)
+
+    async def _is_known(self, address: str, config: BrokerConfig) -> bool:
+        """QUERY_DATA_VERSION (322): whether the name server has our version of the table.
+
+        If it cannot say, it is told.
+        """
+        header = headers.QueryDataVersionRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=config.broker_addr,
+            cluster_name=config.broker_cluster_name,
+            broker_id=config.broker_id,
+        )
+        request = Command(
+            code=RequestCode.QUERY_DATA_VERSION,
+            ext=encode_ext(header),
+            body=encode_body(self._topics.version),
+        )
+        try:
+            answer = await self._call(address, request, config.register_broker_timeout_mills / 1000)
+            return not decode_ext(headers.QueryDataVersionResponseHeader, answer.ext).changed
+        except SkylarkError:
+            return False
+
+    async def _look_for_master(self, address: str) -> None:
+        """GET_BROKER_CLUSTER_INFO (106); how to reach a master is said when we register."""
+        request = Command(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await self._call(address, request, MASTER_LOOK_MS / 1000)
+            brokers = decode_body(ClusterInfo, answer.body or b"{}").broker_addr_table
+        except SkylarkError as error:
+            log.debug("name server %s does not say who is there: %s", address, error)
+            return
+        own = brokers.get(self._live.current.broker_name)
+        if own is not None and MASTER_ID in own.broker_addrs and self.master is None:
+            self._plan.all_changed(self._now_ms())
+            self._step()
+
+    async def _unregister(self, address: str) -> None:
+        config = self._live.current
+        header = headers.UnRegisterBrokerRequestHeader(
+            broker_name=config.broker_name,
+            broker_addr=config.broker_addr,
+            cluster_name=config.broker_cluster_name,
+            broker_id=config.broker_id,
+        )
+        request = Command(code=RequestCode.UNREGISTER_BROKER, ext=encode_ext(header))
+        try:
+            await self._call(address, request, UNREGISTER_TIMEOUT_S)
+        except SkylarkError as error:
+            log.warning("not unregistered from name server %s: %s", address, error)
+        else:
+            log.info("unregistered from name server %s", address)
+
+    async def _leave(self, address: str) -> None:
+        if self._client.connected(address):
+            await self._unregister(address)
+            self._client.disconnect(address)
+
+    async def _call(self, address: str, request: Command, timeout_s: float) -> Command:
+        answer = await self._client.call(address, request, timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise broker_error(answer.code, answer.remark or f"code {answer.code}")
+        return answer
+
+    # --- what is learnt ---
+
+    def _choose_master(self) -> None:
+        registered = self._plan.registered
+        if not registered:
+            return  # nobody can say: what was known stays
+        known = (self._masters.get(address) for address in registered)
+        master = next(filter(None, known), None)
+        if master != self.master:
+            self.master = master
+            log.info("the master is now %s", "unknown" if master is None else master.addr)
+            if self._on_master is not None:
+                self._on_master(master)
+
+    def _log_outcome(
+        self, address: str, succeeded: bool, changed: bool, error: SkylarkError | None
+    ) -> None:
+        if succeeded:
+            log.log(
+                logging.INFO if changed else logging.DEBUG,
+                "registered with name server %s",
+                address,
+            )
+        elif error is not None:
+            level = logging.WARNING if changed else logging.DEBUG
+            log.log(level, "not registered with name server %s, trying on: %s", address, error)
+
+    def _now_ms(self) -> int:
+        return round(self._clock.monotonic() * 1000)
+
+
+def _encode(content: TopicConfigAndMappingSerializeWrapper, config: BrokerConfig) -> list[bytes]:
+    """Bodies of 103: one, or several for a huge table."""
+    rest = iter(content.topic_config_table.items())
+    parts = [dict(islice(rest, TOPICS_PER_REQUEST_MAX))]
+    while part := dict(islice(rest, TOPICS_PER_REQUEST_MAX)):
+        parts.append(part)
+    return [
+        encode_register_body(
+            RegisterBrokerBody(
+                topic_config_serialize_wrapper=msgspec.structs.replace(
+                    content, topic_config_table=part
+                )
+            ),
+            compress=config.compressed_register,
+        )
+        for part in parts
+    ]

@@ -1,0 +1,210 @@
+"""What a half message is, and what is made of one.
+
+A producer's transactional message is stored out of sight, in the only queue of
+RMQ_SYS_TRANS_HALF_TOPIC, with its destination in ``REAL_TOPIC`` and ``REAL_QID``
+(:func:`prepare`). From there it becomes
+
+* the *final* message, when it is committed (:meth:`Half.final`): transaction type "commit", the
+  log offset of the half message in the field for it. The destination leaves the properties, all
+  others stay, ``TRAN_MSG`` among them;
+* the *next copy* of itself, when its producer is asked about it (:meth:`Half.renewed`): the queue
+  is read from its front, so what stays undecided moves to its end;
+* a copy in TRANS_CHECK_MAX_TIME_TOPIC, when it is given up (:meth:`Half.given_up`), from where an
+  administrator can bring it back (:func:`resumed`).
+
+**Identity.** A half message is known by the queue offset of its *first* copy, which every later one
+carries in ``TRAN_PREPARED_QUEUE_OFFSET``. So two answers to two questions are answers about one
+message. Java sets that property only while a message is immune; here it comes with every copy.
+A producer cannot set it: :func:`prepare` drops it.
+
+**Delay.** ``DELAY`` and the names of the timer stay in the properties of a half message and count
+when it is committed. In Java a half message with a delay is lost.
+
+Answers to ``TransactionalMessageBridge`` and ``EndTransactionProcessor.endMessageTransaction``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from skylark.broker.send.message_writer import copy_of
+from skylark.core.hashing import encode_offset_id
+from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
+from skylark.store.commit_log import Draft
+from skylark.wire import properties as names
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+from skylark.wire.fields import encode_ext
+from skylark.wire.headers.txn import CheckTransactionStateRequestHeader
+from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
+from skylark.wire.message import MessageRecord, encode_record
+
+#: Java knows one queue of half messages, and one of op messages.
+HALF_QUEUE_ID: Final = 0
+EXT_BROKER_NAME: Final = "bname"
+
+_NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
+_QUEUE_ID_MAX: Final = (1 << 31) - 1
+
+
+def prepare(draft: Draft, properties: dict[str, str]) -> None:
+    """Turn a producer's message into a half message; both arguments are changed."""
+    unique_id = properties.get(names.PROPERTY_UNIQ_KEY)
+    if unique_id:
+        properties[names.PROPERTY_TRANSACTION_ID] = unique_id
+    properties.pop(names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, None)
+    properties[names.PROPERTY_REAL_TOPIC] = draft.topic
+    properties[names.PROPERTY_REAL_QID] = str(draft.queue_id)
+    draft.sys_flag &= ~FLAG_TRANSACTION_MASK
+    draft.topic = HALF_TOPIC
+    draft.queue_id = HALF_QUEUE_ID
+
+
+class Half(msgspec.Struct, frozen=True, gc=False):
+    """A half message as it stands in the log, or a copy of one that was given up."""
+
+    record: MessageRecord
+    properties: dict[str, str]
+    #: Queue offset of the first copy: who this is.
+    first_offset: int
+    real_topic: str
+    real_queue_id: int
+
+    @property
+    def offset(self) -> int:
+        """Queue offset of this copy."""
+        return self.record.queue_offset
+
+    @property
+    def group(self) -> str | None:
+        """The producer group that decides."""
+        return self.properties.get(names.PROPERTY_PGROUP)
+
+    @property
+    def unique_id(self) -> str | None:
+        return self.properties.get(names.PROPERTY_UNIQ_KEY)
+
+    @property
+    def check_count(self) -> int:
+        """How often its producer was asked; -1 if that cannot be read, as in Java."""
+        text = self.properties.get(names.PROPERTY_TRANSACTION_CHECK_TIMES)
+        if text is None:
+            return 0
+        number = parse_number(text)
+        return -1 if number is None else number
+
+    @property
+    def has_immunity(self) -> bool:
+        """Whether the producer said for how long it does not want to be asked."""
+        return names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS in self.properties
+
+    def immunity_ms(self, timeout_ms: int) -> int:
+        """For how long after its birth nobody is asked; ``timeout_ms`` at least."""
+        text = self.properties.get(names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        return max(timeout_ms, (parse_number(text) or 0) * 1000)
+
+    # --- what becomes of it -----------------------------------------------------------------------
+
+    def final(self) -> tuple[Draft, dict[str, str]]:
+        """The message that consumers get, and its properties."""
+        properties = dict(self.properties)
+        del properties[names.PROPERTY_REAL_TOPIC], properties[names.PROPERTY_REAL_QID]
+        draft = copy_of(self.record, self.real_topic, self.real_queue_id)
+        draft.sys_flag = draft.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
+        draft.prepared_transaction_offset = self.record.log_offset
+        return draft, properties
+
+    def renewed(self) -> Draft:
+        """The next copy, which has been asked about once more."""
+        return self._with(HALF_TOPIC, self.check_count + 1)
+
+    def given_up(self) -> Draft:
+        """The copy that is kept when nobody is asked any more."""
+        return self._with(CHECK_MAX_TIME_TOPIC, None)
+
+    def resumed(self) -> Draft:
+        """A copy of one that was given up, to be asked about from the beginning."""
+        return self._with(HALF_TOPIC, 0)
+
+    def _with(self, topic: str, check_count: int | None) -> Draft:
+        properties = self._marked(check_count)
+        # Java forgets flag and reconsume times with the first question; here a copy is a copy.
+        draft = copy_of(self.record, topic, HALF_QUEUE_ID)
+        draft.properties = names.encode_properties(properties).encode()
+        return draft
+
+    def _marked(self, check_count: int | None) -> dict[str, str]:
+        properties = dict(self.properties)
+        properties[names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET] = str(self.first_offset)
+        if check_count is not None:
+            properties[names.PROPERTY_TRANSACTION_CHECK_TIMES] = str(check_count)
+        return properties
+
+    def question(self, log_offset: int, queue_offset: int, broker_name: str) -> Command:
+        """CHECK_TRANSACTION_STATE (39) about the copy just made, which stands at these offsets.
+
+        The body is the message with its real topic and queue. As in Java it has the store time of
+        the copy before, and WAIT=false.
+        """
+        record = self.record
+        properties = self._marked(self.check_count + 1)
+        properties[names.PROPERTY_WAIT] = "false"
+        body = encode_record(
+            self.real_topic,
+            record.body,
+            names.encode_properties(properties).encode(),
+            queue_id=self.real_queue_id,
+            queue_offset=queue_offset,
+            log_offset=log_offset,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            store_timestamp=record.store_timestamp,
+            store_host=record.store_host,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            reconsume_times=record.reconsume_times,
+        )
+        header = CheckTransactionStateRequestHeader(
+            topic=HALF_TOPIC,
+            tran_state_table_offset=queue_offset,
+            commit_log_offset=log_offset,
+            msg_id=self.unique_id,
+            transaction_id=self.unique_id,
+            offset_msg_id=encode_offset_id(record.store_host, log_offset),
+        )
+        ext = encode_ext(header)
+        ext[EXT_BROKER_NAME] = broker_name
+        return Command(code=RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
+
+
+def read_half(record: MessageRecord, topic: str = HALF_TOPIC) -> Half | None:
+    """A record as a half message; None if it is none, or does not say where it belongs."""
+    if record.topic != topic:
+        return None
+    properties = dict(record.properties)
+    real_topic = properties.get(names.PROPERTY_REAL_TOPIC)
+    real_queue_id = parse_number(properties.get(names.PROPERTY_REAL_QID, ""))
+    if real_topic is None or real_queue_id is None or not 0 <= real_queue_id <= _QUEUE_ID_MAX:
+        return None
+    properties.pop(names.PROPERTY_CRC32, None)  # of this record
+    return Half(record, properties, first_offset_of(record), real_topic, real_queue_id)
+
+
+def first_offset_of(record: MessageRecord) -> int:
+    """Queue offset of the first copy of a half message."""
+    text = names.find_raw_property(record.raw_properties, _FIRST_OFFSET)
+    number = None if text is None else parse_number(text.decode("utf-8", "replace"))
+    return record.queue_offset if number is None or number < 0 else number
+
+
+_FIRST_OFFSET: Final = names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET.encode()
+
+
+def parse_number(text: str) -> int | None:
+    """A whole number as Java reads one; None for anything else."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not digits.isdecimal() or len(digits) > _NUMBER_SIZE_MAX:
+        return None
+    return int(text)

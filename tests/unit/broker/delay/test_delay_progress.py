@@ -1,0 +1,167 @@
+"""Progress of delay levels, by numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skylark.broker.delay.delay_progress import MARKS_MAX, DelayLevel, DelayLevels
+from skylark.store.config_tables import DelayOffsetTable
+from skylark.wire.bodies.common_body import DataVersion
+
+NOW = 1_700_000_000_000
+
+
+def no_queue(_queue_id: int) -> tuple[int, int]:
+    return 0, 0
+
+
+@pytest.mark.parametrize(
+    ("tags_code", "due_ms"),
+    [
+        (NOW + 9_999, NOW + 9_999),
+        (NOW + 10_000, NOW + 10_000),
+        (NOW + 10_001, NOW),  # later than the whole delay from now
+        (NOW - 5, NOW - 5),
+    ],
+)
+def test_when_an_entry_is_due(tags_code: int, due_ms: int) -> None:
+    assert DelayLevel(3, 10_000).due_ms(tags_code, NOW) == due_ms
+
+
+def test_a_level_without_a_delay_is_due_when_its_entries_say() -> None:
+    assert DelayLevel(18, None).due_ms(NOW + 7_200_000, NOW) == NOW + 7_200_000
+
+
+def test_progress_is_safe_when_the_log_is_on_disk() -> None:
+    level = DelayLevel(1, 1000)
+    level.delivered(100)
+    level.delivered(200)
+    level.mark(flushed_where=50)
+    assert level.next_offset == 2
+    level.delivered(300)
+    level.mark(50)
+    assert level.safe_offset(50) == 0
+    assert level.safe_offset(199) == 0
+    assert level.safe_offset(200) == 2
+    assert level.safe_offset(300) == 3
+
+
+def test_entries_passed_over_are_safe_with_the_deliveries_before_them() -> None:
+    level = DelayLevel(1, 1000)
+    level.next_offset += 1
+    level.mark(0)
+    assert level.safe_offset(0) == 1
+    level.delivered(100)
+    level.next_offset += 1
+    level.mark(0)
+    assert (level.safe_offset(99), level.safe_offset(100)) == (1, 3)
+
+
+def test_expired_entries_are_passed_over() -> None:
+    level = DelayLevel(1, 1000)
+    level.begin_at(5, 5, 20)
+    assert level.keep_within(5, 20) == 0
+    assert level.keep_within(12, 20) == 7
+    assert level.next_offset == 12
+
+
+def test_a_queue_that_was_begun_anew_is_delivered_from_its_start() -> None:
+    level = DelayLevel(1, 1000)
+    level.begin_at(5, 5, 20)
+    level.delivered(100)
+    level.mark(0)
+    assert level.keep_within(0, 2) == 0
+    assert (level.next_offset, level.safe_offset(1000)) == (0, 0)
+
+
+def test_the_newest_mark_takes_what_is_too_much() -> None:
+    level = DelayLevel(1, 1000)
+    for number in range(1, MARKS_MAX + 11):
+        level.delivered(number * 100)
+        level.mark(0)
+    last = MARKS_MAX + 10
+    assert level.safe_offset((MARKS_MAX - 1) * 100) == MARKS_MAX - 1
+    assert level.safe_offset(last * 100 - 1) == MARKS_MAX - 1
+    assert level.safe_offset(last * 100) == last
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 400)), max_size=60))
+def test_progress_is_never_safe_before_the_disk_has_it(
+    steps: list[tuple[int, int, int]],
+) -> None:
+    """Each step: deliveries, entries passed over behind them, bytes that the disk catches up."""
+    level = DelayLevel(1, 1000)
+    log_end = flushed = 0
+    ends: list[int] = []  # where the log had to be on disk, by entry
+    for delivered_count, skipped_count, flushed_size in steps:
+        for _ in range(delivered_count):
+            log_end += 100
+            level.delivered(log_end)
+            ends.append(log_end)
+        level.next_offset += skipped_count
+        ends += [log_end] * skipped_count
+        level.mark(flushed)
+        flushed = min(log_end, flushed + flushed_size)
+        safe = level.safe_offset(flushed)
+        assert all(end <= flushed for end in ends[:safe])
+    assert level.safe_offset(log_end) == level.next_offset == len(ends)
+
+
+def test_load_goes_on_within_what_the_queues_hold() -> None:
+    levels = DelayLevels([1000, 5000, 10_000, 30_000], NOW)
+    version = DataVersion(counter=4, timestamp=NOW - 1)
+    table = DelayOffsetTable(data_version=version, offset_table={1: 10, 2: 3, 3: 99})
+    bounds = {0: (0, 12), 1: (5, 9), 2: (0, 40), 3: (7, 8)}
+    levels.load(table, bounds, bounds.__getitem__)
+    assert {level: p.next_offset for level, p in levels.by_level.items()} == {
+        1: 10, 2: 5, 3: 40, 4: 7,
+    }  # fmt: skip
+    assert levels.snapshot(0).offset_table == {1: 10, 2: 5, 3: 40, 4: 7}
+    assert levels.version == version
+
+
+def test_an_offset_without_a_queue_is_of_no_use() -> None:
+    """The next message there gets offset 0: Java would pass over it."""
+    levels = DelayLevels([1000], NOW)
+    levels.load(DelayOffsetTable(offset_table={1: 5}), [], no_queue)
+    assert levels.by_level[1].next_offset == 0
+    assert levels.snapshot(0).offset_table == {1: 0}
+
+
+def test_levels_without_messages_are_not_listed() -> None:
+    levels = DelayLevels([1000, 5000], NOW)
+    levels.load(DelayOffsetTable(), [], no_queue)
+    assert levels.snapshot(0) == DelayOffsetTable(data_version=DataVersion(timestamp=NOW))
+    levels.by_level[2].listed = True
+    assert levels.snapshot(0).offset_table == {2: 0}
+
+
+def test_queues_of_levels_that_are_gone_are_kept() -> None:
+    levels = DelayLevels([1000], NOW)
+    levels.load(DelayOffsetTable(offset_table={1: 1, 3: 2}), [0, 2], lambda _id: (0, 4))
+    assert [(level, p.delay_ms, p.next_offset) for level, p in levels.by_level.items()] == [
+        (1, 1000, 1),
+        (3, None, 2),
+    ]
+
+
+def test_so_many_deliveries_make_a_new_version() -> None:
+    levels = DelayLevels([1000], NOW)
+    levels.note_progress(199, 200, NOW + 1)
+    assert levels.version.counter == 0
+    levels.note_progress(1, 200, NOW + 2)
+    assert (levels.version.counter, levels.version.timestamp) == (1, NOW + 2)
+    levels.note_progress(0, 200, NOW + 3)
+    assert levels.version.counter == 1
+
+
+def test_whether_all_progress_is_safe() -> None:
+    levels = DelayLevels([1000, 5000], NOW)
+    assert levels.are_safe(0)
+    levels.by_level[2].delivered(100)
+    levels.by_level[2].mark(0)
+    assert not levels.are_safe(99)
+    assert levels.are_safe(100)

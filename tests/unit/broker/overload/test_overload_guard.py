@@ -1,0 +1,550 @@
+"""Overload: how long requests waited, on plain numbers and on both loops; who else is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from skylark.broker.config import load_broker_config
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.overload.overload_guard import (
+    FAMILIES,
+    Family,
+    LoopWatch,
+    OutstandingBytes,
+    OverloadGuard,
+    Reason,
+    SlowGroup,
+    groups_too_far_behind,
+)
+from skylark.broker.stats.broker_stats import BrokerStats
+from skylark.core.clock import LoopClock
+from skylark.core.errors import SystemBusyError
+from skylark.net.connection import Connection
+from skylark.net.dispatch import Dispatcher
+from skylark.net.limits import NetLimits
+from skylark.net.server import RemotingServer
+from skylark.net.transport import TcpNetwork
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command, response_to
+from skylark.wire.frame import FrameBuffer, encode_frame
+from tests.loops import on_both_loops
+from tests.unit.broker.connections import FakeConnection
+
+SEND = RequestCode.SEND_MESSAGE_V2
+STALL = RequestCode.QUERY_MESSAGE  # stands for any work that takes long
+TIMEOUT = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
+PCBUSY = "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
+
+
+class FakeTime:
+    """Time that moves when told to, even while a handler runs."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def now_ms(self) -> int:
+        return round(self.now * 1000)
+
+
+def live_settings(**changes: str) -> LiveSettings:
+    texts = {"storePathRootDir": "unused", "brokerName": "b", **changes}
+    return LiveSettings(load_broker_config(texts), now_ms=0)
+
+
+class Bench:
+    """A guard without a loop: turns end when told to."""
+
+    def __init__(self, **changes: str) -> None:
+        self.time = FakeTime()
+        self.ends: list[Callable[[], None]] = []  # what runs in the next turn
+        self.turns_ms: list[float] = []
+        self.watch = LoopWatch(self.time, call_soon=self.ends.append, on_turn=self.turns_ms.append)
+        self.live = live_settings(**changes)
+        self.guard = OverloadGuard(self.live, self.watch, self.time)
+
+    def arrive(self) -> float:
+        """How long bytes that are read now have waited."""
+        return self.time.now - self.watch.arrived_at(self.time.now)
+
+    def work(self, seconds: float) -> None:
+        """One turn that works for so long."""
+        self.arrive()
+        self.time.now += seconds
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """The poll after the turn; what it has found is read next."""
+        callbacks, self.ends[:] = list(self.ends), []
+        for callback in callbacks:
+            callback()
+
+    def rest(self) -> None:
+        """Turn until nothing is watched any more."""
+        while self.ends:
+            self.end_turn()
+
+    def refusal(self, code: int) -> str | None:
+        try:
+            self.guard.before(FakeConnection(), Command(code=code))
+        except SystemBusyError as error:
+            return f"{error}"
+        return None
+
+
+# --- how long bytes have waited ---
+
+
+def test_bytes_found_right_after_a_long_turn_count_from_its_beginning() -> None:
+    bench = Bench()
+    bench.work(0.25)
+    bench.time.now += 0.05  # other callbacks came first
+    assert bench.arrive() == pytest.approx(0.3)
+
+
+def test_all_others_count_as_arrived_now() -> None:
+    bench = Bench()
+    assert bench.arrive() == 0.0  # nothing was before it
+    bench.end_turn()
+    bench.work(0.25)
+    bench.end_turn()  # nothing was found
+    assert bench.arrive() == 0.0
+    bench.end_turn()
+    bench.work(0.009)  # nobody waited for long
+    assert bench.arrive() == 0.0
+
+
+def test_all_bytes_of_one_turn_were_found_by_one_poll() -> None:
+    bench = Bench()
+    bench.work(0.1)
+    assert bench.arrive() == pytest.approx(0.1)
+    bench.time.now += 0.3  # another connection had its turn first
+    assert bench.arrive() == pytest.approx(0.4)
+    assert len(bench.ends) == 2, "one end per turn, and one of its poll"
+
+
+def test_only_the_last_turn_counts() -> None:
+    bench = Bench()
+    bench.work(0.15)
+    bench.work(0.1)
+    assert bench.arrive() == pytest.approx(0.1)
+
+
+def test_the_length_of_each_turn_is_told() -> None:
+    bench = Bench()
+    bench.work(0.25)
+    bench.work(0.0)
+    assert bench.turns_ms == [pytest.approx(250.0), 0.0]
+
+
+def test_what_a_turn_has_set_off_counts_as_well() -> None:
+    """A task that a timer has woken, for example: it notes nothing, and runs a turn later."""
+    bench = Bench()
+    bench.work(0.0)
+    bench.time.now += 0.3  # the task
+    bench.end_turn()
+    assert bench.arrive() == pytest.approx(0.3)
+    bench.rest()
+    assert bench.turns_ms == [0.0, pytest.approx(300.0), 0.0]
+    bench.time.now += 60
+    assert bench.arrive() == 0.0
+
+
+def test_a_quiet_loop_is_not_watched() -> None:
+    bench = Bench()
+    bench.work(0.0)
+    assert len(bench.ends) == 1, "the turn after"
+    bench.end_turn()
+    assert bench.ends == []
+    assert not bench.watch.in_turn
+    assert bench.turns_ms == [0.0], "the turn after did nothing"
+
+
+def test_how_long_requests_wait_now() -> None:
+    bench = Bench()
+    assert bench.watch.waited_ms() == 0
+    bench.time.now += 0.07
+    assert bench.watch.waited_ms() == 70
+
+
+# --- who is refused ---
+
+
+def test_every_family_has_its_limit() -> None:
+    limits_ms = {
+        Family.SEND: 200,
+        Family.PULL: 5_000,
+        Family.LITE_PULL: 5_000,
+        Family.HEARTBEAT: 31_000,
+        Family.TRANSACTION: 3_000,
+        Family.ACK: 3_000,
+        Family.ADMIN: 5_000,
+    }
+    codes = {family: code for code, family in FAMILIES.items() if family is not None}
+    codes[Family.ADMIN] = RequestCode.GET_BROKER_RUNTIME_INFO
+    assert codes.keys() == limits_ms.keys()
+    for family, limit_ms in limits_ms.items():
+        bench = Bench()
+        bench.time.now = 0.0  # so that sums are exact
+        bench.arrive()
+        bench.time.now = (limit_ms - 1) / 1000
+        assert bench.refusal(codes[family]) is None, family
+        bench.time.now = limit_ms / 1000
+        remark = bench.refusal(codes[family])
+        assert remark is not None, family
+        assert remark.startswith(f"{TIMEOUT}{limit_ms}ms, size of queue: 0: ")
+        assert bench.guard.refused_counts[Reason.WAITED] == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "family"),
+    [
+        (10, Family.SEND),
+        (310, Family.SEND),
+        (320, Family.SEND),
+        (36, Family.SEND),
+        (11, Family.PULL),
+        (361, Family.LITE_PULL),
+        (34, Family.HEARTBEAT),
+        (37, Family.TRANSACTION),
+        (325, None),
+        (14, None),
+        (15, None),
+        (38, None),
+    ],
+)
+def test_who_belongs_where(code: int, family: Family | None) -> None:
+    assert FAMILIES[code] is family
+
+
+def test_some_requests_may_wait_for_ever() -> None:
+    bench = Bench()
+    bench.arrive()
+    bench.time.now += 3_600
+    assert bench.refusal(RequestCode.UPDATE_CONSUMER_OFFSET) is None
+    assert bench.refusal(SEND) is not None
+
+
+def test_fast_failure_can_be_switched_off_and_limits_changed_at_run_time() -> None:
+    bench = Bench()
+    bench.arrive()
+    bench.time.now += 0.5
+    assert bench.refusal(SEND) is not None
+    bench.live.update("waitTimeMillsInSendQueue=501", 0)
+    assert bench.refusal(SEND) is None
+    bench.live.update("waitTimeMillsInSendQueue=500", 0)
+    assert bench.refusal(SEND) is not None
+    bench.live.update("brokerFastFailureEnable=false", 0)
+    assert bench.refusal(SEND) is None
+
+
+def test_sends_that_waited_behind_a_long_append_are_told_of_the_disk() -> None:
+    bench = Bench()
+    bench.arrive()
+    began_at = bench.time.now
+    bench.time.now += 1.2
+    bench.guard.appended(began_at, bench.time.now)
+    remark = bench.refusal(SEND)
+    assert remark is not None
+    assert remark.startswith(f"{PCBUSY}1200ms, size of queue: 0: ")
+    assert bench.refusal(RequestCode.PULL_MESSAGE) is None
+    bench.end_turn()
+    assert (bench.refusal(SEND) or "").startswith(PCBUSY)  # it came meanwhile
+    bench.end_turn()
+    assert bench.refusal(SEND) is None
+    bench.time.now += 0.3  # later, and the disk has nothing to do with it
+    assert (bench.refusal(SEND) or "").startswith(TIMEOUT)
+    assert bench.guard.refused_counts == {
+        Reason.REJECTED: 0,
+        Reason.OUTSTANDING_BYTES: 0,
+        Reason.PAGE_CACHE_BUSY: 2,
+        Reason.WAITED: 1,
+    }
+
+
+def test_an_append_within_the_limit_is_not_to_blame() -> None:
+    bench = Bench()
+    bench.arrive()
+    began_at = bench.time.now
+    bench.time.now += 1.0
+    bench.guard.appended(began_at, began_at + 1.0)
+    assert (bench.refusal(SEND) or "").startswith(TIMEOUT)
+
+
+def test_a_better_known_arrival_wins() -> None:
+    bench = Bench()
+    arrivals = {1: bench.time.now - 0.2, 2: bench.time.now - 0.1}
+    guard = OverloadGuard(
+        bench.live,
+        bench.watch,
+        bench.time,
+        arrival_of=lambda connection: arrivals[connection.remote_address[1]],
+    )
+    with pytest.raises(SystemBusyError, match="period in queue: 200ms"):
+        guard.before(FakeConnection(1), Command(code=SEND))
+    guard.before(FakeConnection(2), Command(code=SEND))
+
+
+@pytest.mark.parametrize("slave_read", ["true", "false"])
+def test_a_slave_takes_no_sends_and_serves_pulls_only_if_told_to(slave_read: str) -> None:
+    bench = Bench(brokerRole="SLAVE", brokerId="1", slaveReadEnable=slave_read)
+    for code in (10, 310, 320):
+        assert (bench.refusal(code) or "").startswith(
+            "[REJECTREQUEST]system busy, start flow control for a while: "
+        )
+    for code in (11, 361):
+        assert (bench.refusal(code) is None) is (slave_read == "true")
+    assert bench.refusal(RequestCode.HEART_BEAT) is None
+    assert bench.refusal(RequestCode.CONSUMER_SEND_MSG_BACK) is None  # its handler says no
+
+
+def test_without_a_free_buffer_sends_are_rejected() -> None:
+    bench = Bench()
+    empty = True
+    guard = OverloadGuard(bench.live, bench.watch, bench.time, pool_is_empty=lambda: empty)
+    with pytest.raises(SystemBusyError, match=r"^\[REJECTREQUEST\]system busy"):
+        guard.before(FakeConnection(), Command(code=SEND))
+    guard.before(FakeConnection(), Command(code=RequestCode.PULL_MESSAGE))
+    empty = False
+    guard.before(FakeConnection(), Command(code=SEND))
+
+
+def test_beyond_the_bytes_that_may_be_under_way_messages_wait_elsewhere() -> None:
+    bench = Bench()
+    size, measured = 100, 0
+
+    def measure() -> int:
+        nonlocal measured
+        measured += 1
+        return size
+
+    outstanding = OutstandingBytes(measure, size_max=100)
+    guard = OverloadGuard(bench.live, bench.watch, bench.time, outstanding=outstanding)
+
+    def ask(code: int) -> None:
+        try:
+            guard.before(FakeConnection(), Command(code=code))
+        finally:
+            bench.rest()
+
+    ask(SEND)
+    size = 101
+    bench.time.now += 0.05
+    ask(SEND)
+    assert measured == 1, "adding up is not done for every request"
+    bench.time.now += 0.06
+    for code in (SEND, RequestCode.PULL_MESSAGE):
+        with pytest.raises(SystemBusyError) as caught:
+            ask(code)
+        assert caught.value.code == 2
+        assert str(caught.value).startswith(
+            "[OVERLOAD]system busy, start flow control for a while: "
+        )
+    ask(RequestCode.HEART_BEAT)
+    size = 0
+    bench.time.now += 0.2
+    ask(SEND)
+    assert guard.refused_counts[Reason.OUTSTANDING_BYTES] == 2
+
+
+# --- on real loops, over real sockets ---
+
+
+class World:
+    """A broker's port with two handlers: one stores in no time, one stalls the loop."""
+
+    def __init__(self, *, stamping: bool) -> None:
+        self.time = FakeTime()
+        self.watch = LoopWatch(self.time)
+        arrival_of = attrgetter("arrived_at") if stamping else None
+        self.guard = OverloadGuard(live_settings(), self.watch, self.time, arrival_of=arrival_of)
+        dispatcher = Dispatcher([self.guard])
+        dispatcher.add_hot(SEND, lambda _connection, request: response_to(request, 0))
+        dispatcher.add_hot(STALL, self.stall)
+        self.server = RemotingServer(
+            dispatcher,
+            TcpNetwork(),
+            LoopClock(),
+            limits=NetLimits(frames_per_turn_max=4),
+            stamp=lambda _now: self.watch.arrived_at(self.time.now),
+        )
+        self.stall_s = 0.0
+        self.is_append = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def stall(self, _connection: Connection, request: Command) -> Command:
+        began_at = self.time.now
+        self.time.now += self.stall_s
+        if self.is_append:
+            self.guard.appended(began_at, self.time.now)
+        self.meanwhile()
+        return response_to(request, 0)
+
+
+class Peer:
+    """A client on a plain socket: what it sends is in the kernel when ``send`` returns."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address)
+        self._socket.setblocking(False)
+        self._frames = FrameBuffer()
+
+    def send(self, *codes: int) -> None:
+        frames = [encode_frame(Command(code=code, version=513)) for code in codes]
+        self._socket.send(b"".join(frames))
+
+    async def answers(self, count: int = 1) -> list[tuple[int, str | None]]:
+        loop = asyncio.get_running_loop()
+        found: list[Command] = []
+        async with LoopClock().timeout(10):
+            while len(found) < count:
+                found += self._frames.feed(await loop.sock_recv(self._socket, 65_536))
+        return [(answer.code, answer.remark) for answer in found]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def peers(world: World, count: int) -> Iterator[list[Peer]]:
+    connected = [Peer(world.server.address) for _ in range(count)]
+    try:
+        yield connected
+    finally:
+        for peer in connected:
+            peer.close()
+
+
+@asynccontextmanager
+async def serving(*, stamping: bool) -> AsyncIterator[World]:
+    world = World(stamping=stamping)
+    await world.server.start("127.0.0.1", 0)
+    try:
+        yield world
+    finally:
+        await world.server.stop()
+
+
+both_ways = pytest.mark.parametrize("stamping", [False, True], ids=["by turn", "by connection"])
+
+
+async def settle(peer: Peer) -> None:
+    """A request that is answered, and a loop that then waits."""
+    peer.send(SEND)
+    assert await peer.answers() == [(0, None)]
+
+
+@on_both_loops
+@both_ways
+async def test_the_first_send_after_60_idle_seconds_is_accepted(stamping: bool) -> None:
+    async with serving(stamping=stamping) as world:
+        with peers(world, 1) as (peer,):
+            for _ in range(3):
+                await settle(peer)
+                world.time.now += 60
+            await settle(peer)
+            assert world.guard.refused_counts[Reason.WAITED] == 0
+
+
+@on_both_loops
+@both_ways
+@pytest.mark.spec("broker.13.22")
+async def test_a_send_that_came_while_the_loop_was_busy_is_refused(stamping: bool) -> None:
+    async with serving(stamping=stamping) as world:
+        with peers(world, 2) as (busy, other):
+            await settle(busy)
+            await settle(other)
+            world.time.now += 60
+            world.stall_s = 0.25
+            world.meanwhile = lambda: other.send(SEND)  # reaches the kernel during the stall
+            busy.send(STALL)
+            ((code, remark),) = await other.answers()
+            assert code == 2
+            assert (remark or "").startswith(f"{TIMEOUT}250ms, size of queue: 0: ")
+            assert await busy.answers() == [(0, None)]
+            world.time.now += 1
+            await settle(other)
+
+
+@on_both_loops
+@both_ways
+async def test_a_send_read_in_the_same_turn_waited_as_well(stamping: bool) -> None:
+    async with serving(stamping=stamping) as world:
+        with peers(world, 9) as connected:
+            for peer in connected:
+                await settle(peer)
+            world.time.now += 60
+            world.stall_s = 0.05  # nine of them take 450 ms
+            for peer in connected:
+                peer.send(STALL, SEND)
+            answers = [(await peer.answers(2))[1] for peer in connected]
+            codes = [code for code, _ in answers]
+            # In one turn or in several: who was read first is served, who was read last is not.
+            assert codes.count(0) >= 3
+            assert codes.count(2) >= 3
+            assert world.guard.refused_counts[Reason.WAITED] == codes.count(2)
+
+
+@on_both_loops
+@both_ways
+@pytest.mark.spec("broker.13.22")
+async def test_sends_behind_a_stalled_append_are_told_of_the_disk(stamping: bool) -> None:
+    async with serving(stamping=stamping) as world:
+        with peers(world, 2) as (busy, other):
+            await settle(busy)
+            await settle(other)
+            world.stall_s, world.is_append = 1.2, True
+            world.meanwhile = lambda: other.send(SEND)
+            busy.send(STALL, SEND)  # one behind it on the same connection
+            answers = [(await busy.answers(2))[1], *await other.answers()]
+            for code, remark in answers:
+                assert code == 2
+                assert (remark or "").startswith(f"{PCBUSY}1200ms")
+            for _ in range(3):  # until no turn is watched any more
+                await asyncio.sleep(0)
+            assert not world.watch.in_turn
+            world.time.now += 1
+            await settle(other)
+
+
+@on_both_loops
+async def test_requests_that_wait_behind_others_of_their_connection_keep_their_arrival() -> None:
+    """More frames than a turn takes: the rest is handled in later turns, each of them short."""
+    async with serving(stamping=True) as world:
+        with peers(world, 1) as (peer,):
+            await settle(peer)
+            world.time.now += 60
+            world.stall_s = 0.03  # four frames per turn: 120 ms, below the limit of 200 ms
+            peer.send(*[STALL] * 8, SEND)
+            answers = await peer.answers(9)
+            assert [code for code, _ in answers] == [0] * 8 + [2]
+            assert (answers[-1][1] or "").startswith(f"{TIMEOUT}240ms")
+
+
+# --- consumers too far behind ---
+
+
+def test_groups_too_far_behind_are_found_once_each_at_their_worst() -> None:
+    stats = BrokerStats("c")
+    limit = 16 << 30
+    sizes: dict[tuple[int, str, str], int] = {
+        (0, "T", "slow"): limit + 1,
+        (1, "T", "slow"): limit + 500,
+        (0, "U", "slow"): limit + 7,
+        (0, "T", "fast"): limit,
+        (3, "U", "other"): limit * 2,
+    }
+    for key, size in sizes.items():
+        stats.queue_gets[key].behind_size = size
+    found: list[Any] = groups_too_far_behind(stats.queue_gets, limit)
+    assert found == [SlowGroup("slow", "T", 1, limit + 500), SlowGroup("other", "U", 3, limit * 2)]
+    assert groups_too_far_behind({}, limit) == []

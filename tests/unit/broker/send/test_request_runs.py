@@ -1,0 +1,54 @@
+"""A fault of one request in a run, or of one kind of requests, is no fault of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skylark.broker.send.send_run import PlainSends
+from skylark.net.connection import Connection
+from skylark.wire.command import Command
+from tests.unit.broker.send.send_runs import prepare, request, send_together
+from tests.unit.broker.stored import stored
+from tests.unit.broker.transaction.halves import shop
+from tests.unit.broker.transaction.test_recent_halves import request as commit_request
+from tests.unit.broker.transaction.test_recent_halves import run
+
+
+async def test_a_request_that_breaks_its_reader_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = PlainSends.plain
+
+    def broken(self: PlainSends, connection: Connection, command: Command) -> object:
+        if command.opaque == 3:
+            raise ZeroDivisionError
+        return plain(self, connection, command)
+
+    monkeypatch.setattr(PlainSends, "plain", broken)
+    async with stored(tmp_path) as world:
+        prepare(world)
+        sent = await send_together(world, [request(opaque) for opaque in (1, 2, 3, 4)])
+        assert sent.codes == {1: 0, 2: 0, 3: 0, 4: 0}  # the third was handled by itself
+        assert len(world.records("T")) == 4
+
+
+async def test_a_kind_that_fails_does_not_keep_another_from_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a commit would be in the log and unknown, and be stored a second time when repeated."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with shop(tmp_path) as world:
+        half = await world.producer.send("U1")
+        await world.clock.advance(seconds=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(PlainSends, "stored", broken)
+            answers = run(world, [request(1), commit_request(world, half, oneway=False)])
+        assert [answer.code for answer in answers] == [1, 0]
+        once = world.bodies()
+        assert (await world.producer.end(half)).code == 0
+        assert world.bodies() == once
