@@ -42,7 +42,7 @@ from typing import Any, TextIO
 from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
 from bench.owner import Owner
 from bench.store import draft, open_store
-from skylark.client.calls import Caller, checked, open_caller
+from skylark.client.core.broker_calls import Caller, checked, open_caller
 from skylark.store.store_results import PutStatus
 from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.codes import RequestCode

@@ -40,11 +40,11 @@ from typing import Final
 
 import uvloop
 
-from skylark.client.blocking import portal
-from skylark.client.calls import BrokerCalls, open_caller
-from skylark.client.control import shared_control
-from skylark.client.instances import instance_count
-from skylark.client.options import ClientOptions
+from skylark.client.blocking import event_loop_thread as portal
+from skylark.client.core.broker_calls import BrokerCalls, open_caller
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.control_loop import shared_control
+from skylark.client.core.instance_registry import instance_count
 from skylark.core.names import AUTO_CREATE_TOPIC
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import Perm, RequestCode, ResponseCode

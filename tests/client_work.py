@@ -22,8 +22,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from skylark import aio, sync
-from skylark.client.message import Message, MessageExt, RetryLater, SendResult, SendStatus
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_message import (
+    Message,
+    MessageExt,
+    RetryLater,
+    SendResult,
+    SendStatus,
+)
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 

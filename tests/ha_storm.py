@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Final
 
 from skylark import aio
-from skylark.client.calls import BrokerCalls, PullStatus, open_caller
-from skylark.client.consumer.decoding import decode_messages
-from skylark.client.message import Message, MessageExt, SendStatus
-from skylark.client.options import ClientOptions
+from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.core.broker_calls import BrokerCalls, PullStatus, open_caller
+from skylark.client.core.client_message import Message, MessageExt, SendStatus
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.core.names import AUTO_CREATE_TOPIC
 from skylark.wire.bodies.common_body import MessageQueue

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from skylark import ClientOptions, Message
-from skylark.client.blocking.portal import shared_portal
-from skylark.client.calls import BrokerCalls, open_caller
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.core.broker_calls import BrokerCalls, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.resolver import Resolver

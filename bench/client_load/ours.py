@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.client_load.job import RATE, SEND_TIMEOUT_S, WARM_UP, WINDOW, Job, Watch, bodies
-from skylark.client.arrow import read_arrow
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.message import Message, MessageExt, SendResult
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.arrow.arrow_reader import read_arrow
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import Message, MessageExt, SendResult
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.core.errors import SystemBusyError
 from skylark.net.event_loop import new_event_loop
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere

@@ -19,7 +19,7 @@ from bench.client_load.job import Job
 from bench.compare_load.lines import REPORT_INTERVAL_MS, Line, parse_lines
 from bench.compare_load.systems import System
 from bench.harness import BenchError
-from skylark.client.calls import BrokerCalls, open_caller
+from skylark.client.core.broker_calls import BrokerCalls, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.sync import Admin, NotFoundError
 from skylark.wire.bodies.common_body import MessageQueue

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from bench.client_load.job import SEND_TIMEOUT_S, WARM_UP, WINDOW, Watch, bodies
-from skylark.client.message import Message, SendStatus
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.core.client_message import Message, SendStatus
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.net.event_loop import new_event_loop
 
 

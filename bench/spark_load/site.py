@@ -16,7 +16,7 @@ from bench.client_load.job import Job, bodies
 from bench.replication import run_python
 from bench.spark_load import ready
 from skylark import ClientOptions
-from skylark.client.calls import BrokerCalls, open_caller
+from skylark.client.core.broker_calls import BrokerCalls, open_caller
 from skylark.spark.cluster import close_clusters
 from skylark.spark.session import make_session
 from skylark.spark.source import DefaultSource

@@ -13,14 +13,18 @@
 
 from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
-from skylark.client.arrow import read_arrow
-from skylark.client.consumer.classic_pull import PullConsumer, PullSchedule, PullTask
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.consumer.pull_access import PullResult
-from skylark.client.consumer.push import PushConsumer
+from skylark.client.arrow.arrow_reader import read_arrow
+from skylark.client.consumer.classic_pull_consumer import PullConsumer, PullSchedule, PullTask
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.pull_api import PullResult
+from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.metrics_endpoint import MetricsEndpoint, serve_metrics
-from skylark.client.producer import Producer
-from skylark.client.txn_producer import Transaction, TransactionListener, TransactionResult
+from skylark.client.producer.producer import Producer
+from skylark.client.producer.transaction_producer import (
+    Transaction,
+    TransactionListener,
+    TransactionResult,
+)
 
 __all__ = [
     "Admin",

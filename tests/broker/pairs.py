@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig

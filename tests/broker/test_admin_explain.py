@@ -15,9 +15,9 @@ from skylark.admin.errors import NotFoundError
 from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.explain_checks import Check, Reader, check_lock
 from skylark.admin.finding import find_message
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.message import Message, MessageExt, RetryLater, TxState
-from skylark.client.producer import Producer
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import Message, MessageExt, RetryLater, TxState
+from skylark.client.producer.producer import Producer
 from skylark.core.errors import ClientError
 from skylark.wire.bodies.admin_body import ProcessQueueInfo, QueueLock
 from skylark.wire.bodies.common_body import MessageQueue

@@ -14,8 +14,8 @@ import pytest
 from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.admin.messages import view
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.message import Message, MessageExt
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import Message, MessageExt
 from skylark.core.errors import (
     BrokerError,
     ClientError,
@@ -159,7 +159,7 @@ async def test_a_group_with_members_is_described(tmp_path: Path) -> None:
 
 
 async def test_producers_show_after_their_heartbeat(tmp_path: Path) -> None:
-    from skylark.client.producer import Producer
+    from skylark.client.producer.producer import Producer
 
     async with running_site(tmp_path) as (site, admin):
         await admin.topics.create(TOPIC)
@@ -257,7 +257,7 @@ async def test_a_group_that_is_offline_is_reset(tmp_path: Path, server_side: str
 async def test_members_that_are_connected_jump(
     tmp_path: Path, server_side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skylark.client.consumer.reset.RESET_WAIT_S", 0.2)
+    monkeypatch.setattr("skylark.client.consumer.push.consumer_offset_reset.RESET_WAIT_S", 0.2)
     async with running_site(tmp_path, useServerSideResetOffset=server_side) as (site, admin):
         await filled(site, admin)
         await has_read_all(site, admin)
@@ -505,7 +505,7 @@ async def test_a_message_is_shown_as_text_or_base64(tmp_path: Path) -> None:
 
 
 async def test_an_admin_is_started_once_and_leaves_nothing(tmp_path: Path) -> None:
-    from skylark.client.instances import instance_count
+    from skylark.client.core.instance_registry import instance_count
 
     async with running_site(tmp_path) as (site, _):
         before = instance_count()

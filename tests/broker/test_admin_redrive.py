@@ -14,7 +14,7 @@ from skylark.admin.errors import NotFoundError
 from skylark.admin.letters import REDRIVEN_FROM
 from skylark.admin.queues import commit_offset
 from skylark.admin.redrive import RedriveProgress, progress_group
-from skylark.client.message import Message
+from skylark.client.core.client_message import Message
 from skylark.core.errors import (
     ClientError,
     ConnectError,

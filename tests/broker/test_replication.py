@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from skylark.broker.app import Broker
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.message import MessageExt
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import MessageExt
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ServiceNotAvailableError
 from skylark.replication.slave import SlavePhase

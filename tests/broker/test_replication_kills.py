@@ -13,11 +13,11 @@ import pytest
 
 from skylark.admin.admin import Admin
 from skylark.admin.replication import ReplicaState, replication_report
-from skylark.client.calls import open_caller
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.message import Message, MessageExt, SendStatus
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.broker_calls import open_caller
+from skylark.client.core.client_message import Message, MessageExt, SendStatus
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.core.clock import LoopClock
 from skylark.core.errors import SkylarkError
 from skylark.launch.cluster import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skylark import ClientOptions
-from skylark.client.blocking.portal import shared_portal
+from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import TransportError
 from skylark.spark import txn_log
 from skylark.spark.decisions import LOG_TOPIC

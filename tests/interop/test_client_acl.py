@@ -17,7 +17,7 @@ from skylark import (
     SkylarkError,
 )
 from skylark.aio import Admin, LitePullConsumer, Producer, PushConsumer
-from skylark.client.calls import make_request
+from skylark.client.core.broker_calls import make_request
 from skylark.wire.codes import RequestCode
 from tests.interop.broker_scenarios.scene import TIMEOUT_S, Site
 from tests.interop.client_scenarios.stage import APACHE_SETTINGS, running_site

@@ -12,7 +12,7 @@ import pytest
 from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.admin.traces import MessageTrace
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.broker_scenarios.scene import QUEUES, TIMEOUT_S, keys
 from tests.interop.client_scenarios.stage import Stage, wait_keys

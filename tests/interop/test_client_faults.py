@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.hooks import SendContext
-from skylark.client.message import Message, SendResult, SendStatus
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.producer_settings import ProducerKeywords
+from skylark.client.core.client_message import Message, SendResult, SendStatus
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.hooks import SendContext
+from skylark.client.producer.producer import Producer
+from skylark.client.producer.producer_settings import ProducerKeywords
 from skylark.core.errors import BrokerError, SendFailedError, SendTimeoutError
 from skylark.wire.codes import ResponseCode
 from tests.interop.client_scenarios.stage import SITES, ApacheSite

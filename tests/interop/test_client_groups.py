@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.consumer.allocate import (
+from skylark.client.consumer.allocation import (
     Allocation,
     Averagely,
     ByCircle,

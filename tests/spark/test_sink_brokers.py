@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType
 
 from skylark import ClientOptions
-from skylark.client.blocking.portal import shared_portal
+from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark import half_sending
 from skylark.spark.decisions import LOG_TOPIC

@@ -26,8 +26,8 @@ from pyspark.sql.types import (
 
 from skylark import ClientOptions
 from skylark.admin.errors import NotFoundError
-from skylark.client.blocking.portal import shared_portal
-from skylark.client.queue_choice import shard_index
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.producer.queue_selector import shard_index
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ConfigError, NoNameServerError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP

@@ -19,7 +19,7 @@ import pytest
 
 import skylark
 from skylark import aio, sync
-from skylark.client import public
+from skylark.client import public_names as public
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 CLIENTS = ("Producer", "PushConsumer", "LitePullConsumer", "PullConsumer", "PullSchedule")
@@ -164,13 +164,13 @@ def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
     )
     notes = re.findall(r'Revealed type is "(.*)"', done.stdout)
     assert notes == [
-        "skylark.client.message.SendResult",
-        "list[skylark.client.message.MessageExt]",
-        "concurrent.futures._base.Future[skylark.client.message.SendResult]",
-        "skylark.client.message.MessageExt",
-        "skylark.client.message.SendResult",
-        "_asyncio.Future[skylark.client.message.SendResult]",
-        "list[skylark.client.message.MessageExt]",
+        "skylark.client.core.client_message.SendResult",
+        "list[skylark.client.core.client_message.MessageExt]",
+        "concurrent.futures._base.Future[skylark.client.core.client_message.SendResult]",
+        "skylark.client.core.client_message.MessageExt",
+        "skylark.client.core.client_message.SendResult",
+        "_asyncio.Future[skylark.client.core.client_message.SendResult]",
+        "list[skylark.client.core.client_message.MessageExt]",
     ], done.stdout + done.stderr
     assert " error: " not in done.stdout
 

@@ -9,10 +9,10 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from skylark.client.consumer.lite_settings import LitePullKeywords, LitePullSettings
-from skylark.client.consumer.settings import PushKeywords, PushSettings
-from skylark.client.options import ClientOptions, Duration
-from skylark.client.producer_settings import ProducerKeywords, ProducerSettings
+from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
+from skylark.client.consumer.push.push_settings import PushKeywords, PushSettings
+from skylark.client.core.client_options import ClientOptions, Duration
+from skylark.client.producer.producer_settings import ProducerKeywords, ProducerSettings
 from tools.reference.comments import remarks
 from tools.reference.markdown import code, head, table
 

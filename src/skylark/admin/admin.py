@@ -11,9 +11,9 @@
         report = await admin.dlq.redrive("billing", dry_run=True)
 
 An :class:`Admin` is a client like any other: name servers, credentials, namespace and timeouts come
-from :class:`~skylark.client.options.ClientOptions`. It registers with no group and leaves nothing
-behind. It belongs to the event loop on which it was started; its functions may be awaited there
-side by side. Results are structs that never change, times in milliseconds since 1970.
+from :class:`~skylark.client.core.client_options.ClientOptions`. It registers with no group and
+leaves nothing behind. It belongs to the event loop on which it was started; its functions may be
+awaited there side by side. Results are structs that never change, times in milliseconds since 1970.
 
 ========================  ==================================================================
 ``admin.topics``          :mod:`skylark.admin.topics`
@@ -38,12 +38,12 @@ from skylark.admin.session import TIMEOUT_S, Session
 from skylark.admin.settings import Settings
 from skylark.admin.stats import Stats
 from skylark.admin.topics import Topics
-from skylark.client.instance import ClientInstance
-from skylark.client.instances import acquire_instance
-from skylark.client.link import Link
-from skylark.client.options import ClientOptions, Duration, given_options, seconds
-from skylark.client.runtime import ClientRuntime
-from skylark.client.state import ServiceState, Startable, require_new, require_running
+from skylark.client.core.broker_connections import Link
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_options import ClientOptions, Duration, given_options, seconds
+from skylark.client.core.client_runtime import ClientRuntime
+from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
 from skylark.core.errors import ConfigError
 
 

@@ -8,9 +8,9 @@
             print(message.body)
 
 Every function is that of the asyncio form, run on the private loop of the process
-(:mod:`skylark.client.blocking.portal`): same names, same arguments, same results. What yields
-messages is an ordinary iterator here. Functions given to ``redrive`` (``where``, ``on_progress``)
-are called on that loop and must not block it.
+(:mod:`skylark.client.blocking.event_loop_thread`): same names, same arguments, same results. What
+yields messages is an ordinary iterator here. Functions given to ``redrive`` (``where``,
+``on_progress``) are called on that loop and must not block it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from skylark.admin import admin as asynchronous
 from skylark.admin import dlq, groups, messages, offsets, settings, stats, topics
 from skylark.admin.session import TIMEOUT_S
-from skylark.client.blocking.client import Blocking
-from skylark.client.blocking.portal import Portal
-from skylark.client.options import ClientOptions, Duration
-from skylark.client.runtime import ClientRuntime
+from skylark.client.blocking.blocking_client import Blocking
+from skylark.client.blocking.event_loop_thread import Portal
+from skylark.client.core.client_options import ClientOptions, Duration
+from skylark.client.core.client_runtime import ClientRuntime
 
 P = ParamSpec("P")
 T = TypeVar("T")

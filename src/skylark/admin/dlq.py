@@ -34,9 +34,9 @@ from skylark.admin.redrive import (
 )
 from skylark.admin.session import Session, masters_of
 from skylark.admin.topics import Topics
-from skylark.client.arguments import checks_arguments
-from skylark.client.message import MessageExt
-from skylark.client.routes import make_route
+from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ClientError, InvalidParameterError
 from skylark.core.names import DLQ_PREFIX, dlq_topic, is_dlq_topic
 from skylark.wire.bodies.common_body import MessageQueue

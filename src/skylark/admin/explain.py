@@ -45,7 +45,7 @@ from skylark.admin.finding import find_message, silence
 from skylark.admin.groups import GroupDescription, Groups
 from skylark.admin.session import Session, masters_of
 from skylark.admin.topics import groups_reading
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import is_retry_topic
 

@@ -25,9 +25,9 @@ from skylark.admin.members import Members, Subscription, running_info
 from skylark.admin.queues import committed_offset
 from skylark.admin.session import Session, masters_of
 from skylark.admin.traces import message_trace
-from skylark.client.calls import PullStatus
 from skylark.client.consumer.subscription import TAG, make_subscription
-from skylark.client.message import MessageExt
+from skylark.client.core.broker_calls import PullStatus
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import (
     HALF_TOPIC,

@@ -25,8 +25,8 @@ from skylark.admin.members import (
 )
 from skylark.admin.progress import GroupProgress, QueueProgress, group_progress
 from skylark.admin.session import Session
-from skylark.client.arguments import checks_arguments
-from skylark.client.calls import make_request
+from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import InvalidParameterError, SkylarkError
 from skylark.core.names import (
     BUILT_IN_GROUPS,

@@ -14,7 +14,7 @@ import msgspec
 
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.session import Session
-from skylark.client.calls import make_request
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.route_body import ClusterInfo

@@ -21,10 +21,10 @@ import msgspec
 from skylark.admin.errors import NotFoundError
 from skylark.admin.lookup import by_key
 from skylark.admin.session import Session, masters_of
-from skylark.client.calls import make_request
-from skylark.client.message import MessageExt
-from skylark.client.queue_choice import shard_index
-from skylark.client.routes import make_route
+from skylark.client.core.broker_calls import make_request
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.route_cache import make_route
+from skylark.client.producer.queue_selector import shard_index
 from skylark.core.errors import SkylarkError
 from skylark.core.names import AUTO_CREATE_TOPIC, retry_topic
 from skylark.wire import properties as names

@@ -22,8 +22,8 @@ from typing import Final
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import FannedOut, on_each
 from skylark.admin.session import Session
-from skylark.client.calls import Pulled, PullStatus
-from skylark.client.message import MessageExt
+from skylark.client.core.broker_calls import Pulled, PullStatus
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import OffsetId, decode_offset_id
 from skylark.core.names import TOOLS_GROUP, Address, is_retry_topic

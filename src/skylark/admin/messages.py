@@ -34,8 +34,8 @@ from skylark.admin.queues import Moment, readable_queues, to_ms
 from skylark.admin.ranges import QueueRange, merged, queue_messages
 from skylark.admin.session import Session
 from skylark.admin.traces import MessageTrace, message_trace
-from skylark.client.arguments import checks_arguments
-from skylark.client.message import MessageExt
+from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import InvalidParameterError, RemoteProtocolError
 from skylark.core.names import TRACE_TOPIC
 from skylark.wire.bodies.admin_body import ConsumeMessageDirectlyResult

@@ -30,7 +30,7 @@ from skylark.admin.queues import (
 )
 from skylark.admin.reset import GroupReset, ResetPlan, ResetTo, apply_reset, make_plan
 from skylark.admin.session import Session
-from skylark.client.arguments import checks_arguments
+from skylark.client.core.argument_checks import checks_arguments
 from skylark.core.errors import InvalidParameterError
 from skylark.wire.bodies.common_body import MessageQueue
 

@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.session import Session, masters_of, no_topic
-from skylark.client.calls import make_request
-from skylark.client.routes import make_route
+from skylark.client.core.broker_calls import make_request
+from skylark.client.core.route_cache import make_route
 from skylark.core.errors import BrokerError, QueryNotFoundError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode

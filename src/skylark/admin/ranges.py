@@ -1,8 +1,8 @@
 """Messages of several queues in the order in which they were stored.
 
-Each queue is read by itself (:mod:`skylark.client.ranges`), only as far as somebody listens, and
-what the queues give is merged by store time. So a question for ten messages of a topic with many
-queues costs one small pull per queue.
+Each queue is read by itself (:mod:`skylark.client.consumer.range_reader`), only as far as somebody
+listens, and what the queues give is merged by store time. So a question for ten messages of a topic
+with many queues costs one small pull per queue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.lookup import message_of, records_of
 from skylark.admin.session import Session
+from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
+from skylark.client.core.client_message import MessageExt
 from skylark.client.errors import Missing
-from skylark.client.message import MessageExt
-from skylark.client.ranges import RangeTerms, fixed_address, pull_range
 from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from skylark.admin.letters import Destination, Letter, Postman, restore
 from skylark.admin.queues import commit_offset, committed_offset
 from skylark.admin.ranges import QueueRange, queue_messages
 from skylark.admin.session import Session
-from skylark.client.calls import make_request
-from skylark.client.message import MessageExt
+from skylark.client.core.broker_calls import make_request
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import GROUP_LENGTH_MAX
 from skylark.wire.bodies.common_body import MessageQueue

@@ -35,7 +35,7 @@ from skylark.admin.members import group_members
 from skylark.admin.queue_stats import QueueStats, topic_stats
 from skylark.admin.queues import commit_offset, committed_offset, readable_queues, to_ms
 from skylark.admin.session import Session
-from skylark.client.calls import make_request
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     BrokerError,
     ClientError,

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
-from skylark.client.calls import BrokerCalls, Caller, checked, make_request
-from skylark.client.link import Link
-from skylark.client.namespace import Namespace
-from skylark.client.routes import MASTER_ID
+from skylark.client.core.broker_calls import BrokerCalls, Caller, checked, make_request
+from skylark.client.core.broker_connections import Link
+from skylark.client.core.namespace import Namespace
+from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.clock import Clock
 from skylark.core.errors import (
     ClientStateError,

@@ -16,8 +16,8 @@ import msgspec
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.session import Session
-from skylark.client.arguments import checks_arguments
-from skylark.client.calls import make_request
+from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.broker_calls import make_request
 from skylark.core.config import format_properties, parse_properties
 from skylark.core.errors import ConfigError, InvalidParameterError, RemoteProtocolError
 from skylark.wire.bodies.common_body import KVTable

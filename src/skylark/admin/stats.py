@@ -20,7 +20,7 @@ from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.queue_stats import TopicStats, topic_stats
 from skylark.admin.session import Session
-from skylark.client.arguments import checks_arguments
+from skylark.client.core.argument_checks import checks_arguments
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.ha_body import HARuntimeInfo

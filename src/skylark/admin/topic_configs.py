@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from skylark.admin.session import Session
-from skylark.client.calls import make_request
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     InvalidParameterError,
     RequestNotSupportedError,

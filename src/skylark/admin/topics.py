@@ -29,8 +29,8 @@ from skylark.admin.topic_configs import (
     send_config,
     topic_config,
 )
-from skylark.client.arguments import checks_arguments
-from skylark.client.calls import make_request
+from skylark.client.core.argument_checks import checks_arguments
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     InvalidParameterError,
 )

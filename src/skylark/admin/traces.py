@@ -1,9 +1,9 @@
 """The trace of a message: what producers and consumers told about it, read from the trace topic.
 
 Records are found by the message's unique id, which the index of the trace topic has as a key
-(:mod:`skylark.client.trace` has the records). Before and after of one call of a handler share a
-request id; they may lie in different messages, or one of them may be missing: the consumer died,
-or the record has not been written yet.
+(:mod:`skylark.client.trace.trace_records` has the records). Before and after of one call of a
+handler share a request id; they may lie in different messages, or one of them may be missing: the
+consumer died, or the record has not been written yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from skylark.admin.errors import NotFoundError
 from skylark.admin.lookup import by_key
 from skylark.admin.session import Session
-from skylark.client.trace import (
+from skylark.client.trace.trace_records import (
     EndTransactionTrace,
     PubTrace,
     SubAfterTrace,

@@ -258,7 +258,7 @@ class _Run:
 
     async def _perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> list[Tally]:
         from skylark.admin.admin import Admin
-        from skylark.client.signals import call_on_signal
+        from skylark.client.core.shutdown_signals import call_on_signal
         from skylark.core.clock import LoopClock
         from skylark.load.runs import Bench, bench_topic
 

@@ -39,13 +39,13 @@ from skylark.cli.output import Output
 if TYPE_CHECKING:
     import asyncio
 
-    from skylark.client.consumer.lite_settings import LitePullKeywords
+    from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords
     from skylark.client.consumer.subscription import Subscription
-    from skylark.client.instance import ClientInstance
-    from skylark.client.link import Link
-    from skylark.client.message import MessageExt
-    from skylark.client.options import ClientOptions
-    from skylark.client.routes import Route
+    from skylark.client.core.broker_connections import Link
+    from skylark.client.core.client_instance import ClientInstance
+    from skylark.client.core.client_message import MessageExt
+    from skylark.client.core.client_options import ClientOptions
+    from skylark.client.core.route_cache import Route
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ async def _consume_group(
 ) -> None:
     import asyncio
 
-    from skylark.client.consumer.lite_pull import LitePullConsumer
-    from skylark.client.consumer.lite_settings import LitePullSettings
+    from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+    from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullSettings
     from skylark.core.clock import LoopClock
 
     settings = _group_start(wanted.start)
@@ -200,7 +200,10 @@ async def _consume_group(
 
 def _group_start(start: str | int | datetime) -> LitePullKeywords:
     """Settings that say where a group begins that has committed nothing."""
-    from skylark.client.consumer.lite_settings import LitePullKeywords, LitePullSettings
+    from skylark.client.consumer.lite_pull.lite_pull_settings import (
+        LitePullKeywords,
+        LitePullSettings,
+    )
     from skylark.client.consumer.start_position import format_consume_timestamp
 
     where = type(LitePullSettings().consume_from_where)
@@ -250,7 +253,7 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
 @asynccontextmanager
 async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, Link]]:
     """Connections and routes of a client that is in no group."""
-    from skylark.client.instances import acquire_instance
+    from skylark.client.core.instance_registry import acquire_instance
 
     instance = acquire_instance(options, options.client_id(stream=True), stream=True)
     try:
@@ -291,7 +294,7 @@ class _QueueReader:
         output: Output,
     ) -> None:
         """``place`` is that of the queue in the route."""
-        from skylark.client.consumer.pull_access import QueueAccess
+        from skylark.client.consumer.pull_api import QueueAccess
         from skylark.core.names import TOOLS_GROUP
 
         self.queue = route.subscribe[place]
@@ -352,7 +355,7 @@ class _QueueReader:
         """Messages, and where to go on; errors that may pass are waited out, those of following
         for ever.
         """
-        from skylark.client.consumer.pull_access import PullTerms
+        from skylark.client.consumer.pull_api import PullTerms
         from skylark.client.errors import UndecodableError
         from skylark.core.errors import (
             NoPermissionError,
@@ -424,7 +427,7 @@ async def _following(
     """What comes, also into queues that the topic gets; raises what will not pass."""
     import asyncio
 
-    from skylark.client.ranges import end_tasks
+    from skylark.client.consumer.range_reader import end_tasks
     from skylark.core.errors import SkylarkError
 
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from skylark.cli.output import Output, cell_text
 
 if TYPE_CHECKING:
-    from skylark.client.message import MessageExt
+    from skylark.client.core.client_message import MessageExt
 
 Form: TypeAlias = Literal["line", "json", "body"]
 FORMS: tuple[Form, ...] = ("line", "json", "body")

@@ -30,7 +30,7 @@ from skylark.cli.name_servers import namesrv_option
 if TYPE_CHECKING:
     from skylark.admin.admin import Admin
     from skylark.admin.redrive import RedriveProgress, RedriveReport
-    from skylark.client.message import MessageExt
+    from skylark.client.core.client_message import MessageExt
 
 SHOW_COLUMNS = (
     "msg_id", "dead_letter_id", "topic", "tag", "keys", "retries", "born", "died", "body",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skylark.admin.admin import Admin
     from skylark.admin.explain import Explanation
     from skylark.admin.traces import MessageTrace
-    from skylark.client.message import MessageExt
+    from skylark.client.core.client_message import MessageExt
 
 topic_option = click.option(
     "--topic", shell_complete=complete_topics, help="Its topic.  [default: look through all]"

@@ -10,7 +10,7 @@ from skylark.cli.output import Output
 
 if TYPE_CHECKING:
     from skylark.admin.traces import MessageTrace
-    from skylark.client.message import MessageExt
+    from skylark.client.core.client_message import MessageExt
 
 QUERY_COLUMNS = ("msg_id", "broker", "queue", "offset", "stored", "tag", "keys", "body")
 #: Characters of a body in a list.

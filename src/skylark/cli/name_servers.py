@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from skylark.client.options import ClientOptions
+    from skylark.client.core.client_options import ClientOptions
 
 namesrv_option = click.option(
     "-n",
@@ -28,7 +28,7 @@ def client_options(argument: str | None) -> ClientOptions:
     """
     import os
 
-    from skylark.client.options import ClientOptions
+    from skylark.client.core.client_options import ClientOptions
     from skylark.core.names import LOCAL_NAMESRV, resolve_namesrv
 
     found = resolve_namesrv(argument, os.environ, default=LOCAL_NAMESRV)

@@ -32,10 +32,10 @@ from skylark.cli.exits import explained
 from skylark.cli.name_servers import client_options, namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.client.message import Message, SendResult
-    from skylark.client.options import ClientOptions
-    from skylark.client.producer import Producer
-    from skylark.client.send_keywords import SendKeywords
+    from skylark.client.core.client_message import Message, SendResult
+    from skylark.client.core.client_options import ClientOptions
+    from skylark.client.producer.producer import Producer
+    from skylark.client.producer.send_options import SendKeywords
 
 GROUP = "skylark-produce"
 STDIN = "-"
@@ -138,7 +138,7 @@ def command(
     """
     import asyncio
 
-    from skylark.client.send_keywords import SendKeywords
+    from skylark.client.producer.send_options import SendKeywords
 
     reads_lines = bodies in ((), (STDIN,))
     if (jsonl or path is not None) and not reads_lines:
@@ -192,7 +192,7 @@ class _Sending:
         self._has_heading = False
 
     async def run(self, options: ClientOptions, pieces: AsyncIterator[list[Message]]) -> None:
-        from skylark.client.producer import Producer
+        from skylark.client.producer.producer import Producer
         from skylark.core.clock import LoopClock
 
         clock = LoopClock()
@@ -340,7 +340,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _plain_message(common: Common, body: bytes, number: int) -> Message:
-    from skylark.client.message import Message
+    from skylark.client.core.client_message import Message
 
     del number
     return Message(
@@ -355,7 +355,7 @@ def _json_message(common: Common, line: bytes, number: int) -> Message:
 
     import msgspec
 
-    from skylark.client.message import Message
+    from skylark.client.core.client_message import Message
 
     try:
         found = json.loads(line)

@@ -15,7 +15,7 @@ from skylark.cli.serving import run_server
 if TYPE_CHECKING:
     import asyncio
 
-    from skylark.client.options import ClientOptions
+    from skylark.client.core.client_options import ClientOptions
     from skylark.spark.sink_client import SinkClient
 
 T = TypeVar("T")

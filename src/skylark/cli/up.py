@@ -308,7 +308,7 @@ def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:
 async def _make_topics(namesrv: str, topics: list[tuple[str, int]]) -> list[str]:
     """Make those that are missing; remarks on those that are there with other queues."""
     from skylark.admin.admin import Admin
-    from skylark.client.options import ClientOptions
+    from skylark.client.core.client_options import ClientOptions
 
     async with Admin(ClientOptions(namesrv=namesrv)) as admin:
         return [

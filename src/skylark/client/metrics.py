@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from skylark.client.message import SendStatus
+from skylark.client.core.client_message import SendStatus
 from skylark.core.errors import TooManyRequestsError
 from skylark.core.metrics import Counter, Gauge, Histogram, Registry
 
 if TYPE_CHECKING:  # it needs asyncio, which applications that only name us do not load
-    from skylark.client.channels import ChannelWatcher
+    from skylark.client.core.channel_events import ChannelWatcher
 
 #: Of sends and handlers, in milliseconds.
 LATENCY_BOUNDS_MS: Final = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 3_000, 10_000)

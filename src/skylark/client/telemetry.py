@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from skylark.client.consumer.handlers import Binding, Handler
-from skylark.client.message import KEY_SEPARATOR, Message, MessageExt, SendResult
+from skylark.client.consumer.push.message_handlers import Binding, Handler
+from skylark.client.core.client_message import KEY_SEPARATOR, Message, MessageExt, SendResult
 from skylark.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from skylark.aio import PushConsumer
-from skylark.client.public import (
+from skylark.client.public_names import (
     ClientOptions,
     ConsumeFromWhere,
     MessageExt,

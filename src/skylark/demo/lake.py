@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.core.interrupts import run_whole
 from skylark.demo import totals

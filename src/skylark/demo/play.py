@@ -23,7 +23,7 @@ import msgspec
 
 from skylark.admin.errors import NotFoundError
 from skylark.aio import Admin, LitePullConsumer, PushConsumer
-from skylark.client.public import ClientOptions, ConsumeFromWhere
+from skylark.client.public_names import ClientOptions, ConsumeFromWhere
 from skylark.core.clock import LoopClock, SystemClock
 from skylark.core.interrupts import run_whole
 from skylark.demo.audit import TOTALS, Facts, Outcome, audit, flows_of

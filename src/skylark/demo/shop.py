@@ -22,7 +22,7 @@ from typing import Final, Self
 import msgspec
 
 from skylark.aio import Producer
-from skylark.client.public import ClientOptions, Message, MessageExt, TxState
+from skylark.client.public_names import ClientOptions, Message, MessageExt, TxState
 
 ORDERS: Final = "orders"
 STEPS: Final = "steps"

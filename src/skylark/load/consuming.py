@@ -17,10 +17,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, Literal
 
 from skylark.admin.admin import Admin
-from skylark.client.consumer.push import PushConsumer
+from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.consumer.rebalance import FIRST_PULL_DELAY_MS
-from skylark.client.message import MessageExt
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
 from skylark.load.pace import Ending

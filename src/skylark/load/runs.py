@@ -13,7 +13,7 @@ from typing import Final
 
 from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
 from skylark.load.consuming import ConsumeLoad, Start, bench_group
 from skylark.load.pace import Ending

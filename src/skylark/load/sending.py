@@ -20,9 +20,9 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.message import Message
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.core.client_message import Message
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.load.pace import Ending, Pacer

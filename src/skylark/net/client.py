@@ -9,7 +9,8 @@ ones wait a growing back-off, so that a dead server is not hammered.
 Those who wait for room are let in one by one, in the order in which they came. A call that finds
 room when it is made goes at once, also past those who were just told and have not had their turn:
 behind them it would lose a turn of the loop, and a busy connection the company in its writes. Who
-needs strict order bounds calls before they come here (:mod:`skylark.client.permits` does, fairly).
+needs strict order bounds calls before they come here (:mod:`skylark.client.core.permits` does,
+fairly).
 
 GO_AWAY: the server answers 1500 while it shuts down. The call is repeated once on a new
 connection to the same address within what is left of its timeout; the old connection stays open

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 
 from skylark.admin.admin import Admin
 from skylark.admin.session import Session
-from skylark.client.blocking.portal import shared_portal
-from skylark.client.options import ClientOptions
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.core.client_options import ClientOptions
 from skylark.spark.connection import Connection
 
 T = TypeVar("T")

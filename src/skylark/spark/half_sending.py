@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.message import Message, SendResult, SendStatus
-from skylark.client.permits import Permits
-from skylark.client.send_frame import Parcel
-from skylark.client.send_plan import SendMode
+from skylark.client.core.client_message import Message, SendResult, SendStatus
+from skylark.client.core.permits import Permits
+from skylark.client.producer.send_request import Parcel
+from skylark.client.producer.send_retry import SendMode
 from skylark.core.errors import (
     BrokerError,
     ConnectError,

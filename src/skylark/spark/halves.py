@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from skylark.client.calls import checked, make_request
+from skylark.client.core.broker_calls import checked, make_request
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
 from skylark.spark.decisions import (
     RESOLVER_GROUP,

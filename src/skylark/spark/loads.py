@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.message import Message
-from skylark.client.send_frame import COMPRESSION_KINDS, Parcel, compress
+from skylark.client.core.client_message import Message
+from skylark.client.producer.send_request import COMPRESSION_KINDS, Parcel, compress
 from skylark.spark.rows import BadRowError, Rows, batch_parts
 from skylark.spark.shards import SHARD_RULES
 from skylark.spark.sink_options import SinkOptions

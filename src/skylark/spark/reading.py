@@ -1,9 +1,9 @@
 """What a task does: the messages of one range as Arrow batches.
 
 The broker's files are read if the task can reach them (:mod:`skylark.spark.file_mode`), and where
-that ends, for whatever reason, pulling goes on (:mod:`skylark.client.ranges`): the next pull is on
-its way while Spark takes the last batch. The first pull goes to the address that came with the
-partition; when one fails, the route is asked for again.
+that ends, for whatever reason, pulling goes on (:mod:`skylark.client.consumer.range_reader`): the
+next pull is on its way while Spark takes the last batch. The first pull goes to the address that
+came with the partition; when one fails, the route is asked for again.
 
 Files are trusted if their first message is byte by byte the one that the broker sends. An address
 on this machine may lead into a container; and a folder that the user names is that of one broker,
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skylark.admin.session import Session
-from skylark.client.arrow import ArrowDecoder, read_range
+from skylark.client.arrow.arrow_reader import ArrowDecoder, read_range
+from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address, pull_range
+from skylark.client.core.route_cache import make_route
 from skylark.client.errors import Missing, MissingError
-from skylark.client.ranges import Find, RangeTerms, fixed_address, pull_range
-from skylark.client.routes import make_route
 from skylark.core.errors import SkylarkError, TransportError
 from skylark.spark.cluster import Cluster, shared_cluster
 from skylark.spark.errors import aged_out

@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from skylark.admin.errors import NotFoundError
-from skylark.client.message import MessageExt, TxState
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_message import MessageExt, TxState
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import SkylarkError
 from skylark.spark.decisions import (

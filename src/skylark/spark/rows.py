@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.validation import MESSAGE_SIZE_MAX
+from skylark.client.core.validation import MESSAGE_SIZE_MAX
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.core.names import topic_problem
 from skylark.spark.row_texts import (

@@ -1,4 +1,5 @@
-"""The columns of the source as Spark types; their content is that of :mod:`skylark.client.arrow`.
+"""The columns of the source as Spark types; their content is that of
+:mod:`skylark.client.arrow.arrow_reader`.
 
 Everything is nullable: a batch must match the schema exactly, and Spark's own default is nullable.
 A user narrows the columns by ``columns`` or by a schema; Spark does not tell a Python source which

@@ -31,9 +31,9 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.message import SendResult, SendStatus
-from skylark.client.permits import Permits
-from skylark.client.send_plan import SendMode
+from skylark.client.core.client_message import SendResult, SendStatus
+from skylark.client.core.permits import Permits
+from skylark.client.producer.send_retry import SendMode
 from skylark.core.errors import (
     BrokerError,
     MessageIllegalError,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from skylark.client.queue_choice import shard_index
+from skylark.client.producer.queue_selector import shard_index
 from skylark.core.hashing import java_hash
 
 _MASK64: Final = (1 << 64) - 1

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from skylark.client.blocking.portal import shared_portal
+from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.deciding import Deciding
 from skylark.spark.exactly_once import Prepared

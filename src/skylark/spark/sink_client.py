@@ -2,9 +2,9 @@
 
 A :class:`SinkClient` belongs to the event loop that it was opened on. It is a producer of its group
 to the brokers (it sends heartbeats), and gives what the sink needs of the client's inside: the
-:class:`~skylark.client.sender.Sender` with which every frame is sent, the link for other requests,
-and the functions of an admin client over the same connections. Topics are never made by a send:
-a mistyped name must not become a topic.
+:class:`~skylark.client.producer.sender.Sender` with which every frame is sent, the link for other
+requests, and the functions of an admin client over the same connections. Topics are never made by a
+send: a mistyped name must not become a topic.
 
 :func:`shared_client` is the one of this process for a connection and group, on the private loop of
 the blocking clients. Spark's workers live on between micro-batches, so connections do as well; they
@@ -20,12 +20,12 @@ from typing import Final
 
 from skylark.admin.session import Session, no_topic
 from skylark.admin.settings import Settings
-from skylark.client.blocking.portal import shared_portal
-from skylark.client.instance import ClientInstance
-from skylark.client.instances import acquire_instance
-from skylark.client.options import ClientOptions
-from skylark.client.producer_parts import ProducerParts
-from skylark.client.producer_settings import ProducerSettings
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.producer.producer_components import ProducerParts
+from skylark.client.producer.producer_settings import ProducerSettings
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue

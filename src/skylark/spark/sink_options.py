@@ -36,7 +36,7 @@ from typing import Any, Final
 
 import msgspec
 
-from skylark.client.send_frame import COMPRESS_OVER
+from skylark.client.producer.send_request import COMPRESS_OVER
 from skylark.core.errors import ConfigError
 from skylark.core.names import check_group, check_topic
 from skylark.spark.connection import CONNECTION_OPTIONS, Connection, make_connection

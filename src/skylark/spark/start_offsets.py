@@ -16,9 +16,9 @@ import msgspec
 
 from skylark.admin.queues import committed_offset
 from skylark.admin.session import Session
+from skylark.client.arrow.record_rows import rows_of
+from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.errors import Missing
-from skylark.client.ranges import RangeTerms, fixed_address, pull_range
-from skylark.client.record_rows import rows_of
 from skylark.core.errors import ConfigError
 from skylark.spark.errors import aged_out, queue_name
 from skylark.spark.options import SourceOptions

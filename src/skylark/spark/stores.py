@@ -17,7 +17,7 @@ from typing import Final
 from skylark.admin.session import Session
 from skylark.admin.settings import Settings
 from skylark.admin.topic_configs import topic_config
-from skylark.client.options import local_address
+from skylark.client.core.client_options import local_address
 from skylark.core.errors import SkylarkError
 from skylark.core.names import parse_address
 from skylark.spark.options import SourceOptions

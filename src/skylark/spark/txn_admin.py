@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from skylark.admin.errors import NotFoundError
-from skylark.client.calls import make_request
-from skylark.client.ranges import fixed_address, pull_range
+from skylark.client.consumer.range_reader import fixed_address, pull_range
+from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import BrokerError
 from skylark.core.names import CHECK_MAX_TIME_TOPIC
 from skylark.spark.decisions import (

@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.admin.settings import kv_get, kv_put
 from skylark.admin.topics import Topics
-from skylark.client.calls import Pulled
-from skylark.client.message import Message, SendStatus
-from skylark.client.ranges import RangeTerms, fixed_address, pull_range
-from skylark.client.send_plan import RETRY_CODES, SendMode
+from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
+from skylark.client.core.broker_calls import Pulled
+from skylark.client.core.client_message import Message, SendStatus
+from skylark.client.producer.send_retry import RETRY_CODES, SendMode
 from skylark.core.errors import (
     BrokerError,
     ConfigError,

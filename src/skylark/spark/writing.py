@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from skylark.client.blocking.portal import Portal, shared_portal
-from skylark.client.message import Message
-from skylark.client.send_frame import property_text
+from skylark.client.blocking.event_loop_thread import Portal, shared_portal
+from skylark.client.core.client_message import Message
+from skylark.client.producer.send_request import property_text
 from skylark.spark.cluster import client_options
 from skylark.spark.exactly_once import AbandonedError, Prepared
 from skylark.spark.half_sending import HalfSending, Portion, portions

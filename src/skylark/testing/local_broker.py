@@ -39,12 +39,12 @@ from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig, load_broker_config
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.consumer.settings import PushKeywords
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.producer_settings import ProducerKeywords
-from skylark.client.runtime import inline_runtime
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.consumer.push.push_settings import PushKeywords
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.producer.producer import Producer
+from skylark.client.producer.producer_settings import ProducerKeywords
 from skylark.core.clock import LoopClock
 from skylark.core.config import format_value, unknown_keys
 from skylark.core.errors import ConfigError

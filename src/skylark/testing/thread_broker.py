@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.net.event_loop import new_event_loop
 from skylark.testing.faults import FaultPlan
 from skylark.testing.local_broker import LocalBroker, Setting, broker

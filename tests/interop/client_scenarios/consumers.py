@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from skylark.client.arrow import read_arrow
-from skylark.client.calls import BrokerCalls, PullStatus, open_caller
-from skylark.client.consumer.classic_pull import PullConsumer
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.consumer.settings import PushKeywords
-from skylark.client.message import DeadLetter, MessageExt, RetryLater
+from skylark.client.arrow.arrow_reader import read_arrow
+from skylark.client.consumer.classic_pull_consumer import PullConsumer
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.consumer.push.push_settings import PushKeywords
+from skylark.client.core.broker_calls import BrokerCalls, PullStatus, open_caller
+from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import QueryNotFoundError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel

@@ -7,12 +7,12 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from skylark.client.message import Message, MessageExt, SendResult, SendStatus, TxState
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.producer_settings import ProducerKeywords
-from skylark.client.queue_choice import select_by_hash
-from skylark.client.send_keywords import SendKeywords
+from skylark.client.core.client_message import Message, MessageExt, SendResult, SendStatus, TxState
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
+from skylark.client.producer.producer_settings import ProducerKeywords
+from skylark.client.producer.queue_selector import select_by_hash
+from skylark.client.producer.send_options import SendKeywords
 from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.client_scenarios.records import Options, client_options, emit, numbered

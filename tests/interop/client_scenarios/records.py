@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Any, TypeAlias
 
-from skylark.client.message import Message, MessageExt
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.client.core.client_options import ClientOptions
 
 Options: TypeAlias = dict[str, str]
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from skylark.client.calls import open_caller
+from skylark.client.core.broker_calls import open_caller
 from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext

@@ -12,9 +12,9 @@ from skylark.admin.admin import Admin
 from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.client.message import Message, MessageExt, SendResult
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.core.client_message import Message, MessageExt, SendResult
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig

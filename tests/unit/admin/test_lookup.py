@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skylark.admin.errors import NotFoundError
-from skylark.client.message import Message
+from skylark.client.core.client_message import Message
 from skylark.core.hashing import decode_offset_id, encode_offset_id
 from skylark.wire.message import pack_host
 from tests.unit.admin.sites import running_site

@@ -10,8 +10,8 @@ from skylark.admin.admin import Admin
 from skylark.admin.errors import NoBrokerError, NotFoundError, PartialFailureError
 from skylark.admin.topic_configs import attribute_changes, format_perm, parse_perm
 from skylark.admin.topics import TopicSummary
-from skylark.client.message import Message
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_message import Message
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import BrokerError, InvalidParameterError, NoNameServerError
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig

@@ -8,8 +8,8 @@ import pytest
 
 from skylark.admin.errors import NotFoundError
 from skylark.admin.traces import arrange
-from skylark.client.message import Message
-from skylark.client.trace import (
+from skylark.client.core.client_message import Message
+from skylark.client.trace.trace_records import (
     EndTransactionTrace,
     PubTrace,
     RecallTrace,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from skylark.cli import consume
-from skylark.client.instances import instance_count
+from skylark.client.core.instance_registry import instance_count
 from tests.unit.cli.shell import Shell
 from tests.up import cluster
 

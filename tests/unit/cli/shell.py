@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from skylark.admin.admin import Admin
 from skylark.cli.main import cli
-from skylark.client.options import ClientOptions
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import SystemClock
 from skylark.sync import Producer
 from tests.unit.admin.sites import bury

@@ -20,10 +20,10 @@ import pytest
 from skylark.cli import consume
 from skylark.cli.consume_print import Printer
 from skylark.cli.output import Output
-from skylark.client.calls import checked, make_request, open_caller
-from skylark.client.message import Message
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.core.broker_calls import checked, make_request, open_caller
+from skylark.client.core.client_message import Message
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.core.clock import LoopClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode

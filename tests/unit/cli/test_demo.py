@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skylark.cli.main import cli
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.demo import play
 from skylark.demo.desks import Cashier
 

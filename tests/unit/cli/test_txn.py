@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from skylark import ClientOptions
-from skylark.client.blocking.portal import shared_portal
+from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import LoopClock
 from skylark.spark.connection import Connection
 from skylark.spark.deciding import Deciding

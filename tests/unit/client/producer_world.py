@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skylark.client.message import Message
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.runtime import ClientRuntime, inline_runtime
+from skylark.client.core.client_message import Message
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import ClientRuntime, inline_runtime
+from skylark.client.producer.producer import Producer
 from skylark.testing.clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.instance import ClientInstance
+from skylark.client.core.client_instance import ClientInstance
 from skylark.core.errors import SkylarkError
 from skylark.testing.faults import FaultAction, FaultPlan
 from skylark.wire.bodies.common_body import MessageQueue

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from skylark import aio, sync
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.message import Message, MessageExt, SendStatus
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.core.client_message import Message, MessageExt, SendStatus
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import inline_runtime
 from skylark.client.metrics import (
     NO_CONSUME_METER,
     NO_SEND_METER,
@@ -24,9 +26,7 @@ from skylark.client.metrics import (
     client_metrics,
     default_registry,
 )
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.runtime import inline_runtime
+from skylark.client.producer.producer import Producer
 from skylark.core.errors import (
     ClientError,
     ConfigError,

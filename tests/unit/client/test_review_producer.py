@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from skylark.client.instances import instance_count
-from skylark.client.message import Message
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
-from skylark.client.state import ServiceState
+from skylark.client.core.client_message import Message
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.instance_registry import instance_count
+from skylark.client.core.service_state import ServiceState
+from skylark.client.producer.producer import Producer
 from skylark.core.errors import (
     ClientError,
     ClientStateError,

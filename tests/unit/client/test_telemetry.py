@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from skylark.client.message import DeadLetter, Message, MessageExt, RetryLater, TxState
-from skylark.client.options import ClientOptions
-from skylark.client.producer import Producer
+from skylark.client.core.client_message import DeadLetter, Message, MessageExt, RetryLater, TxState
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.producer.producer import Producer
 from skylark.client.telemetry import context_of, find_telemetry
 from skylark.core.errors import ConfigError, SkylarkError
 from tests.unit.client.consumer.pushes import consuming, push_world, until

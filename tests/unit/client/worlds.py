@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.client.instance import ClientInstance
-from skylark.client.instances import InstanceTable
-from skylark.client.options import ClientOptions
-from skylark.client.routes import Route
-from skylark.client.runtime import inline_runtime
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.core.instance_registry import InstanceTable
+from skylark.client.core.route_cache import Route
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.testing.clock import VirtualClock

@@ -14,8 +14,8 @@ import pytest
 
 from skylark.admin.admin import Admin
 from skylark.broker.app import Broker
-from skylark.client.calls import open_caller
-from skylark.client.options import ClientOptions
+from skylark.client.core.broker_calls import open_caller
+from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import LoopClock, Timeout
 from skylark.core.errors import StoreError, TransportError
 from skylark.core.names import Address

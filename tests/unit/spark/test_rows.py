@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from skylark.client.message import Message
-from skylark.client.send_frame import batch_part
+from skylark.client.core.client_message import Message
+from skylark.client.producer.send_request import batch_part
 from skylark.core.errors import ConfigError
 from skylark.spark.connection import Connection
 from skylark.spark.loads import Cutter

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from skylark.client.arrow import arrow_schema
+from skylark.client.arrow.arrow_reader import arrow_schema
 from skylark.core.errors import ConfigError
 from skylark.spark.schema import ALL_TYPES, DEFAULT_TYPES, schema_columns, source_schema
 from skylark.spark.source import DefaultSource

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from skylark.client.message import Message, SendResult, SendStatus
-from skylark.client.send_frame import Parcel
+from skylark.client.core.client_message import Message, SendResult, SendStatus
+from skylark.client.producer.send_request import Parcel
 from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,

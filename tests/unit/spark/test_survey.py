@@ -10,7 +10,7 @@ import pytest
 
 from skylark.admin.errors import NotFoundError
 from skylark.admin.session import Session
-from skylark.client.namespace import Namespace
+from skylark.client.core.namespace import Namespace
 from skylark.core.errors import (
     BrokerError,
     ConfigError,

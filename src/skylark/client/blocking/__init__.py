@@ -1,9 +1,9 @@
 """The blocking clients: the asyncio ones behind a door.
 
 No second implementation: every method of a client here makes the same call of its asyncio twin on
-the private loop of the process (:mod:`~skylark.client.blocking.portal`), waits for it in the
-calling thread, and returns or raises what came of it. So all of them may be called from any number
-of threads at once.
+the private loop of the process (:mod:`~skylark.client.blocking.event_loop_thread`), waits for it in
+the calling thread, and returns or raises what came of it. So all of them may be called from any
+number of threads at once.
 
 Functions of the application never run on that loop: handlers, transaction checkers and listeners
 are plain functions here and run in threads, selectors in the thread that sends. The exception are

@@ -14,8 +14,8 @@ concurrent          what becomes of a batch that a handler has seen, in any orde
 orderly             the same where the order of a queue is kept
 ==================  ================================================================================
 
-The push consumer (:mod:`~skylark.client.consumer.push`) carries them out in two halves, see
-:mod:`~skylark.client.consumer.push_parts`: ``member``, ``rebalancer``, ``offsets`` and ``reset`` on
-the control loop; ``pull_desk``, ``pull_loop``, ``concurrent_runner``, ``orderly_runner``,
-``handlers`` and ``send_back`` on the loop of the application.
+The push consumer (:mod:`~skylark.client.consumer.push.push_consumer`) carries them out in two
+halves, see :mod:`~skylark.client.consumer.push.push_components`: ``member``, ``rebalancer``,
+``offsets`` and ``reset`` on the control loop; ``pull_desk``, ``pull_loop``, ``concurrent_runner``,
+``orderly_runner``, ``handlers`` and ``send_back`` on the loop of the application.
 """

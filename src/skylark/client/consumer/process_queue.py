@@ -32,7 +32,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.wire.bodies.admin_body import ProcessQueueInfo
 
 NOTHING_TO_COMMIT: Final = -1

@@ -1,10 +1,10 @@
 """A pull consumer as a member of its group: what it says in heartbeats, and which queues are its.
 
-Lives on the control loop, as all members do (:mod:`skylark.client.members`), and carries out there
-what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself, on the loop
-of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken away is
-marked as dropped and its committed offset saved at once, even while the application blocks its
-loop. If that loop was closed, and nobody is there to stop the consumer, the member leaves by
+Lives on the control loop, as all members do (:mod:`skylark.client.core.member_table`), and carries
+out there what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself,
+on the loop of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken
+away is marked as dropped and its committed offset saved at once, even while the application blocks
+its loop. If that loop was closed, and nobody is there to stop the consumer, the member leaves by
 itself: its queues would be consumed by nobody.
 
 ``subscriptions`` and ``assigned`` are replaced as a whole by the consumer and read here.
@@ -19,9 +19,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
-from skylark.client.consumer.allocate import Allocation
-from skylark.client.consumer.offsets import OffsetStore
+from skylark.client.consumer.allocation import Allocation
+from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.rate_limited_log import SparingLog
 from skylark.client.consumer.rebalance import (
     Instruction,
     Open,
@@ -30,11 +31,10 @@ from skylark.client.consumer.rebalance import (
     Settled,
     StartPull,
 )
-from skylark.client.consumer.sparing_log import SparingLog
 from skylark.client.consumer.subscription import Subscription
-from skylark.client.control import Handover
-from skylark.client.instance import ClientInstance
-from skylark.client.routes import Route
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.control_loop import Handover
+from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.admin_body import ConsumerRunningInfo

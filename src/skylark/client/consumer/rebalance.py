@@ -37,7 +37,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from skylark.client.consumer.allocate import Allocation
+from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.wire.bodies.common_body import MessageQueue
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import ClientError
 from skylark.core.names import retry_topic
 from skylark.filter.errors import FilterSyntaxError

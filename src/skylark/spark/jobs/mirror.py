@@ -37,7 +37,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.observation import Observation
 
 from skylark.admin.session import masters_of
-from skylark.client.routes import make_route
+from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.frame import (
     QueueSpan,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from skylark.client.blocking.portal import shared_portal
-from skylark.client.message import SendResult
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.core.client_message import SendResult
 from skylark.spark.loads import Cutter, Load
 from skylark.spark.rows import SINK_TYPES, BadRowError, RowPlan, RowReader, Rows
 from skylark.spark.sending import Sending, Written

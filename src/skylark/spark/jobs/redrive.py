@@ -20,14 +20,14 @@ import msgspec
 
 from skylark.admin.redrive import GAVE_UP
 from skylark.admin.session import masters_of
-from skylark.client.routes import make_route
+from skylark.client.core.route_cache import make_route
 from skylark.core.errors import BrokerError, ClientError, ConfigError, SkylarkError
 from skylark.core.names import dlq_topic, group_problem, retry_topic
 
 if TYPE_CHECKING:
     from skylark.admin.admin import Admin
     from skylark.admin.redrive import Redriven, RedriveProgress
-    from skylark.client.message import MessageExt
+    from skylark.client.core.client_message import MessageExt
 
 _ORDERLY: Final = "PROP_CONSUMEORDERLY"
 

@@ -27,7 +27,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from skylark.client.blocking.portal import shared_portal
+from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.archive import DAY, LakeFormat, read_lake

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skylark.client.blocking.portal import _Call
+from skylark.client.blocking.event_loop_thread import _Call
 
 
 def interrupt_results(monkeypatch: pytest.MonkeyPatch) -> None:

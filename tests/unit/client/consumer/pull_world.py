@@ -13,13 +13,13 @@ import msgspec
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
-from skylark.client.calls import open_caller
-from skylark.client.consumer.classic_pull import PullConsumer
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.instances import instance_count
-from skylark.client.message import MessageExt
-from skylark.client.options import ClientOptions
-from skylark.client.runtime import ClientRuntime, inline_runtime
+from skylark.client.consumer.classic_pull_consumer import PullConsumer
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.core.broker_calls import open_caller
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import ClientRuntime, inline_runtime
+from skylark.client.core.instance_registry import instance_count
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from skylark.broker.app import Broker
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.instances import instance_count
-from skylark.client.message import Message, MessageExt
-from skylark.client.options import ClientOptions
-from skylark.client.runtime import inline_runtime
-from skylark.client.send_frame import Parcel, SendTemplate, property_text
-from skylark.client.state import ServiceState
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.core.instance_registry import instance_count
+from skylark.client.core.service_state import ServiceState
+from skylark.client.producer.send_request import Parcel, SendTemplate, property_text
 from skylark.core.clock import LoopClock
 from skylark.core.names import retry_topic
 from skylark.net.client import RemotingClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import decode_record, encode_record, pack_host
 from skylark.wire.properties import encode_properties

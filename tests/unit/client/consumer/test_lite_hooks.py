@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.consumer.classic_pull import PullConsumer
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.hooks import ConsumeContext
-from skylark.client.message import MessageExt
+from skylark.client.consumer.classic_pull_consumer import PullConsumer
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.hooks import ConsumeContext
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.client.consumer.pull_world import PullWorld, bodies, pull_world, queue

@@ -14,7 +14,7 @@ from skylark.client.consumer.process_queue import (
     HoldReason,
     ProcessQueue,
 )
-from skylark.client.message import MessageExt
+from skylark.client.core.client_message import MessageExt
 from skylark.wire.compress import COMPRESSION_ZLIB, compress_body, compression_flags
 from tests.unit.client.consumer.samples import message, messages, offsets_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.client.consumer.allocate import Averagely, ByConfig
+from skylark.client.consumer.allocation import Averagely, ByConfig
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.rebalance import (
     AwaitIdle,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from skylark.client.consumer.classic_pull import PullConsumer
-from skylark.client.consumer.lite_pull import LitePullConsumer
-from skylark.client.consumer.push import PushConsumer
-from skylark.client.instances import instance_count
-from skylark.client.options import ClientOptions
-from skylark.client.state import ServiceState
+from skylark.client.consumer.classic_pull_consumer import PullConsumer
+from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
+from skylark.client.consumer.push.push_consumer import PushConsumer
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.instance_registry import instance_count
+from skylark.client.core.service_state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere

@@ -1,0 +1,291 @@
+"""The blocking producer, and its transactions.
+
+::
+
+    with Producer("orders", options) as producer:
+        result = producer.send(Message("T", b"hello"))
+        futures = [producer.submit(message) for message in messages]
+
+        @producer.transaction_checker
+        def check(message: MessageExt) -> TxState: ...
+
+        with producer.transaction(message) as tx:
+            ...                                    # an exception rolls back
+
+Any number of threads may share one: small messages that they send at the same time travel in one
+request. ``submit`` is the quick way for a single thread: it waits for no answer, only for room
+while too many messages are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, Unpack
+
+from skylark.client.blocking.blocking_client import BlockingClient
+from skylark.client.blocking.blocking_permits import Gate
+from skylark.client.blocking.event_loop_thread import Portal
+from skylark.client.core.client_message import Message, MessageExt, SendResult, TxState
+from skylark.client.core.client_options import ClientOptions, Duration, seconds
+from skylark.client.core.service_state import require_running
+from skylark.client.producer import producer as aio
+from skylark.client.producer.producer_settings import ProducerKeywords, ProducerSettings
+from skylark.client.producer.queue_selector import apply_selector
+from skylark.client.producer.send_options import SendKeywords
+from skylark.client.producer.transaction_producer import Transaction as AioTransaction
+from skylark.client.producer.transaction_producer import TransactionResult, checked_listener
+from skylark.core.errors import ClientError, ClientStateError
+from skylark.wire.bodies.common_body import MessageQueue
+
+#: Says how the transaction of a message ended; None counts as unknown.
+Checker: TypeAlias = Callable[[MessageExt], TxState | None]
+CheckerT = TypeVar("CheckerT", bound=Checker)
+
+
+class TransactionListener(Protocol):
+    """The local side of transactions."""
+
+    def execute(self, message: Message, arg: Any) -> TxState | None:
+        """Do the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
+
+    def check(self, message: MessageExt) -> TxState | None:
+        """Say how the transaction ended; ``message.transaction_id`` is its id."""
+
+
+class Producer(BlockingClient[aio.Producer]):
+    """See the module, and :class:`skylark.aio.Producer` for what the methods do."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        transaction_listener: TransactionListener | None = None,
+        **settings: Unpack[ProducerKeywords],
+    ) -> None:
+        """Nothing is sent before :meth:`start`; ``settings``: see ProducerSettings."""
+        if transaction_listener is not None:
+            checked_listener(transaction_listener)
+            refuse_coroutine(transaction_listener.execute)
+            refuse_coroutine(transaction_listener.check)
+        super().__init__(
+            aio.Producer(
+                group, options, hooks=hooks, transaction_listener=transaction_listener, **settings
+            )
+        )
+        self._gate = Gate(
+            count_max=self.settings.pending_max, size_max=self.settings.pending_bytes_max
+        )
+        self._submitting: set[asyncio.Task[None]] = set()  # on the loop
+
+    @property
+    def settings(self) -> ProducerSettings:
+        return self._twin.settings
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def send(self, message: Message, **how: Unpack[SendKeywords]) -> SendResult:
+        """Send and wait until it is stored."""
+        if how:
+            how = self._select(message, how)
+        return self._run(self._twin.send(message, **how))
+
+    def submit(self, message: Message, **how: Unpack[SendKeywords]) -> Future[SendResult]:
+        """Send without waiting for the answer: the future has the result, or the error.
+
+        Waits only while too many messages are under way (``pending_max``, ``pending_bytes_max``);
+        raises TooManyRequestsError if that lasts longer than the timeout. The future cannot be
+        cancelled: cancelling would not undo the send.
+        """
+        portal = self._started()
+        if how:
+            how = self._select(message, how)
+        timeout = how.get("timeout")
+        body: object = message.body
+        size = len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0
+        timeout_s = self.settings.send_timeout if timeout is None else seconds(timeout)
+        self._gate.take(size, timeout_s)
+        future: Future[SendResult] = Future()
+        future.set_running_or_notify_cancel()
+        portal.post(self._begin_submit, message, how, future, size)
+        return future
+
+    def _begin_submit(
+        self, message: Message, how: SendKeywords, future: Future[SendResult], size: int
+    ) -> None:
+        work = self._submit(message, how, partial(self._settle, future, size))
+        task = asyncio.get_running_loop().create_task(work)
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+
+    async def _submit(
+        self, message: Message, how: SendKeywords, settle: Callable[[asyncio.Future[Any]], None]
+    ) -> None:
+        sent: asyncio.Future[SendResult]
+        try:
+            sent = await self._twin.submit(message, **how)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+            sent = asyncio.get_running_loop().create_future()
+            sent.set_exception(error)
+        sent.add_done_callback(settle)
+
+    def _settle(self, future: Future[SendResult], size: int, sent: asyncio.Future[Any]) -> None:
+        self._gate.give(size)
+        if sent.cancelled():
+            future.set_exception(ClientStateError("the producer was stopped meanwhile"))
+        elif (error := sent.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(sent.result())
+
+    def send_batch(
+        self, messages: Sequence[Message], **how: Unpack[SendKeywords]
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request, into one queue; their results in order."""
+        messages = tuple(messages)
+        if messages:
+            how = self._select(messages[0], how)
+        return self._run(self._twin.send_batch(messages, **how))
+
+    def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
+        """Hand a message to a connection; whether it arrives, nobody knows."""
+        self._run(self._twin.send_oneway(message, **self._select(message, how)))
+
+    def flush(self) -> None:
+        """Let go what waits for company, and wait until nothing is under way."""
+        self._run(self._flush())
+
+    async def _flush(self) -> None:
+        while self._submitting:
+            await asyncio.wait(tuple(self._submitting))
+        await self._twin.flush()
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that one may send to."""
+        return self._run(self._twin.queues(topic))
+
+    def recall(self, topic: str, handle: str, *, timeout: Duration | None = None) -> str:
+        """Take back a message that is not delivered yet; its unique id."""
+        return self._run(self._twin.recall(topic, handle, timeout=timeout))
+
+    def _select(self, message: Message, how: SendKeywords) -> SendKeywords:
+        """Let a selector choose here: it belongs to the application, and may block."""
+        selector = how.get("selector")
+        if selector is None or how.get("queue") is not None or how.get("shard") is not None:
+            return how  # nothing to select, or an error that the twin will tell
+        chosen = apply_selector(
+            selector, self.queues(message.topic), message, how.get("selector_arg")
+        )
+        return {**how, "selector": None, "queue": chosen}
+
+    def _started(self) -> Portal:
+        require_running(self.state, f"producer {self.group}")
+        assert self._portal is not None
+        self._portal.check()
+        return self._portal
+
+    # ---- transactions ----------------------------------------------------------------------------
+
+    def transaction_checker(self, checker: CheckerT) -> CheckerT:
+        """Decorator: the function, which runs in a thread, says how a transaction ended."""
+        refuse_coroutine(checker)
+        self._do(self._twin.transaction_checker, checker)
+        return checker
+
+    def transaction(
+        self,
+        message: Message,
+        *,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> Transaction:
+        """``with``: the message appears if the block ends well; see Transaction."""
+        portal = self._started()
+        begin = partial(
+            self._twin.transaction, message, delay=delay, deliver_at=deliver_at, timeout=timeout
+        )
+        return Transaction(portal, portal.call_plain(begin))
+
+    def send_in_transaction(
+        self, message: Message, arg: object = None, *, timeout: Duration | None = None
+    ) -> TransactionResult:
+        """Send with the ``transaction_listener``, which gets the message and ``arg``."""
+        return self._run(self._twin.send_in_transaction(message, arg, timeout=timeout))
+
+    # ---- request and reply -----------------------------------------------------------------------
+
+    def request(self, message: Message, *, timeout: Duration | None = None) -> MessageExt:
+        """Send a request and wait for its reply."""
+        return self._run(self._twin.request(message, timeout=timeout))
+
+    def reply(
+        self, request: MessageExt, body: bytes, *, timeout: Duration | None = None
+    ) -> SendResult:
+        """Answer a request that a consumer has received; raises CannotReplyError."""
+        return self._run(self._twin.reply(request, body, timeout=timeout))
+
+
+class Transaction:
+    """``with producer.transaction(message) as tx``: committed at the end of the block.
+
+    An exception in the block rolls back. ``tx.rollback()`` and ``tx.unknown()`` decide otherwise;
+    after ``unknown`` the broker will ask the checker.
+    """
+
+    def __init__(self, portal: Portal, twin: AioTransaction) -> None:
+        self._portal = portal
+        self._twin = twin
+
+    @property
+    def sent(self) -> SendResult:
+        """Where the half message is."""
+        return self._twin.sent
+
+    @property
+    def id(self) -> str:
+        """What the checker finds in ``message.transaction_id``."""
+        return self._twin.id
+
+    @property
+    def state(self) -> TxState | None:
+        """How it ended, or will end; None while that is open."""
+        return self._twin.state
+
+    def rollback(self) -> None:
+        """Let the message disappear at the end of the block."""
+        self._twin.rollback()
+
+    def unknown(self) -> None:
+        """Leave it open at the end of the block: the broker will ask the checker."""
+        self._twin.unknown()
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._twin.__aexit__(exc_type, exc, traceback))
+
+
+def refuse_coroutine(function: Callable[..., Any]) -> None:
+    """Raise ClientError for a coroutine function: there is no loop that it could run on."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    ):
+        raise ClientError(
+            f"{getattr(function, '__qualname__', function)} is a coroutine function",
+            hint="give skylark.sync plain functions, or use skylark.aio",
+        )

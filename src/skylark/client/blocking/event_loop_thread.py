@@ -1,0 +1,236 @@
+"""The private event loop of the blocking clients, and the way in for other threads.
+
+One daemon thread for the whole process runs the loop; it starts with the first client that needs
+it. A call hands a coroutine over and waits for its end::
+
+    result = shared_portal().call(producer.send(message))
+
+Many threads may call at once: the loop is woken once for what came together.
+
+**Interrupts.** Ctrl-C, or whatever else a signal handler raises in a waiting thread, cancels the
+call, gives it a moment to end, and goes on its way. What the call has brought already, and nobody
+gets now, can be put back (``unused``).
+
+**From inside.** A call from the private loop itself (in a hook, say) would wait for itself for
+ever; it raises ClientStateError instead. So does one from the control thread, for which the private
+loop would wait.
+
+**Fork.** The child has no such thread and must not touch the parent's connections: every call
+through a parent's portal raises ClientStateError there, and new clients get a new portal.
+
+**The end.** Nothing waits for the thread when the interpreter ends. What still calls then, such as
+an iterator that is cleaned up, gets ClientStateError rather than waiting for a thread that does not
+run any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
+
+from skylark.client.core.control_loop import Handover, in_control_thread
+from skylark.client.core.process_singleton import PerProcess
+from skylark.client.core.threads import DaemonExecutor
+from skylark.core.errors import ClientStateError
+from skylark.net.event_loop import new_event_loop
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "skylark-sync"
+#: What a call that was interrupted gets to end.
+CANCEL_GRACE_S: Final = 1.0
+# A waiting thread looks up now and then. On Windows nothing interrupts a thread that waits for a
+# lock; elsewhere a signal can come just before the wait begins, and would be noticed after it.
+_WAIT_SLICE_S: Final = 0.25 if sys.platform == "win32" else 1.0
+
+
+class _Call(Generic[T]):
+    """One call: begun, ended and cancelled on the loop, waited for elsewhere."""
+
+    __slots__ = ("_error", "_latch", "_result", "_task", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._error = ClientStateError("the client was stopped meanwhile")
+        else:
+            self._error = task.exception()
+            if self._error is None:
+                self._result = task.result()
+        self._latch.release()
+
+    def cancel(self, unused: Callable[[T], object] | None) -> None:
+        """Nobody waits any more; ``unused`` gets the result if there is one nevertheless."""
+        if self._task is None:  # the caller was interrupted before it could hand it over
+            self._work.close()
+            self._latch.release()
+            return
+        self._task.cancel()
+        if unused is not None:
+            self._task.add_done_callback(partial(_give_back, unused))
+
+    def wait(self) -> None:
+        """Until it has ended; may be left by whatever a signal handler raises."""
+        while not self._latch.acquire(timeout=_WAIT_SLICE_S):
+            pass
+
+    def wait_briefly(self) -> None:
+        self._latch.acquire(timeout=CANCEL_GRACE_S)
+
+    def outcome(self) -> T:
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # it holds this frame, and this frame would hold it
+        return self._result  # type: ignore[return-value]
+
+
+@final
+class Portal:
+    """The private loop of this process; :func:`shared_portal` gives it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.loop = new_event_loop()
+        self.loop.set_default_executor(DaemonExecutor())
+        self._handover = Handover(self.loop)
+        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a hook that calls sys.exit() ends its own call, not all others
+                log.exception("the loop of the blocking clients was interrupted, and goes on")
+
+    def check(self) -> None:
+        """Raise ClientStateError where a call would never end, or would use a parent's sockets."""
+        if os.getpid() != self._pid:
+            raise ClientStateError(
+                f"this client belongs to process {self._pid}, from which process {os.getpid()}"
+                " was forked",
+                hint="make clients after the fork, in the process that uses them",
+            )
+        if self._must_not_wait:
+            raise ClientStateError(
+                "a blocking call from the client's own loop would wait for itself",
+                hint="hooks must not call clients; hand the work to another thread",
+            )
+        if sys.is_finalizing():
+            raise ClientStateError("the interpreter is ending")
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is that of the loop."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def _must_not_wait(self) -> bool:
+        return self.is_current or in_control_thread()
+
+    def call(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
+        """Do ``work`` on the loop and wait for it.
+
+        ``unused`` is called on the loop with a result that nobody gets, because of an interrupt.
+        """
+        try:
+            self.check()
+        except ClientStateError:
+            work.close()
+            raise
+        call = _Call(work)
+        try:
+            self._handover.post(call.begin)
+            call.wait()
+        except BaseException:
+            self._handover.post(call.cancel, unused)
+            call.wait_briefly()
+            raise
+        return call.outcome()
+
+    def call_plain(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Call a function on the loop and wait for it."""
+
+        async def work() -> T:
+            return function(*args)
+
+        return self.call(work())
+
+    def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call ``callback(*args)`` on the loop soon."""
+        self._handover.post(callback, *args)
+
+    def iterate(
+        self, source: AsyncGenerator[T, None], unused: Callable[[T], object] | None = None
+    ) -> Iterator[T]:
+        """What an asynchronous generator yields; leaving the iteration ends it.
+
+        ``unused`` as in :meth:`call`.
+        """
+
+        def give_back(found: list[T]) -> None:
+            if found and unused is not None:
+                unused(found[0])
+
+        try:
+            while True:
+                found: list[T] = self.call(_next_of(source), give_back)
+                if not found:
+                    return
+                yield found[0]
+        finally:
+            self._close(source)
+
+    def _close(self, source: AsyncGenerator[Any, None]) -> None:
+        if self._must_not_wait:  # cleaned up by the garbage collector, which runs in any thread
+            self.post(self._end_soon, source)
+            return
+        with contextlib.suppress(ClientStateError):  # in a forked child, or at the very end
+            self.call(_end_of(source))
+
+    def _end_soon(self, source: AsyncGenerator[Any, None]) -> None:
+        self.loop.create_task(_end_of(source))
+
+
+def _give_back(unused: Callable[[T], object], task: asyncio.Task[T]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        unused(task.result())
+
+
+async def _next_of(source: AsyncGenerator[T, None]) -> list[T]:
+    """The next value, in a list that is empty at the end."""
+    async for value in source:
+        return [value]
+    return []
+
+
+async def _end_of(source: AsyncGenerator[Any, None]) -> None:
+    await source.aclose()
+
+
+#: The portal of this process.
+shared_portal: Final = PerProcess(Portal)

@@ -1,0 +1,374 @@
+"""The classic pull consumer: each pull is a call, and the application keeps the offsets.
+
+::
+
+    async with PullConsumer("group", options) as consumer:
+        for queue in await consumer.fetch_queues("T"):
+            offset = await consumer.fetch_consume_offset(queue) or 0
+            result = await consumer.pull(queue, offset, count=32)
+            consumer.update_consume_offset(queue, result.next_offset)
+
+Nothing is fetched ahead and nothing is committed unless told. :meth:`PullConsumer.pull` returns at
+once; :meth:`PullConsumer.pull_block_if_not_found` lets the broker wait for a message. After
+:meth:`PullConsumer.register_queue_listener` the consumer shares the queues of a topic with its
+group, and tells which are its.
+
+:class:`PullSchedule` does the going round: for each queue that is ours it calls the application
+again and again, after whatever delay the application asked for.
+
+Java has deprecated this consumer; :mod:`skylark.client.consumer.lite_pull.lite_pull_consumer` is
+the one for new programs. Queues and topics are named as the application knows them, without
+namespace. Answers to ``DefaultMQPullConsumer`` and ``MQPullConsumerScheduleService``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+import msgspec
+
+from skylark.client.consumer.allocation import Allocation, Averagely
+from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.pull_api import PullResult, PullTerms
+from skylark.client.consumer.pull_consumer_base import PullClient
+from skylark.client.consumer.pull_consumer_session import PullGroup
+from skylark.client.consumer.push.push_settings import QueueListener
+from skylark.client.consumer.rebalance import Settled
+from skylark.client.consumer.subscription import make_subscription
+from skylark.client.core.argument_checks import check_fields, checks_arguments, fits, refused
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import ClientOptions, Duration, seconds
+from skylark.client.core.client_runtime import ClientRuntime, default_runtime
+from skylark.client.core.hooks import call_hooks, hook_methods
+from skylark.client.core.route_cache import MASTER_ID
+from skylark.client.core.service_state import (
+    ServiceState,
+    Startable,
+    require_new,
+    require_not_stopped,
+)
+from skylark.client.core.validation import check_topic
+from skylark.core.errors import ClientError, ConfigError
+from skylark.core.lifecycle import Tasks
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import MessageModel
+
+log = logging.getLogger(__name__)
+
+PULL_TIMEOUT_S: Final = 10.0  # consumerPullTimeoutMillis
+SUSPEND_MAX_S: Final = 20.0  # brokerSuspendMaxTimeMillis
+SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
+RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The keywords of the constructor, checked."""
+
+    message_model: MessageModel
+    allocation: Allocation
+    max_reconsume_times: int
+    offset_folder: Path | None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_reconsume_times < 0:
+            raise ConfigError(
+                f"max_reconsume_times must be 0 or more, not {self.max_reconsume_times}"
+            )
+
+
+@checks_arguments
+class PullConsumer(PullClient):
+    """See the module."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        allocation: Allocation | None = None,
+        max_reconsume_times: int = RECONSUME_TIMES_MAX,
+        offset_folder: Path | None = None,
+        hooks: Sequence[object] = (),
+        runtime: ClientRuntime | None = None,
+    ) -> None:
+        """``offset_folder``: where broadcasting consumers keep their offsets.
+
+        ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`. There is no
+        trace, as in Java: it is for the consumers that know when a message is consumed.
+        """
+        super().__init__(group, options, hooks, runtime)
+        self._settings = _Settings(
+            message_model=message_model,
+            allocation=Averagely() if allocation is None else allocation,
+            max_reconsume_times=max_reconsume_times,
+            offset_folder=offset_folder,
+        )
+        self._filters = hook_methods(self._hooks, "filter_messages")
+        self._listeners: dict[str, list[QueueListener]] = {}
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group."""
+        require_new(self.state, f"consumer {self.group}")
+        self.state = ServiceState.START_FAILED
+        group = self._group_access = PullGroup(
+            self.group,
+            self.options,
+            self._runtime or default_runtime(),
+            self,
+            allocation=self._settings.allocation,
+            clustering=self._settings.message_model is MessageModel.CLUSTERING,
+            offset_folder=self._settings.offset_folder,
+        )
+        async with group.starting():
+            self._sends_back = SendsBack(
+                group.access.link,
+                group.group,
+                reconsume_times_max=self._settings.max_reconsume_times,
+                unit_mode=self.options.unit_mode,
+            )
+            self._suggested: dict[MessageQueue, int] = {}
+            now_ms = group.clock.now_ms()
+            await group.join(
+                make_subscription(group.namespace.wrap(topic), now_ms=now_ms)
+                for topic in self._listeners
+            )
+            require_not_stopped(self.state, f"consumer {self.group}")
+            self.state = ServiceState.RUNNING
+
+    # ---- queues ----------------------------------------------------------------------------------
+
+    def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
+        """Share the queues of a topic with the group, and hear of it when they are shared anew.
+
+        ``listener(topic, all queues, ours)`` is called on the loop of the consumer.
+        """
+        check_topic(topic)
+        listeners = self._listeners.setdefault(topic, [])
+        if listener is not None:
+            listeners.append(listener)
+        if self.state is ServiceState.RUNNING:
+            group = self._group_access
+            wire_topic = group.namespace.wrap(topic)
+            group.subscribe(make_subscription(wire_topic, now_ms=group.clock.now_ms()))
+        return self
+
+    def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+
+    def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+
+    def queues_settled(self, settled: Settled) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        if self.state is ServiceState.SHUTDOWN_ALREADY:
+            return
+        namespace = self._group_access.namespace
+        topic = namespace.unwrap(settled.topic)
+        everything = frozenset(map(namespace.unwrap_queue, settled.all_queues))
+        ours = frozenset(map(namespace.unwrap_queue, settled.my_queues))
+        for listener in tuple(self._listeners.get(topic, ())):
+            try:
+                listener(topic, everything, ours)
+            except Exception:
+                log.exception("a listener of topic %s failed", topic)
+
+    def queues_in_balance(self, topic: str) -> frozenset[MessageQueue]:
+        """The queues of a topic that are ours; empty without :meth:`register_queue_listener`."""
+        group = self._require_running()
+        found = group.my_queues(group.namespace.wrap(topic))
+        return frozenset(map(group.namespace.unwrap_queue, found))
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count: int = 32,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        size_max: int | None = None,
+        timeout: Duration = PULL_TIMEOUT_S,  # noqa: ASYNC109 - of the request, not of the caller
+    ) -> PullResult:
+        """At most ``count`` messages from ``offset`` on, without waiting for any.
+
+        Raises BrokerError, TransportError, and UndecodableError for a message that is none; that
+        error has the offset to go on at.
+        """
+        terms = PullTerms(count_max=count, size_max=size_max, timeout_s=seconds(timeout))
+        return await self._pull(queue, offset, terms, tags, sql)
+
+    async def pull_block_if_not_found(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count: int = 32,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        size_max: int | None = None,
+    ) -> PullResult:
+        """The same, but the broker waits up to 20 seconds for a first message."""
+        terms = PullTerms(
+            count_max=count,
+            size_max=size_max,
+            suspend_s=SUSPEND_MAX_S,
+            timeout_s=SUSPEND_TIMEOUT_S,
+        )
+        return await self._pull(queue, offset, terms, tags, sql)
+
+    async def _pull(
+        self, queue: MessageQueue, offset: int, terms: PullTerms, tags: str | None, sql: str | None
+    ) -> PullResult:
+        group = self._require_running()
+        if offset < 0:
+            raise ClientError(f"offset < 0: {offset}")
+        if terms.count_max <= 0:
+            raise ClientError(f"maxNums <= 0: {terms.count_max}")
+        wire_queue = group.namespace.wrap_queue(queue)
+        subscription = make_subscription(
+            wire_queue.topic, tags, sql=sql, now_ms=group.clock.now_ms()
+        )
+        broker_id = self._suggested.get(wire_queue, MASTER_ID)
+        result, self._suggested[wire_queue] = await group.access.pull(
+            wire_queue, subscription, offset, terms, broker_id
+        )
+        if result.messages:
+            call_hooks(self._filters, wire_queue, result.messages)
+            self._tell_hooks(result.messages)
+        return result
+
+    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Have a message delivered to the group again; raises ClientError if nobody takes it.
+
+        Level 0: after a delay that grows with each delivery; -1: to the dead letters.
+        """
+        self._require_running()
+        if not await self._sends_back.give(message, delay_level):
+            raise ClientError(f"{message} could not be sent back")
+
+    # ---- offsets ---------------------------------------------------------------------------------
+
+    def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
+        """Count as consumed what is before ``offset``; saved within seconds."""
+        group = self._require_running()
+        group.offsets.update(group.namespace.wrap_queue(queue), offset, increase_only=False)
+
+    async def update_consume_offset_to_broker(self, queue: MessageQueue, offset: int) -> None:
+        """Save an offset at the broker now, whoever has the queue; raises what the broker says."""
+        group = self._require_running()
+        wire_queue = group.namespace.wrap_queue(queue)
+        before = group.offsets.read(wire_queue)
+        target = await group.access.link.lookup.reader_of(wire_queue)
+        await group.access.link.calls.update_offset(target.address, group.group, wire_queue, offset)
+        is_ours = wire_queue in group.my_queues(wire_queue.topic)
+        if is_ours and group.offsets.read(wire_queue) == before:
+            # What is in memory of our queues is saved again and again.
+            group.offsets.update(wire_queue, offset, increase_only=False)
+
+    async def fetch_consume_offset(
+        self, queue: MessageQueue, *, from_store: bool = False
+    ) -> int | None:
+        """The committed offset, from memory first unless told otherwise; None if there is none."""
+        group = self._require_running()
+        return await group.stored_offset(group.namespace.wrap_queue(queue), from_store=from_store)
+
+
+# ---- going round ---------------------------------------------------------------------------------
+
+NEXT_DELAY_S: Final = 0.2
+ERROR_DELAY_S: Final = 1.0
+CALLS_MAX: Final = 20
+
+
+class PullTask:
+    """What a callback works with; it sets ``next_delay``, in seconds, for its own next call."""
+
+    __slots__ = ("consumer", "next_delay")
+
+    def __init__(self, consumer: PullConsumer) -> None:
+        self.consumer = consumer
+        self.next_delay = NEXT_DELAY_S
+
+
+#: Called for a queue again and again; a coroutine function, or a function that does not block.
+PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], Awaitable[None] | None]
+
+
+@checks_arguments
+class PullSchedule(Startable):
+    """Calls the application for each queue that is ours, as often as it wants; see the module."""
+
+    def __init__(self, consumer: PullConsumer, *, calls_max: int = CALLS_MAX) -> None:
+        """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
+        if not isinstance(consumer, PullConsumer):
+            raise refused("consumer", consumer, "a PullConsumer")
+        if not fits(calls_max, int) or calls_max < 1:
+            raise refused("calls_max", calls_max, "1 or more")
+        require_new(consumer.state, f"consumer {consumer.group}")
+        self.consumer = consumer
+        self._callbacks: dict[str, PullCallback] = {}
+        self._running: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._tasks = Tasks(f"pull schedule of {consumer.group}")
+        self._turns = asyncio.Semaphore(calls_max)
+
+    def register(self, topic: str, callback: PullCallback) -> Self:
+        """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        if topic not in self._callbacks:
+            self.consumer.register_queue_listener(topic, self._shared)
+        self._callbacks[topic] = callback
+        return self
+
+    async def start(self) -> None:
+        """Start the consumer, and with it the calls."""
+        await self.consumer.start()
+
+    async def stop(self) -> None:
+        """End all calls, then the consumer."""
+        try:
+            await self._tasks.cancel_and_wait()
+        finally:
+            await self.consumer.stop()
+
+    def _shared(
+        self, topic: str, everything: Collection[MessageQueue], ours: Collection[MessageQueue]
+    ) -> None:
+        del everything  # a broadcasting consumer has all of them, and ours says so
+        for queue in [q for q in self._running if q.topic == topic and q not in ours]:
+            self._running.pop(queue).cancel()
+        for queue in ours:
+            running = self._running.get(queue)
+            if running is None or running.done():
+                work = self._go_round(queue, self._callbacks[topic])
+                self._running[queue] = self._tasks.spawn(work, name=str(queue))
+
+    async def _go_round(self, queue: MessageQueue, callback: PullCallback) -> None:
+        clock = self.consumer._group_access.clock
+        task = PullTask(self.consumer)
+        while True:
+            delay_s = ERROR_DELAY_S
+            async with self._turns:
+                try:
+                    found = callback(queue, task)
+                    if inspect.isawaitable(found):
+                        await found
+                    delay_s = task.next_delay
+                except asyncio.CancelledError:
+                    running = asyncio.current_task()
+                    if running is None or running.cancelling():
+                        raise
+                    log.exception("what the callback of %s waited for was cancelled", queue)
+                except Exception:
+                    log.exception("the callback of %s failed", queue)
+            await clock.sleep(delay_s)

@@ -1,0 +1,138 @@
+"""Giving messages back that a handler could not deal with, for another try later.
+
+The broker that a message came from puts it among the retries of the group (36). If it does not, the
+client publishes the message there itself, as the inner producer of Java's client does: three
+attempts, each at another broker if there is one. Only if that fails as well the caller keeps the
+message. Runs on the loop that consumes. Answers to ``sendMessageBack`` of
+``DefaultMQPushConsumerImpl``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Final
+
+from skylark.client.consumer.push.concurrent_settlement import (
+    BROKER_DECIDES,
+    retry_message,
+    send_back_header,
+)
+from skylark.client.core.broker_connections import Link
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT
+from skylark.client.producer.queue_selector import Turn, choose_in_turn
+from skylark.client.producer.send_request import (
+    COMPRESS_OVER,
+    Parcel,
+    SendTemplate,
+    compress,
+    read_result,
+)
+from skylark.core.errors import ClientError, SkylarkError
+from skylark.core.names import AUTO_CREATE_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from skylark.wire import properties as names
+from skylark.wire.compress import COMPRESSION_ZLIB
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 3
+SEND_TIMEOUT_S: Final = 3.0
+#: Given to a message by the consumer, or by the stored form: not to be published with it.
+_NOT_PUBLISHED: Final = frozenset(
+    {names.PROPERTY_MIN_OFFSET, names.PROPERTY_MAX_OFFSET, names.PROPERTY_CRC32}
+)
+
+
+class SendsBack:
+    """The way back of one consumer's messages."""
+
+    def __init__(
+        self,
+        link: Link,
+        group: str,
+        *,
+        reconsume_times_max: int,
+        unit_mode: bool = False,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._link = link
+        self._group = group
+        self._reconsume_times_max = reconsume_times_max
+        self._topic = retry_topic(group)
+        self._turn = Turn(rng or random.Random())
+        self._template = SendTemplate(
+            INNER_PRODUCER_GROUP,
+            self._topic,
+            model=AUTO_CREATE_TOPIC,
+            queue_count=DEFAULT_QUEUE_COUNT,
+            unit_mode=unit_mode,
+        )
+
+    async def give(self, message: MessageExt, delay_level: int = BROKER_DECIDES) -> bool:
+        """Let it be delivered again, later; whether it is somewhere safe now."""
+        header = send_back_header(message, self._group, delay_level, self._reconsume_times_max)
+        # A message knows where it is stored, also when its broker has left the routes.
+        address = self._link.lookup.routes.master(message.broker_name) or message.store_host
+        try:
+            await self._link.calls.send_back(address, header, message.broker_name)
+        except SkylarkError as error:
+            log.warning("%s does not take %s back: %s", address, message, error)
+        except Exception:  # a hook of the application, say
+            log.exception("%s cannot be asked to take %s back", address, message)
+        else:
+            return True
+        return await self.publish(message)
+
+    async def publish(self, message: MessageExt) -> bool:
+        """Put it among the retries without the help of its broker; whether that worked.
+
+        If it was delivered often enough, the broker that gets it moves it to the dead letters.
+        """
+        try:
+            parcel = self._parcel(retry_message(message, self._group, self._reconsume_times_max))
+            await self._send(parcel)
+        except SkylarkError as error:
+            log.warning("%s stays here, it cannot be published again: %s", message, error)
+            return False
+        except Exception:
+            log.exception("%s stays here, it cannot be published again", message)
+            return False
+        return True
+
+    def _parcel(self, message: Message) -> Parcel:
+        properties = {k: v for k, v in message.properties.items() if k not in _NOT_PUBLISHED}
+        body, sys_flag = message.body, 0
+        if len(body) >= COMPRESS_OVER:
+            body, sys_flag = compress(body, COMPRESSION_ZLIB)
+        return Parcel(
+            messages=[message],
+            properties=names.encode_properties(properties),
+            body=body,
+            sys_flag=sys_flag,
+            flag=message.flag,
+            msg_id=properties.get(names.PROPERTY_UNIQ_KEY, ""),
+            fields={
+                "j": properties[names.PROPERTY_RECONSUME_TIME],
+                "l": properties[names.PROPERTY_MAX_RECONSUME_TIMES],
+            },
+        )
+
+    async def _send(self, parcel: Parcel) -> None:
+        link = self._link
+        last_broker: str | None = None
+        failure: SkylarkError = ClientError("not tried")
+        for _ in range(ATTEMPTS):
+            route = await link.lookup.publish_route(self._topic)
+            queue = choose_in_turn(route.publish, self._turn, last_broker)
+            last_broker = queue.broker_name
+            try:
+                address = link.send_address(await link.lookup.master_of(queue))
+                request = self._template.request(parcel, queue, link.clock.now_ms())
+                answer = await link.call(address, request, SEND_TIMEOUT_S)
+                read_result(answer, address, parcel, queue)
+            except SkylarkError as error:
+                failure = error
+            else:
+                return
+        raise failure

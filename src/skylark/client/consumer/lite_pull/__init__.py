@@ -1,0 +1,1 @@
+"""The lite pull consumer: assigned queues, polling and commits."""

@@ -1,0 +1,440 @@
+"""The lite pull consumer: the application asks for messages, the client fetches them ahead.
+
+::
+
+    async with LitePullConsumer("group", options, auto_commit=False).subscribe("T", "A || B") as lp:
+        async for batch in lp.batches():        # or: async for message in lp, or: await lp.poll()
+            ...
+            await lp.commit(batch)
+
+Two ways to get queues, which exclude each other: :meth:`~LitePullConsumer.subscribe` shares the
+queues of a topic with the other members of the group; :meth:`~LitePullConsumer.assign` names them
+and leaves the group's sharing alone. There are no retries and no dead letters: what to do about a
+message that fails is for the application to say, by seeking or by sending it elsewhere.
+
+**Commits.** An offset is committed in memory and sent to the broker every few seconds, when a queue
+is taken away, and at the end. With ``auto_commit`` a poll commits what *earlier* polls returned,
+every five seconds; so a crash in the middle of a batch repeats messages and loses none. Leaving an
+iterator, or stopping, commits nothing by itself: the last messages handed out come again unless
+they were committed. Committing some queues leaves the others as they are.
+
+Pulling, polling and all methods belong to the loop on which the consumer was started; sharing
+queues and saving offsets go on at the control loop even while that one is blocked. Queues and
+topics are named as the application knows them, without namespace.
+
+Answers to ``DefaultLitePullConsumer``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from typing import Self, TypeAlias, Unpack
+
+from skylark.client.consumer.lite_pull.lite_pull_queues import LiteQueues, require_queue
+from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
+from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
+from skylark.client.consumer.pull_consumer_base import PullClient
+from skylark.client.consumer.pull_consumer_session import PullGroup, TopicListener
+from skylark.client.consumer.push.push_settings import QueueListener
+from skylark.client.consumer.rebalance import Settled
+from skylark.client.consumer.subscription import Subscription, make_subscription
+from skylark.client.core.argument_checks import checks_arguments, settings_of
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import ClientOptions, Duration, in_seconds, seconds
+from skylark.client.core.client_runtime import ClientRuntime, default_runtime
+from skylark.client.core.hooks import ConsumeHooks
+from skylark.client.core.service_state import (
+    ServiceState,
+    require_new,
+    require_not_stopped,
+    require_running,
+)
+from skylark.client.core.validation import check_topic
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
+from skylark.client.trace.trace_dispatcher import TraceDispatcher
+from skylark.client.trace.trace_hooks import consumer_tracing
+from skylark.core.clock import yield_once
+from skylark.core.errors import ClientError
+from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+#: What can be committed: offsets, queues (as far as they were handed out), or messages.
+Commit: TypeAlias = Mapping[MessageQueue, int] | Collection[MessageQueue] | Collection[MessageExt]
+
+
+@checks_arguments
+class LitePullConsumer(PullClient):
+    """See the module. Settings are those of :class:`LitePullSettings`, as keywords."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        runtime: ClientRuntime | None = None,
+        **settings: Unpack[LitePullKeywords],
+    ) -> None:
+        """``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`.
+
+        Consume hooks, and traces, count messages as consumed when they are handed out: what
+        becomes of them afterwards is not known here.
+        """
+        super().__init__(group, options, hooks, runtime)
+        self.settings = settings_of(LitePullSettings, in_seconds(settings))
+        self._tracer: TraceDispatcher | None = None
+        self._mode: str | None = None
+        self._subscriptions: dict[str, tuple[str | None, str | None]] = {}
+        self._listeners: dict[str, QueueListener] = {}
+        self._assigned: frozenset[MessageQueue] = frozenset()
+        self._assign_tags: dict[str, str] = {}
+        self._topic_listeners: dict[str, TopicListener] = {}
+        self._commit_at = 0.0
+        self._meters: dict[str, ConsumeMeter] = {}
+
+    # ---- what to consume -------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: str,
+        tags: str | None = None,
+        *,
+        sql: str | None = None,
+        listener: QueueListener | None = None,
+    ) -> Self:
+        """Share the queues of a topic with the group; ``A || B`` for tags, or an SQL condition.
+
+        ``listener(topic, all queues, ours)`` is called when the queues are shared anew.
+        """
+        check_topic(topic)
+        make_subscription(topic, tags, sql=sql, now_ms=0)  # to refuse it here rather than later
+        self._choose("subscribe")
+        self._subscriptions[topic] = (tags, sql)
+        if listener is not None:
+            self._listeners[topic] = listener
+        if self.state is ServiceState.RUNNING:
+            self._group_access.subscribe(self._make(topic))
+        return self
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up the queues of a topic."""
+        if self._subscriptions.pop(topic, None) is not None:
+            self._listeners.pop(topic, None)
+            if self.state is ServiceState.RUNNING:
+                # At once, not with the next rebalance: nobody says any more which tags are wanted.
+                self._queues.remove_topic(self._group_access.namespace.wrap(topic))
+                self._group_access.unsubscribe(topic)
+
+    def assign(self, queues: Collection[MessageQueue]) -> Self:
+        """Consume exactly these queues, whoever else does."""
+        self._choose("assign")
+        self._assigned = frozenset(queues)
+        if self.state is ServiceState.RUNNING:
+            self._apply_assigned()
+        return self
+
+    def set_assign_tags(self, topic: str, tags: str) -> Self:
+        """Want only messages with these tags from assigned queues of a topic; before the start."""
+        require_new(self.state, f"consumer {self.group}")
+        make_subscription(topic, tags, now_ms=0)
+        self._assign_tags[topic] = tags
+        return self
+
+    def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
+        """Call ``listener(topic, queues)`` when the topic has got other queues."""
+        check_topic(topic)
+        self._topic_listeners[topic] = listener
+        if self.state is ServiceState.RUNNING:
+            self._group_access.watch(topic, listener, self.settings.metadata_interval)
+        return self
+
+    def _choose(self, mode: str) -> None:
+        if self._mode not in (None, mode):
+            raise ClientError("Subscribe and assign are mutually exclusive.")
+        if self.state in (ServiceState.START_FAILED, ServiceState.SHUTDOWN_ALREADY):
+            require_running(self.state, f"consumer {self.group}")
+        self._mode = mode
+
+    def _make(self, topic: str) -> Subscription:
+        tags, sql = self._subscriptions[topic]
+        wire_topic = self._group_access.namespace.wrap(topic)
+        return make_subscription(
+            wire_topic, tags, sql=sql, now_ms=self._group_access.clock.now_ms()
+        )
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group and begin to fetch; raises ClientError, also for SQL with mistakes."""
+        require_new(self.state, f"consumer {self.group}")
+        self.state = ServiceState.START_FAILED
+        settings = self.settings
+        group = self._group_access = PullGroup(
+            self.group,
+            self.options,
+            self._runtime or default_runtime(),
+            self,
+            allocation=settings.allocation,
+            clustering=settings.clustering,
+            offset_folder=settings.offset_folder,
+        )
+        async with group.starting():
+            self._observe(group)
+            self._queues = LiteQueues(
+                group.access,
+                settings,
+                group.clock,
+                subscription_of=self._subscription_of,
+                stored_offset=group.stored_offset,
+                error_delay_s=seconds(self.options.pull_error_delay),
+                hooks=self._hooks,
+                meter_of=self._meter_of,
+                shown_topic=group.namespace.unwrap,
+            )
+            group.on_undo(self._stop_pulling)
+            await group.join([self._make(topic) for topic in self._subscriptions])
+            for topic, listener in self._topic_listeners.items():
+                group.watch(topic, listener, settings.metadata_interval)
+            self._commit_at = group.clock.monotonic() + settings.commit_interval_s
+            if group.instance.metrics is not None:
+                group.instance.metrics.add_source(self.group, self._queues)
+            require_not_stopped(self.state, f"consumer {self.group}")
+            self.state = ServiceState.RUNNING
+        self._apply_assigned()
+
+    def _observe(self, group: PullGroup) -> None:
+        """Begin to trace, if that is wanted."""
+        if self.options.trace:
+            self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
+            self._consume_hooks = ConsumeHooks((*self._hooks, hook))
+
+    def _meter_of(self, wire_topic: str) -> ConsumeMeter:
+        meter = self._meters.get(wire_topic)
+        if meter is None:
+            metrics, meter = self._group_access.instance.metrics, NO_CONSUME_METER
+            if metrics is not None:
+                shown = self._group_access.namespace.unwrap(wire_topic)
+                meter = metrics.consume_meter(self.group, shown)
+            self._meters[wire_topic] = meter
+        return meter
+
+    async def _stop_pulling(self) -> None:
+        try:
+            if self._group_access.instance.metrics is not None:
+                self._group_access.instance.metrics.remove_source(self._queues)
+            await self._queues.stop()
+        finally:
+            if self._tracer is not None:
+                await self._tracer.stop()
+
+    # ---- queues ----------------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours now; none unless it runs. From any thread."""
+        if self.state is not ServiceState.RUNNING:
+            return frozenset()
+        unwrap = self._group_access.namespace.unwrap_queue
+        return frozenset(
+            unwrap(queue)
+            for queue, found in tuple(self._queues.queues.items())
+            if not found.process_queue.dropped
+        )
+
+    def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        if self.state is not ServiceState.SHUTDOWN_ALREADY:  # it may come before start() returns
+            self._queues.add(queue, process_queue)
+
+    def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        found = self._queues.queues.get(queue)
+        if found is not None and found.process_queue is process_queue:
+            self._queues.remove(queue)
+
+    def queues_settled(self, settled: Settled) -> None:
+        """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
+        namespace = self._group_access.namespace
+        topic = namespace.unwrap(settled.topic)
+        listener = self._listeners.get(topic)
+        if listener is not None and self.state is not ServiceState.SHUTDOWN_ALREADY:
+            listener(
+                topic,
+                frozenset(map(namespace.unwrap_queue, settled.all_queues)),
+                frozenset(map(namespace.unwrap_queue, settled.my_queues)),
+            )
+
+    def _apply_assigned(self) -> None:
+        if self._mode != "assign":
+            return
+        group, queues = self._group_access, self._queues
+        wanted = set(map(group.namespace.wrap_queue, self._assigned))
+        for queue in [queue for queue in queues.queues if queue not in wanted]:
+            queues.remove(queue)
+        for queue in sorted(wanted - queues.queues.keys()):
+            group.offsets.forget(queue)
+            queues.add(queue, ProcessQueue(group.clock.now_ms()))
+        group.assigned({queue: found.process_queue for queue, found in queues.queues.items()})
+
+    def _subscription_of(self, wire_topic: str) -> Subscription:
+        found = self._group_access.subscription(wire_topic)
+        if found is not None:
+            return found
+        tags = self._assign_tags.get(self._group_access.namespace.unwrap(wire_topic))
+        return make_subscription(wire_topic, tags, now_ms=0)
+
+    def _ours(self, queue: MessageQueue) -> MessageQueue:
+        """A queue as brokers know it; raises ClientError if it is not ours."""
+        wire_queue = self._require_running().namespace.wrap_queue(queue)
+        require_queue(self._queues, wire_queue)
+        return wire_queue
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at this offset; raises ClientError if the queue is not ours, or has none such."""
+        wire_queue = self._ours(queue)
+        low, high = await asyncio.gather(
+            self._group_access.access.min_offset(wire_queue),
+            self._group_access.access.max_offset(wire_queue),
+        )
+        if not low <= offset <= high:
+            raise ClientError(
+                f"Seek offset illegal, seek offset = {offset}, min offset = {low},"
+                f" max offset = {high}"
+            )
+        self._jump(wire_queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on with the oldest message."""
+        wire_queue = self._ours(queue)
+        self._jump(wire_queue, await self._group_access.access.min_offset(wire_queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with the next message to come."""
+        wire_queue = self._ours(queue)
+        self._jump(wire_queue, await self._group_access.access.max_offset(wire_queue))
+
+    def _jump(self, wire_queue: MessageQueue, offset: int) -> None:
+        self._ours(wire_queue)  # it may have been taken away while the broker was asked
+        self._queues.seek(wire_queue, offset)
+
+    def pause(self, queues: Collection[MessageQueue]) -> None:
+        """Fetch no more of these queues; what was fetched is still returned."""
+        wrap = self._require_running().namespace.wrap_queue
+        self._queues.pause([wrap(queue) for queue in queues], paused=True)
+
+    def resume(self, queues: Collection[MessageQueue]) -> None:
+        """Fetch again."""
+        wrap = self._require_running().namespace.wrap_queue
+        self._queues.pause([wrap(queue) for queue in queues], paused=False)
+
+    def is_paused(self, queue: MessageQueue) -> bool:
+        """Whether nothing more is fetched of it."""
+        return self._queues.is_paused(self._require_running().namespace.wrap_queue(queue))
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    async def poll(self, timeout: Duration | None = None) -> list[MessageExt]:  # noqa: ASYNC109
+        """The next messages of some queue, in order; an empty list if none come in time."""
+        return await self._next(None, timeout)
+
+    def __aiter__(self) -> AsyncIterator[MessageExt]:
+        """The messages one by one, without end; a message counts as polled when it is given out."""
+        return self.messages()
+
+    async def messages(self) -> AsyncGenerator[MessageExt, None]:
+        """What ``async for`` over the consumer gives."""
+        self._require_running()
+        while self.state is ServiceState.RUNNING:
+            for message in await self._next(1, None):
+                yield message
+
+    async def batches(self) -> AsyncGenerator[list[MessageExt], None]:
+        """What :meth:`poll` returns, without end and without the empty ones."""
+        self._require_running()
+        while self.state is ServiceState.RUNNING:
+            batch = await self._next(None, None)
+            if batch:
+                yield batch
+
+    async def _next(self, count: int | None, timeout: Duration | None) -> list[MessageExt]:  # noqa: ASYNC109
+        clock = self._require_running().clock
+        if self.settings.auto_commit and clock.monotonic() >= self._commit_at:
+            self._commit_at = clock.monotonic() + self.settings.commit_interval_s
+            self._commit_handed_out(self._queues.queues)
+        timeout_s = self.settings.poll_timeout if timeout is None else seconds(timeout)
+        deadline = clock.monotonic() + timeout_s
+        while True:
+            found = self._queues.take(count)
+            if found or self.state is not ServiceState.RUNNING or clock.monotonic() >= deadline:
+                self._tell_hooks(found)
+                if not found:
+                    await yield_once()  # who polls without waiting must let others run
+                return found
+            await self._queues.wait(deadline)
+
+    def _put_back(self, messages: list[MessageExt]) -> None:
+        """Messages of a poll whose caller was interrupted are handed out again."""
+        if messages and self.state is ServiceState.RUNNING:
+            wire_queue = self._group_access.namespace.wrap_queue(messages[0].queue)
+            self._queues.put_back(wire_queue, messages)
+
+    # ---- commits ---------------------------------------------------------------------------------
+
+    async def commit(self, what: Commit | None = None, *, persist: bool = False) -> None:
+        """Count as consumed what was handed out, or what is given; others stay as they are.
+
+        Brokers hear of it within seconds, or at once with ``persist``. Queues that are not ours
+        (any more) are passed over: their new owner commits them.
+        """
+        group = self._require_running()
+        if what is None:
+            committed = self._commit_handed_out(self._queues.queues)
+        else:
+            committed = self._commit_given(what)
+        if persist:
+            await group.persist(committed)
+
+    def _commit_given(self, what: Commit) -> list[MessageQueue]:
+        wrap = self._group_access.namespace.wrap_queue
+        if isinstance(what, Mapping):
+            return self._commit_offsets({wrap(queue): offset for queue, offset in what.items()})
+        offsets: dict[MessageQueue, int] = {}
+        queues: list[MessageQueue] = []
+        for each in what:
+            if isinstance(each, MessageQueue):
+                queues.append(wrap(each))
+            else:
+                queue, offset = wrap(each.queue), each.queue_offset + 1
+                offsets[queue] = max(offset, offsets.get(queue, offset))
+        return self._commit_offsets(offsets) + self._commit_handed_out(queues)
+
+    def _commit_handed_out(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+        found = [self._queues.queues.get(queue) for queue in queues]
+        return self._commit_offsets(
+            {
+                each.queue: each.consume_offset
+                for each in found
+                if each is not None and each.consume_offset != NOTHING_TO_COMMIT
+            }
+        )
+
+    def _commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> list[MessageQueue]:
+        committed = []
+        for queue, offset in offsets.items():
+            if offset < 0:
+                raise ClientError(f"offset {offset} of {queue} cannot be committed")
+            found = self._queues.queues.get(queue)
+            if found is None or found.process_queue.dropped:
+                log.warning("offset %d of %s is not committed: it is not ours", offset, queue)
+                continue
+            self._group_access.offsets.update(queue, offset, increase_only=False)
+            committed.append(queue)
+        return committed
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The committed offset, from memory first; None if there is none."""
+        group = self._require_running()
+        return await group.stored_offset(group.namespace.wrap_queue(queue))

@@ -1,0 +1,388 @@
+"""The queues of a lite pull consumer: a task for each that pulls, and the batches they brought.
+
+Everything here lives on the loop of the application. A queue is added, jumps to another offset
+(:meth:`LiteQueues.seek`), and is removed; its task goes round and round in between::
+
+    dropped: end      paused: 1 s      too much waits here: 50 ms
+    pull from the offset, the broker holding an empty pull for 20 s
+        found: a batch waits to be polled      whatever was found: on to the next offset
+        flow control (215): 20 ms      cannot tell where to begin: 3 s      other errors: 1 s
+
+**Consume offset.** How far the messages of a queue were handed out to the application: the offset
+of the first that was not. That is what a commit takes over. Batches may be handed out in parts; the
+rest stays in front of its queue.
+
+**Faults.** A message that cannot be decoded, which no broker should send, is pulled once more by
+itself and then passed over with an error in the log; those before and behind it are handed out. A
+body that cannot be inflated is the application's to see, when it looks at the body.
+
+**Seek.** What waits of the queue is forgotten and the task replaced, so that the answer to a pull
+under way cannot come in between.
+
+Answers to ``PullTaskImpl``, ``AssignedMessageQueue`` and the ``consumeRequestCache`` of
+``DefaultLitePullConsumerImpl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullSettings
+from skylark.client.consumer.process_queue import (
+    BROKER_FLOW_CONTROL_DELAY_MS,
+    FAILURES_PER_LOG,
+    FLOW_CONTROL_DELAY_MS,
+    NOTHING_TO_COMMIT,
+    FlowControl,
+    ProcessQueue,
+)
+from skylark.client.consumer.pull_api import PullTerms, QueueAccess
+from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.subscription import Subscription
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.hooks import call_hooks, hook_methods
+from skylark.client.core.route_cache import MASTER_ID
+from skylark.client.errors import UndecodableError
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
+from skylark.core.clock import Clock
+from skylark.core.errors import BrokerError, ClientError, SkylarkError
+from skylark.core.lifecycle import Tasks
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+#: After the first offset of a queue could not be found out.
+FIRST_OFFSET_DELAY_S: Final = 3.0
+FLOW_CONTROL_DELAY_S: Final = FLOW_CONTROL_DELAY_MS / 1000
+_NOW: Final = 0.0
+
+
+class LiteQueue:
+    """One queue that is ours."""
+
+    __slots__ = (
+        "alone",
+        "behind",
+        "broker_id",
+        "consume_offset",
+        "failures",
+        "paused",
+        "process_queue",
+        "pull_offset",
+        "queue",
+        "task",
+    )
+
+    def __init__(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        self.queue = queue
+        self.process_queue = process_queue
+        self.paused = False
+        self.pull_offset: int | None = None  #: None until the first offset is known
+        self.consume_offset = NOTHING_TO_COMMIT
+        self.alone = False  #: pull one message: the next may be that which cannot be decoded
+        self.broker_id = MASTER_ID  #: where the last answer said to pull
+        self.behind = 0  #: messages at the broker that were not pulled yet
+        self.failures = 0  #: pulls that failed, one after the other
+        self.task: asyncio.Task[None] | None = None
+
+
+class Batch:
+    """Messages of one queue that wait; those before ``taken`` were handed out."""
+
+    __slots__ = ("messages", "source", "taken")
+
+    def __init__(self, source: LiteQueue, messages: list[MessageExt]) -> None:
+        self.source = source
+        self.messages = messages
+        self.taken = 0
+
+
+class LiteQueues:
+    """See the module."""
+
+    def __init__(
+        self,
+        access: QueueAccess,
+        settings: LitePullSettings,
+        clock: Clock,
+        *,
+        subscription_of: Callable[[str], Subscription],
+        stored_offset: Callable[[MessageQueue], Awaitable[int | None]],
+        error_delay_s: float,
+        hooks: Sequence[object] = (),
+        meter_of: Callable[[str], ConsumeMeter] = lambda _: NO_CONSUME_METER,
+        shown_topic: Callable[[str], str] = lambda topic: topic,
+    ) -> None:
+        """``stored_offset`` gives what the group has committed, from memory first.
+
+        ``meter_of`` counts for a topic, which ``shown_topic`` names as the application does.
+        """
+        self.queues: dict[MessageQueue, LiteQueue] = {}
+        self._access = access
+        self._settings = settings
+        self._clock = clock
+        self._subscription_of = subscription_of
+        self._stored_offset = stored_offset
+        self._error_delay_s = error_delay_s
+        self._filters = hook_methods(hooks, "filter_messages")
+        self._meter_of = meter_of
+        self._shown_topic = shown_topic
+        self._terms = PullTerms(
+            count_max=settings.pull_batch_size,
+            suspend_s=settings.suspend_max,
+            timeout_s=settings.suspend_timeout,
+            lite=True,
+        )
+        self._start_time_ms = settings.start_time_ms(clock.now_ms())
+        self._terms_alone = msgspec.structs.replace(self._terms, count_max=1)
+        self._flow = FlowControl(
+            count_max=settings.pull_threshold_for_queue,
+            size_max=settings.pull_threshold_size_for_queue,
+            span_max=settings.consume_max_span,
+        )
+        self._sparingly = SparingLog(log, clock)
+        self._waiting: deque[Batch] = deque()
+        self._arrived = asyncio.Event()
+        self._tasks = Tasks("lite pull")
+
+    # ---- coming and going ------------------------------------------------------------------------
+
+    def add(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """Begin to pull, unless the queue was taken away again meanwhile."""
+        if process_queue.dropped:
+            return
+        found = self.queues[queue] = LiteQueue(queue, process_queue)
+        self._start(found)
+
+    def remove(self, queue: MessageQueue) -> None:
+        """Stop pulling; what waits of the queue is forgotten."""
+        found = self.queues.pop(queue, None)
+        if found is not None:
+            found.process_queue.dropped = True
+            self._forget(found)
+
+    def remove_topic(self, topic: str) -> None:
+        """The same for all queues of a topic."""
+        for queue in [queue for queue in self.queues if queue.topic == topic]:
+            self.remove(queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at another offset."""
+        found = self.queues[queue]
+        self._forget(found)
+        found.process_queue.clear()
+        found.pull_offset = found.consume_offset = offset
+        self._start(found)
+
+    def pause(self, queues: Collection[MessageQueue], *, paused: bool) -> None:
+        """Stop pulling, or go on; the others stay as they are."""
+        for queue in queues:
+            found = self.queues.get(queue)
+            if found is not None and found.paused != paused:
+                found.paused = paused
+                self._start(found)  # its task may wait at a broker, or for the end of the pause
+
+    def is_paused(self, queue: MessageQueue) -> bool:
+        found = self.queues.get(queue)
+        return found is not None and found.paused
+
+    async def stop(self) -> None:
+        """End all pulls, and whoever waits for messages."""
+        self._waiting.clear()
+        self.wake()
+        await self._tasks.cancel_and_wait()
+
+    def _start(self, found: LiteQueue) -> None:
+        if found.task is not None:
+            found.task.cancel()
+        found.task = self._tasks.spawn(self._pull_on(found), name=str(found.queue))
+
+    def _forget(self, found: LiteQueue) -> None:
+        if found.task is not None:
+            found.task.cancel()
+        self._waiting = deque(batch for batch in self._waiting if batch.source is not found)
+
+    @property
+    def cached_count(self) -> int:
+        """Messages that were fetched and not handed out."""
+        return sum(found.process_queue.count for found in self.queues.values())
+
+    def levels(self) -> list[QueueLevel]:
+        """What waits in each queue; for any thread."""
+        return [
+            QueueLevel(
+                topic=self._shown_topic(found.queue.topic),
+                broker_name=found.queue.broker_name,
+                queue_id=found.queue.queue_id,
+                count=found.process_queue.count,
+                size=found.process_queue.size,
+                behind=found.behind,
+            )
+            for found in tuple(self.queues.values())
+            if not found.process_queue.dropped
+        ]
+
+    # ---- handing out -----------------------------------------------------------------------------
+
+    async def wait(self, deadline: float) -> None:
+        """Until there is something to :meth:`take`, the deadline is over, or :meth:`wake`."""
+        if self._front() is not None:
+            return
+        self._arrived.clear()
+        try:
+            await self._clock.wait_for(
+                self._arrived.wait(), max(0.0, deadline - self._clock.monotonic())
+            )
+        except TimeoutError:
+            return
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._arrived.set()
+
+    def take(self, count: int | None = None) -> list[MessageExt]:
+        """Messages of one queue, at most ``count``; none if nothing waits."""
+        batch = self._front()
+        if batch is None:
+            return []
+        end = len(batch.messages) if count is None else batch.taken + count
+        taken = batch.messages[batch.taken : end]
+        batch.taken += len(taken)
+        if batch.taken == len(batch.messages):
+            self._waiting.popleft()
+        source = batch.source
+        offset = source.process_queue.remove(taken, self._clock.now_ms())
+        if offset != NOTHING_TO_COMMIT:
+            source.consume_offset = offset
+        return taken
+
+    def put_back(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Hand out again, before all others, what :meth:`take` gave and nobody got.
+
+        A queue that was given up, or went back to an earlier offset, gets them by pulling.
+        """
+        found = self.queues.get(queue)
+        offset = messages[0].queue_offset
+        if found is None or found.process_queue.dropped or offset >= found.consume_offset:
+            return
+        process_queue = found.process_queue
+        offset_max = process_queue.queue_offset_max
+        process_queue.put(messages)
+        process_queue.queue_offset_max = max(offset_max, process_queue.queue_offset_max)
+        found.consume_offset = offset
+        self._waiting.appendleft(Batch(found, messages))
+        self.wake()
+
+    def _front(self) -> Batch | None:
+        waiting = self._waiting
+        while waiting:
+            # Another thread may have given the queue away a moment ago.
+            if not waiting[0].source.process_queue.dropped:
+                return waiting[0]
+            waiting.popleft()
+        return None
+
+    # ---- pulling ---------------------------------------------------------------------------------
+
+    async def _pull_on(self, found: LiteQueue) -> None:
+        while True:
+            delay_s = self._hold_s(found)
+            if delay_s is None:
+                return
+            if delay_s == _NOW:
+                try:
+                    delay_s = await self._pull(found)
+                except Exception:  # a hook of the application, say
+                    log.exception("%s cannot be pulled", found.queue)
+                    delay_s = self._error_delay_s
+            await self._clock.sleep(delay_s)
+
+    def _hold_s(self, found: LiteQueue) -> float | None:
+        """How long not to pull; None if never again."""
+        hold = self._flow.may_pull(found.process_queue, self._clock.now_ms(), paused=found.paused)
+        if hold is not None:
+            if hold.should_log:
+                log.info("%s is not pulled for now: %s", found.queue, hold.reason.value)
+            return None if hold.delay_ms is None else hold.delay_ms / 1000
+        waiting = len(self._waiting) * self._settings.pull_batch_size
+        return _NOW if waiting <= self._settings.pull_threshold_for_all else FLOW_CONTROL_DELAY_S
+
+    async def _pull(self, found: LiteQueue) -> float:
+        """One round; the delay until the next."""
+        if found.pull_offset is None:
+            try:
+                found.pull_offset = await self._first_offset(found.queue)
+            except (SkylarkError, OSError) as error:
+                self._sparingly.failed(
+                    found.queue.broker_name,
+                    error,
+                    "nobody tells where to begin with %s",
+                    found.queue,
+                )
+                return FIRST_OFFSET_DELAY_S
+        try:
+            subscription = self._subscription_of(found.queue.topic)
+            terms = self._terms_alone if found.alone else self._terms
+            began = self._clock.monotonic()
+            result, found.broker_id = await self._access.pull(
+                found.queue, subscription, found.pull_offset, terms, found.broker_id
+            )
+        except UndecodableError as error:
+            return self._pass_over(found, error)
+        except BrokerError as error:
+            if error.code == ResponseCode.FLOW_CONTROL:
+                return BROKER_FLOW_CONTROL_DELAY_MS / 1000
+            return self._failed(found, error)
+        except SkylarkError as error:
+            return self._failed(found, error)
+        found.failures = 0
+        found.alone = False
+        found.pull_offset = result.next_offset
+        found.behind = max(0, result.max_offset - result.next_offset)
+        messages = result.messages
+        if self._filters and messages:
+            call_hooks(self._filters, found.queue, messages)
+        took_ms = (self._clock.monotonic() - began) * 1000
+        meter = self._meter_of(found.queue.topic)
+        meter.pulled(result.status.name.lower(), took_ms, len(messages))
+        if messages and not found.process_queue.dropped:
+            found.process_queue.put(messages, result.max_offset)
+            self._waiting.append(Batch(found, messages))
+            self.wake()
+        return _NOW
+
+    def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
+        if found.failures % FAILURES_PER_LOG == 0:
+            log.warning("%s cannot be pulled: %s", found.queue, error)
+        found.failures += 1
+        return self._error_delay_s
+
+    def _pass_over(self, found: LiteQueue, error: UndecodableError) -> float:
+        if found.alone:
+            log.error("%s, and is lost: %s", error, error.__cause__)
+            found.pull_offset = error.next_offset
+        found.alone = not found.alone
+        return _NOW
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        stored = await self._stored_offset(queue)
+        return await self._access.first_offset(
+            queue, stored, self._settings.consume_from_where, self._start_time_ms
+        )
+
+
+def require_queue(queues: LiteQueues, queue: MessageQueue) -> LiteQueue:
+    """The queue, if it is ours; raises ClientError."""
+    found = queues.queues.get(queue)
+    if found is None or found.process_queue.dropped:
+        raise ClientError(
+            f"The message queue is not in assigned list, may be rebalancing, message queue: {queue}"
+        )
+    return found

@@ -1,0 +1,206 @@
+"""What pull consumers ask brokers about queues: for their messages, and where these begin and end.
+
+:class:`QueueAccess` binds a group to the link of the event loop that pulls. Committed offsets are
+elsewhere (:mod:`skylark.client.consumer.offset_persistence`). Topics and groups are names as
+brokers know them, except in the messages, which show those of the application.
+
+Pulls name their subscription themselves: a broker need not know the group for them. They never
+carry an offset to be committed. Brokers select by SQL only if they are new enough, which is known
+from their answer to a heartbeat; without one such a pull is refused here.
+
+Answers to ``PullAPIWrapper`` and to the queries of ``MQAdminImpl``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.start_position import (
+    AskMaxOffset,
+    UseOffset,
+    start_position,
+)
+from skylark.client.consumer.subscription import Subscription
+from skylark.client.core.broker_calls import Pulled, PullStatus
+from skylark.client.core.broker_connections import Link
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.route_cache import MASTER_ID, Target
+from skylark.client.errors import UndecodableError
+from skylark.core.errors import BrokerError, ClientError
+from skylark.core.names import is_retry_topic
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere
+from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
+from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.layout import RECORD_HEADS
+
+_QUEUE_OFFSET: Final = 5  # index of the field in the head of a record
+
+
+class PullResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pull brought; go on at ``next_offset`` whatever the status."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    messages: list[MessageExt]
+
+
+class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a consumer pulls."""
+
+    count_max: int
+    size_max: int | None = None
+    suspend_s: float = 0.0  #: so long the broker may wait for a first message; 0: not at all
+    timeout_s: float = 30.0
+    lite: bool = False  #: the request of lite pull consumers, which brokers of 5.x count apart
+
+
+class QueueAccess:
+    """Requests about queues on behalf of one group, over one link."""
+
+    def __init__(self, instance: ClientInstance, link: Link, group: str) -> None:
+        self.link = link
+        self._instance = instance
+        self._group = group
+        self._know_no_lite: set[str] = set()  # addresses of brokers before 5.0
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        offset: int,
+        terms: PullTerms,
+        broker_id: int = MASTER_ID,
+    ) -> tuple[PullResult, int]:
+        """Messages from ``offset`` on, and the id of the broker that should be asked next time.
+
+        Messages before one that cannot be decoded are returned; the next pull, which begins with
+        it, raises UndecodableError.
+        """
+        target = await self.link.lookup.reader_of(queue, broker_id)
+        if subscription.is_sql:
+            self._require_sql(target, queue)
+        header = self._pull_header(queue, subscription, offset, terms)
+        pulled = await self._call(target.address, header, queue.broker_name, terms)
+        found, error = decode_messages(pulled, queue)
+        next_offset = pulled.next_offset
+        if error is not None:
+            if not found:
+                raise _undecodable(pulled, queue, offset, terms.count_max) from error
+            next_offset = found[-1].queue_offset + 1
+        result = PullResult(
+            status=pulled.status,
+            next_offset=next_offset,
+            min_offset=pulled.min_offset,
+            max_offset=pulled.max_offset,
+            messages=self._shown(subscription.select(found), queue.topic),
+        )
+        return result, pulled.suggested_broker_id
+
+    async def _call(
+        self, address: str, header: PullMessageRequestHeader, broker_name: str, terms: PullTerms
+    ) -> Pulled:
+        pull, timeout_s = self.link.calls.pull, terms.timeout_s
+        if terms.lite and address not in self._know_no_lite:
+            try:
+                return await pull(address, header, broker_name, timeout_s, lite=True)
+            except BrokerError as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                self._know_no_lite.add(address)
+        return await pull(address, header, broker_name, timeout_s)
+
+    def _require_sql(self, target: Target, queue: MessageQueue) -> None:
+        version = self._instance.broker_version(target.address)
+        if version < V4_1_0_SNAPSHOT:
+            raise ClientError(
+                f"broker {queue.broker_name} at {target.address}, version {version},"
+                " does not upgrade to support for filter message by SQL92",
+                hint="its version is known once it has answered a heartbeat",
+            )
+
+    def _pull_header(
+        self, queue: MessageQueue, subscription: Subscription, offset: int, terms: PullTerms
+    ) -> PullMessageRequestHeader:
+        flags = int(PullSysFlag.SUBSCRIPTION)
+        if terms.suspend_s > 0:
+            flags |= PullSysFlag.SUSPEND
+        if terms.lite:
+            flags |= PullSysFlag.LITE_PULL
+        data = subscription.data
+        return PullMessageRequestHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=terms.count_max,
+            max_msg_bytes=terms.size_max,
+            sys_flag=flags,
+            commit_offset=0,
+            suspend_timeout_millis=round(terms.suspend_s * 1000),
+            subscription=data.sub_string,
+            sub_version=subscription.pull_version if subscription.is_sql else 0,
+            expression_type=data.expression_type,
+        )
+
+    def _shown(self, messages: list[MessageExt], topic: str) -> list[MessageExt]:
+        namespace = self._instance.namespace
+        if not namespace.name:
+            return messages
+        name = None if is_retry_topic(topic) else namespace.unwrap(topic)
+        return [
+            MessageExt(each.record, each.broker_name, name or namespace.unwrap(each.topic))
+            for each in messages
+        ]
+
+    # ---- offsets ---------------------------------------------------------------------------------
+
+    async def first_offset(
+        self, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
+    ) -> int:
+        """Where to begin with a queue of which the group has committed ``stored``, if anything."""
+        start = start_position(queue.topic, stored, where, time_ms)
+        if isinstance(start, UseOffset):
+            return start.offset
+        if isinstance(start, AskMaxOffset):
+            return await self.max_offset(queue)
+        return await self.search_offset(queue, start.time_ms)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """That of the oldest message still held."""
+        return await self.link.calls.min_offset(await self.link.lookup.master_of(queue), queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """That of the next message to come."""
+        return await self.link.calls.max_offset(await self.link.lookup.master_of(queue), queue)
+
+    async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
+        """That of the first message stored at or after this time."""
+        address = await self.link.lookup.master_of(queue)
+        return await self.link.calls.search_offset(address, queue, time_ms)
+
+
+def _undecodable(
+    pulled: Pulled, queue: MessageQueue, offset: int, count_max: int
+) -> UndecodableError:
+    """The error for an answer that begins with what is no message.
+
+    Going on at its ``next_offset`` must lose no good message: that is behind the answer if only one
+    was asked for, else behind the offset that the record claims for itself, if it can be that.
+    """
+    if count_max == 1:
+        return UndecodableError(queue, offset, max(offset + 1, pulled.next_offset))
+    head = RECORD_HEADS[0]
+    if len(pulled.body) >= head.size:
+        claimed = int(head.unpack_from(pulled.body)[_QUEUE_OFFSET]) + pulled.offset_delta
+        if offset <= claimed < pulled.next_offset:
+            return UndecodableError(queue, claimed, claimed + 1)
+    return UndecodableError(queue, offset, offset + 1)

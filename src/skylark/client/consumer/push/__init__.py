@@ -1,0 +1,1 @@
+"""The push consumer: pull loops, handlers, settlement and rebalancing."""

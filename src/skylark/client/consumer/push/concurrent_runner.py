@@ -1,0 +1,268 @@
+"""Hands messages to handlers as they come, and sees to it that each is settled.
+
+The decisions are those of :mod:`skylark.client.consumer.push.concurrent_settlement`; here they are
+carried out.
+
+===========================  ======================================================================
+the handler returns          the message is done with; a batch handler may return the index of the
+                             last message that it accepts
+raises RetryLater            it goes back to the broker, with that delay level
+raises DeadLetter            it goes to the dead letters of the group
+raises anything else         as RetryLater; the error is logged
+is cancelled                 the same: by what it waits for, or by itself
+hangs                        after ``consume_timeout`` the message goes back; what the handler says
+                             later does not count. The place of the handler stays taken
+no handler for its topic     it goes back: the topic of a retry is no longer subscribed
+===========================  ======================================================================
+
+Broadcasting consumers give nothing back: what fails is logged and lost. Nothing counts any more
+once the queue was given up; its next owner gets the messages again.
+
+Answers to ``ConsumeMessageConcurrentlyService``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from skylark.client.consumer.process_queue import (
+    EXPIRED_COUNT_MAX,
+    EXPIRED_DELAY_LEVEL,
+    ProcessQueue,
+)
+from skylark.client.consumer.push.concurrent_settlement import (
+    ALL_ACCEPTED,
+    RECONSUME_LATER,
+    Outcome,
+    batches,
+    outcome_of_error,
+    send_backs,
+    settle,
+)
+from skylark.client.consumer.push.consume_runner import Assigned, HookCalls, Pools, Workshop, report
+from skylark.client.consumer.push.message_handlers import Binding, Job
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.hooks import ConsumeContext
+from skylark.core.names import is_retry_topic
+
+log = logging.getLogger(__name__)
+
+#: How long what was accepted may wait to be settled: it is delivered again if the queue moves then.
+SETTLE_MS: Final = 100
+
+
+class ConcurrentRunner:
+    """Messages of all queues of one consumer, in any order."""
+
+    def __init__(self, shop: Workshop) -> None:
+        self.shop = shop
+        self.now_ms = shop.time.now_ms
+        self.hooks = HookCalls(shop)
+        self._pools = Pools(shop)
+        self._loop = asyncio.get_running_loop()
+
+    def submit(
+        self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
+    ) -> None:
+        """Put messages into their queue, and let handlers have them."""
+        assigned.process_queue.put(messages, max_offset)
+        # Soon, so that the next pull leaves before handlers run: the broker works meanwhile.
+        self._loop.call_soon(self._hand_out, assigned, messages)
+
+    def _hand_out(self, assigned: Assigned, messages: Sequence[MessageExt]) -> None:
+        for topic, of_topic in self._by_topic(assigned, messages):
+            binding = self.shop.bindings.get(topic)
+            if binding is None:
+                log.warning("no handler for topic %s, %d messages go back", topic, len(of_topic))
+                self._spawn(self.fail(assigned, of_topic, RECONSUME_LATER))
+                continue
+            jobs: list[Job] = (
+                [ConcurrentJob(self, assigned, binding, (message,)) for message in of_topic]
+                if binding.batch == 1
+                else [
+                    ConcurrentJob(self, assigned, binding, batch)
+                    for batch in batches(of_topic, binding.batch)
+                ]
+            )
+            self._pools.submit(binding, jobs)
+
+    def _by_topic(
+        self, assigned: Assigned, messages: Sequence[MessageExt]
+    ) -> Iterator[tuple[str, Sequence[MessageExt]]]:
+        if is_retry_topic(assigned.queue.topic):
+            for topic, of_topic in groupby(messages, key=lambda message: message.topic):
+                yield topic, list(of_topic)
+        elif messages:
+            yield messages[0].topic, messages
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.shop.tasks.closed:
+            work.close()
+        else:
+            self.shop.tasks.spawn(work, name="settle")
+
+    def accepted(
+        self, assigned: Assigned, batch: Sequence[MessageExt], took_ms: int, now_ms: int
+    ) -> None:
+        """All messages of a batch were accepted. Hot: the rest is done once for many."""
+        messages = assigned.accepted
+        if not messages:
+            self._loop.call_soon(self._settle_accepted, assigned, now_ms)
+            assigned.accepted_since_ms = now_ms
+        messages += batch
+        if took_ms:
+            assigned.meter.consumed(len(batch), 0, took_ms)
+        else:
+            assigned.quick_count += 1
+            assigned.quick_messages += len(batch)
+        if now_ms - assigned.accepted_since_ms >= SETTLE_MS:
+            self._settle_accepted(assigned, now_ms)  # handlers that block keep the loop from it
+
+    def _settle_accepted(self, assigned: Assigned, now_ms: int) -> None:
+        """Forget messages that were accepted, and note how far the group has come."""
+        messages, assigned.accepted = assigned.accepted, []
+        if not messages:
+            return
+        assigned.counters.consumed += len(messages)
+        if assigned.quick_count:
+            assigned.meter.consumed_at_once(assigned.quick_count, assigned.quick_messages)
+            assigned.quick_count = assigned.quick_messages = 0
+        process_queue = assigned.process_queue
+        if process_queue.dropped:
+            return
+        offset = process_queue.remove(messages, now_ms)
+        if offset >= 0 and not process_queue.dropped:
+            self.shop.offsets.update(assigned.queue, offset)
+
+    async def fail(self, assigned: Assigned, batch: Sequence[MessageExt], outcome: Outcome) -> None:
+        """Some messages of a batch were not accepted."""
+        shop, process_queue = self.shop, assigned.process_queue
+        clustering = shop.settings.clustering
+        if not clustering:
+            lost = len(batch) - max(0, outcome.ack_index + 1)
+            log.warning("%d messages of %s failed and are lost", lost, assigned.queue)
+        kept = []
+        for each in send_backs(process_queue, batch, outcome, clustering=clustering):
+            if await shop.sends_back.give(each.message, each.delay_level):
+                shop.stats.sent_back += 1
+            else:
+                kept.append(each.message)
+        settled = settle(process_queue, batch, kept, shop.time.now_ms())
+        if settled.offset is not None:
+            shop.offsets.update(assigned.queue, settled.offset)
+        if settled.resubmit:
+            self._spawn(self._again(assigned, settled.resubmit, settled.delay_ms))
+
+    async def _again(
+        self, assigned: Assigned, messages: Sequence[MessageExt], delay_ms: int
+    ) -> None:
+        await self.shop.clock.sleep(delay_ms / 1000)
+        if not assigned.process_queue.dropped:
+            self._hand_out(assigned, messages)
+
+    async def expire(self, assigned: Assigned) -> None:
+        """Send back messages that handlers have had for longer than ``consume_timeout``."""
+        shop, process_queue = self.shop, assigned.process_queue
+        self._settle_accepted(assigned, shop.time.now_ms())
+        timeout_ms = shop.settings.consume_timeout_ms
+        for _ in range(EXPIRED_COUNT_MAX):
+            message = process_queue.expired(shop.time.now_ms(), timeout_ms)
+            if message is None or process_queue.dropped:
+                return
+            log.warning("a handler does not end, %s goes back", message)
+            if not await shop.sends_back.give(message, EXPIRED_DELAY_LEVEL):
+                return
+            shop.stats.sent_back += 1
+            process_queue.remove_first(message, shop.time.now_ms())
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        """Nobody has to wait: a queue without order may have two owners for a moment."""
+        del process_queue
+        return False
+
+    async def call(self, binding: Binding, message: MessageExt) -> Any:
+        return await self._pools.call(binding, [message] if binding.batch > 1 else message)
+
+    @property
+    def is_current(self) -> bool:
+        return self._pools.is_current
+
+    async def close(self, wait_s: float) -> bool:
+        return await self._pools.close(wait_s)
+
+
+class ConcurrentJob:
+    """One batch, for one call of a handler."""
+
+    __slots__ = ("_assigned", "_batch", "_binding", "_context", "_runner", "_started_ms")
+
+    def __init__(
+        self,
+        runner: ConcurrentRunner,
+        assigned: Assigned,
+        binding: Binding,
+        batch: Sequence[MessageExt],
+    ) -> None:
+        self._runner = runner
+        self._assigned = assigned
+        self._binding = binding
+        self._batch = batch
+        self._context: ConsumeContext | None = None
+        self._started_ms = 0
+
+    def begin(self) -> bool:
+        process_queue = self._assigned.process_queue
+        if process_queue.dropped:
+            return False
+        runner = self._runner
+        self._started_ms = runner.now_ms()
+        process_queue.start(self._batch, self._started_ms)
+        if runner.hooks.any:
+            self._context = runner.hooks.before(self._assigned, self._batch)
+        return True
+
+    def call(self) -> Any:
+        binding = self._binding
+        if binding.batch == 1:
+            return binding.handler(self._batch[0])
+        return binding.handler(list(self._batch))
+
+    def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
+        assigned, batch = self._assigned, self._batch
+        now_ms = self._runner.now_ms()
+        took_ms = now_ms - self._started_ms
+        assigned.counters.consume_ms += took_ms
+        is_index = type(result) is int and self._binding.batch > 1
+        if error is None and not is_index and self._context is None:
+            # What nearly always happens, for each message: it is to cost little.
+            self._runner.accepted(assigned, batch, took_ms, now_ms)
+            return None
+        outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
+        return self._settle(outcome, error, now_ms)
+
+    def _settle(
+        self, outcome: Outcome, error: BaseException | None, now_ms: int
+    ) -> Coroutine[Any, Any, None] | None:
+        runner, assigned, batch = self._runner, self._assigned, self._batch
+        if error is not None:
+            report(runner.shop.group, self._binding, batch[0], error)
+            outcome = outcome_of_error(error)
+        accepted = min(max(0, outcome.ack_index + 1), len(batch))
+        took_ms = now_ms - self._started_ms
+        if self._context is not None:
+            status = "RECONSUME_LATER" if outcome.ack_index < 0 else "CONSUME_SUCCESS"
+            runner.hooks.after(self._context, status, error, took_ms=took_ms)
+        if accepted == len(batch):
+            runner.accepted(assigned, batch, took_ms, now_ms)
+            return None
+        assigned.counters.consumed += accepted
+        assigned.counters.failed += len(batch) - accepted
+        assigned.meter.consumed(accepted, len(batch) - accepted, took_ms)
+        return runner.fail(assigned, batch, outcome)
+
+    def discard(self) -> None:
+        """Its messages stay where they are, and are delivered to the next owner of the queue."""

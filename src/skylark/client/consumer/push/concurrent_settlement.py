@@ -1,0 +1,206 @@
+"""What becomes of messages that a handler has seen, where order does not matter.
+
+Pulled messages are cut into batches, and each batch is one call of the handler. Its *outcome* says
+how many messages from the front were accepted; those behind failed::
+
+    outcome = ALL_ACCEPTED | Outcome(ack_index=i) | outcome_of_error(error)
+    for each SendBack of send_backs(queue, batch, outcome, clustering=True): try it; else keep it
+    settled = settle(queue, batch, kept, now_ms)      # offset to commit, messages to try again here
+
+A failed message is *sent back*: the broker puts it among the retries of the group, for later, and
+it counts as consumed here. If the broker refuses, the client publishes it there itself
+(:func:`retry_message`). If that fails too, it stays in the process queue, holds the commit back and
+is handed out again five seconds later. Broadcasting consumers have no retries: failures are logged
+and lost.
+
+A message that is no longer in the process queue was hung for too long, and was sent back by the
+clean-up: what its handler says now does not count. Neither does anything once a queue is dropped:
+its next owner gets the messages again.
+
+Answers to ``ConsumeMessageConcurrentlyService``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
+from skylark.client.core.client_message import DeadLetter, Message, MessageExt, RetryLater
+from skylark.core.names import is_retry_topic, retry_topic
+from skylark.wire import properties as names
+from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
+
+RESUBMIT_DELAY_MS: Final = 5_000
+RECONSUME_TIMES_MAX: Final = 16
+
+#: Delay levels of a message that is sent back, besides the levels themselves.
+BROKER_DECIDES: Final = 0  # 3 + how often it was delivered before
+STRAIGHT_TO_DEAD_LETTERS: Final = -1
+
+_ACK_ALL: Final = 2**31 - 1
+_RETRY_LEVEL_FIRST: Final = 3
+
+
+class ReturnType(enum.IntEnum):
+    """How a call of a handler ended, as hooks and traces tell it."""
+
+    SUCCESS = 0
+    TIME_OUT = 1
+    EXCEPTION = 2
+    RETURN_NULL = 3
+    FAILED = 4
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a handler made of a batch: messages up to ``ack_index`` were accepted, none if -1."""
+
+    ack_index: int = _ACK_ALL
+    delay_level: int = BROKER_DECIDES
+
+
+ALL_ACCEPTED: Final = Outcome()
+RECONSUME_LATER: Final = Outcome(ack_index=-1)
+
+
+def outcome_of_error(error: BaseException) -> Outcome:
+    """The outcome of a handler that raised: all failed, to be delivered as the error says."""
+    if isinstance(error, RetryLater):
+        return Outcome(ack_index=-1, delay_level=error.level)
+    if isinstance(error, DeadLetter):
+        return Outcome(ack_index=-1, delay_level=STRAIGHT_TO_DEAD_LETTERS)
+    return RECONSUME_LATER
+
+
+def return_type(
+    *, failed: bool, raised: bool, took_ms: int, timeout_ms: int, returned_null: bool = False
+) -> ReturnType:
+    """What to tell hooks; slowness is told even of a success."""
+    if raised:
+        return ReturnType.EXCEPTION
+    if returned_null:
+        return ReturnType.RETURN_NULL
+    if took_ms >= timeout_ms:
+        return ReturnType.TIME_OUT
+    return ReturnType.FAILED if failed else ReturnType.SUCCESS
+
+
+def batches(messages: Sequence[MessageExt], size_max: int) -> Iterator[Sequence[MessageExt]]:
+    """Messages in pieces, one for each call of a handler."""
+    if len(messages) <= size_max:
+        yield messages
+        return
+    for start in range(0, len(messages), size_max):
+        yield messages[start : start + size_max]
+
+
+# ---- after the call ------------------------------------------------------------------------------
+
+
+class SendBack(msgspec.Struct, frozen=True):
+    """A message to be delivered again; ``delay_level`` as in :class:`Outcome`."""
+
+    message: MessageExt
+    delay_level: int
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """``offset`` is to be committed unless None; ``resubmit`` is tried again after the delay."""
+
+    offset: int | None
+    resubmit: list[MessageExt]
+    delay_ms: int = RESUBMIT_DELAY_MS
+
+
+def send_backs(
+    queue: ProcessQueue, batch: Sequence[MessageExt], outcome: Outcome, *, clustering: bool
+) -> list[SendBack]:
+    """What failed and must go back to the broker."""
+    accepted = outcome.ack_index + 1
+    if accepted >= len(batch) or not clustering or queue.dropped:
+        return []
+    return [
+        SendBack(message, outcome.delay_level)
+        for message in batch[max(0, accepted) :]
+        if message in queue
+    ]
+
+
+def settle(
+    queue: ProcessQueue,
+    batch: Sequence[MessageExt],
+    kept: Collection[MessageExt],
+    now_ms: int,
+) -> Settlement:
+    """A batch is done with, except for ``kept``: those that could not be sent back."""
+    if queue.dropped:
+        return Settlement(None, [])
+    done: Sequence[MessageExt] = batch
+    resubmit: list[MessageExt] = []
+    if kept:
+        kept_offsets = {message.queue_offset for message in kept}
+        done = [message for message in batch if message.queue_offset not in kept_offsets]
+        resubmit = [message for message in batch if message.queue_offset in kept_offsets]
+        for message in resubmit:
+            message.record.reconsume_times += 1
+    offset = queue.remove(done, now_ms)
+    committable = offset != NOTHING_TO_COMMIT and not queue.dropped
+    return Settlement(offset if committable else None, resubmit)
+
+
+# ---- going back ----------------------------------------------------------------------------------
+
+
+def send_back_header(
+    message: MessageExt,
+    group: str,
+    delay_level: int = BROKER_DECIDES,
+    reconsume_times_max: int = RECONSUME_TIMES_MAX,
+) -> ConsumerSendMsgBackRequestHeader:
+    """CONSUMER_SEND_MSG_BACK (36), for the master of the broker that the message came from."""
+    return ConsumerSendMsgBackRequestHeader(
+        offset=message.record.log_offset,
+        group=group,
+        delay_level=delay_level,
+        origin_msg_id=message.msg_id,
+        origin_topic=_origin_topic(message),
+        max_reconsume_times=reconsume_times_max,
+    )
+
+
+def retry_message(
+    message: MessageExt, group: str, reconsume_times_max: int = RECONSUME_TIMES_MAX
+) -> Message:
+    """The message as the client publishes it among the retries of the group by itself.
+
+    The broker delays it, or moves it to the dead letters if it was delivered too often. Its
+    properties are names that users may not set, so it takes the inner way through the producer.
+    Raises RemoteProtocolError if the body cannot be decompressed.
+    """
+    found = dict(message.record.properties)
+    wait_store_ok = found.get(names.PROPERTY_WAIT, "").lower() != "false"
+    if not found.get(names.PROPERTY_ORIGIN_MESSAGE_ID, "").strip():
+        found[names.PROPERTY_ORIGIN_MESSAGE_ID] = message.msg_id
+    found[names.PROPERTY_RETRY_TOPIC] = _origin_topic(message)
+    found[names.PROPERTY_RECONSUME_TIME] = str(message.reconsume_times + 1)
+    found[names.PROPERTY_MAX_RECONSUME_TIMES] = str(reconsume_times_max)
+    found.pop(names.PROPERTY_TRAN_MSG, None)
+    found[names.PROPERTY_DELAY] = str(_RETRY_LEVEL_FIRST + message.reconsume_times)
+    return Message(
+        topic=retry_topic(group),
+        body=message.body,
+        properties=found,
+        flag=message.flag,
+        wait_store_ok=wait_store_ok,
+    )
+
+
+def _origin_topic(message: MessageExt) -> str:
+    """The topic that it was sent to, as brokers know it, namespace included."""
+    record = message.record
+    if is_retry_topic(record.topic):
+        return record.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)
+    return record.topic

@@ -1,0 +1,215 @@
+"""What the two ways of consuming have in common, and what they work with.
+
+A *runner* gets the messages of a queue as they are pulled (:meth:`Runner.submit`) and sees to it
+that handlers get them, that failures go back, and that offsets move. :mod:`concurrent_runner
+<skylark.client.consumer.push.concurrent_runner>` hands out messages in any order,
+:mod:`orderly_runner <skylark.client.consumer.push.orderly_runner>` one after the other for each
+queue.
+
+All of it runs on the application's loop, except :meth:`Runner.is_busy` and the threads of plain
+functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.offset_table import OffsetTable
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.push.concurrent_settlement import ReturnType, return_type
+from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
+from skylark.client.consumer.push.handler_threads import ThreadWorkers
+from skylark.client.consumer.push.message_handlers import Binding, Job, LoopWorkers
+from skylark.client.consumer.push.monotonic_time import SteadyTime
+from skylark.client.consumer.push.push_settings import PushSettings
+from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
+from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
+from skylark.client.metrics import NO_CONSUME_METER, ClientMetrics, ConsumeMeter
+from skylark.core.clock import Clock
+from skylark.core.lifecycle import Tasks
+from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+
+class Assigned(msgspec.Struct, eq=False, gc=False):
+    """A queue that this consumer has at present."""
+
+    queue: MessageQueue
+    process_queue: ProcessQueue
+    counters: TopicCounters
+    meter: ConsumeMeter = NO_CONSUME_METER
+    # What handlers have accepted in this turn of the loop; settled together, see concurrent_runner.
+    accepted: list[MessageExt] = msgspec.field(default_factory=list)
+    quick_count: int = 0  # calls that took less than a millisecond
+    quick_messages: int = 0
+    accepted_since_ms: int = 0
+
+
+class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What runners work with. ``bindings`` finds handlers by the topic that applications know."""
+
+    group: str  #: as the application knows it
+    client_id: str
+    namespace: str | None
+    settings: PushSettings
+    hooks: Sequence[object]
+    bindings: Mapping[str, Binding]
+    offsets: OffsetTable
+    sends_back: SendsBack
+    stats: ConsumerStats
+    clock: Clock
+    time: SteadyTime
+    tasks: Tasks
+    shown_queue: Callable[[MessageQueue], MessageQueue]
+    metrics: ClientMetrics | None = None
+
+
+class Runner(Protocol):
+    """See the module."""
+
+    def submit(
+        self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
+    ) -> None:
+        """Take what was pulled."""
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        """Whether a handler runs on the queue; from any thread."""
+
+    async def expire(self, assigned: Assigned) -> None:
+        """Send back messages that handlers have had for too long."""
+
+    async def call(self, binding: Binding, message: MessageExt) -> Any:
+        """Call a handler out of turn: what it returns, or raises."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a handler asks."""
+
+    async def close(self, wait_s: float) -> bool:
+        """Start no handler any more, and wait for those that run; whether all ended in time."""
+
+
+class Pools:
+    """The two pools of a consumer, of which it mostly uses one."""
+
+    def __init__(self, shop: Workshop) -> None:
+        name, count = shop.group, shop.settings.concurrency
+        self._loop_workers = LoopWorkers(name, count, shop.clock, shop.tasks)
+        self._thread_workers = ThreadWorkers(name, count, shop.clock, shop.tasks)
+
+    def submit(self, binding: Binding, jobs: list[Job]) -> None:
+        """Run jobs of a handler where it belongs."""
+        (self._loop_workers if binding.is_async else self._thread_workers).submit(jobs)
+
+    async def call(
+        self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
+    ) -> Any:
+        """Call a handler, after the jobs that wait: what it returns, or raises.
+
+        ``may_call`` is asked in the thread of the handler when its turn has come; raises NotCalled
+        if it says no.
+        """
+        job = CallJob(binding, argument, may_call)
+        self.submit(binding, [job])
+        return await job.outcome
+
+    @property
+    def is_current(self) -> bool:
+        return self._loop_workers.is_current or self._thread_workers.is_current
+
+    async def close(self, wait_s: float) -> bool:
+        ended = await asyncio.gather(
+            self._loop_workers.close(wait_s), self._thread_workers.close(wait_s)
+        )
+        return all(ended)
+
+
+class NotCalled(Exception):
+    """The turn of a handler came too late: what it was to work on is not ours any more."""
+
+
+class CallJob:
+    """A call whose caller waits for it; see :meth:`Pools.call`."""
+
+    def __init__(
+        self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
+    ) -> None:
+        self._binding = binding
+        self._argument = argument
+        self._may_call = may_call
+        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> bool:
+        return not self.outcome.cancelled()
+
+    def call(self) -> Any:
+        if self._may_call is not None and not self._may_call():
+            raise NotCalled
+        return self._binding.handler(self._argument)
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        if self.outcome.done():
+            return
+        if error is None:
+            self.outcome.set_result(result)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            self.outcome.set_exception(error)
+        else:  # a future cannot hold StopIteration; what is no Exception would end whoever waits
+            failure = RuntimeError(f"the handler ended with {error!r}")
+            failure.__cause__ = error
+            self.outcome.set_exception(failure)
+
+    def discard(self) -> None:
+        self.outcome.cancel()
+
+
+class HookCalls:
+    """The consume hooks of a consumer around the calls of its handlers."""
+
+    def __init__(self, shop: Workshop) -> None:
+        self._shop = shop
+        self._hooks = ConsumeHooks(shop.hooks)
+        self.any = self._hooks.any
+
+    def before(self, assigned: Assigned, messages: Sequence[MessageExt]) -> ConsumeContext:
+        shop = self._shop
+        context = ConsumeContext(
+            group=shop.group,
+            messages=messages,
+            queue=shop.shown_queue(assigned.queue),
+            client_id=shop.client_id,
+            namespace=shop.namespace,
+        )
+        self._hooks.before(context)
+        return context
+
+    def after(
+        self, context: ConsumeContext, status: str, error: BaseException | None, *, took_ms: int
+    ) -> None:
+        context.success = status in ("CONSUME_SUCCESS", "SUCCESS", "COMMIT")
+        context.status = status
+        context.return_type = _NAMES[
+            return_type(
+                failed=not context.success,
+                raised=error is not None and not isinstance(error, (RetryLater, DeadLetter)),
+                took_ms=took_ms,
+                timeout_ms=self._shop.settings.consume_timeout_ms,
+            )
+        ]
+        self._hooks.after(context)
+
+
+_NAMES = {kind: kind.name.replace("RETURN_NULL", "RETURNNULL") for kind in ReturnType}
+
+
+def report(group: str, binding: Binding, message: MessageExt, error: BaseException) -> None:
+    """Log what a handler raised, unless it only says what to do with the message."""
+    if not isinstance(error, (RetryLater, DeadLetter)):
+        log.error("handler %s of %s failed on %s", binding.name, group, message, exc_info=error)

@@ -1,0 +1,282 @@
+"""Calling plain functions of an application in threads: as many as help, and no more.
+
+Only one thread of a process runs Python code at a time. Handlers that wait (for a database, a disk,
+a lock) gain from many threads; handlers that only compute lose by each thread that competes with
+the event loop for its turn. A pool cannot know which kind it has, so it looks at what happens::
+
+    worker    takes job after job, until none is left
+    standby   one thread that looks, about every millisecond, whether jobs wait and how many of
+              them were begun: too few, then it becomes a worker, and another one stands by;
+              very many, then one worker is surplus and goes to sleep
+    idle      sleeps until somebody needs it
+
+So a pool of functions that return at once has one worker, one of functions that take 50 us and
+more has all ``count`` of them within a few milliseconds, whether they wait or compute. A function
+that blocks never keeps the jobs behind it from running as long as there are threads: while jobs
+wait and not all threads work, one stands by.
+
+What crosses between the threads: jobs and counters without a lock (each operation on a ``deque`` is
+atomic; a count that misses one does no harm), changes of role under ``_lock``. A thread that finds
+no job looks again under the lock before it sleeps, and whoever adds jobs looks for workers under
+the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
+
+The standby measures real time, also where the client's own clock is a virtual one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections import deque
+from typing import Any, Final
+
+from skylark.client.consumer.push.message_handlers import Job
+from skylark.client.core.control_loop import Handover
+from skylark.core.clock import Clock, SystemClock
+from skylark.core.lifecycle import Tasks
+
+log = logging.getLogger(__name__)
+
+#: How often the standby looks; the first look of a new one comes sooner, so that many handlers
+#: which block at once get their threads at once.
+LOOK_S: Final = 0.001
+FIRST_LOOK_S: Final = 0.0001
+#: Looks that find no job waiting before the standby sleeps, too.
+QUIET_LOOKS_MAX: Final = 50
+#: When not even one thread could be started, the next attempt follows after this.
+NO_THREADS_PAUSE_S: Final = 1.0
+#: Fewer jobs begun per second than this while others wait, and a worker is added ...
+FEW_PER_S: Final = 20_000
+#: ... and with more than this, one is taken away.
+MANY_PER_S: Final = 40_000
+
+
+class Worker:
+    """A thread of the pool and what wakes it."""
+
+    __slots__ = ("_signal", "stands_by", "thread")
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.stands_by = False
+        self._signal = threading.Lock()  # free: woken, and has not seen it yet
+        self._signal.acquire()
+
+    def wake(self) -> None:
+        """Under the lock of the pool."""
+        if self._signal.locked():
+            self._signal.release()
+
+    def wait(self, timeout_s: float = -1) -> None:
+        """Sleep until woken, or until the time is over."""
+        self._signal.acquire(timeout=timeout_s)
+
+
+class ThreadWorkers:
+    """Jobs of plain functions, in threads of their own."""
+
+    def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
+        """``tasks`` own what follows a call that failed."""
+        self._name = name
+        self._count = count
+        self._clock = clock
+        self._follow_ups = tasks
+        self._handover = Handover(asyncio.get_running_loop())
+        self._ready: deque[Job] = deque()
+        self._lock = threading.Lock()  # over the roles of the threads:
+        self._all: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._standby: Worker | None = None
+        self._surplus = False  # one of them should sleep
+        self._begun = 0  # jobs taken so far
+        self._tries_again = False  # to start the first thread
+        self._closed = False
+        self._drained: asyncio.Future[None] | None = None
+        self.working = 0  #: threads with a job, or about to take one
+        self.running = 0  #: jobs that have been submitted and have not ended
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Run these after those that wait already."""
+        if self._closed:
+            for job in jobs:
+                job.discard()
+            return
+        self.running += len(jobs)
+        self._ready.extend(jobs)
+        with self._lock:
+            if not self.working and self._rouse(stands_by=False):
+                self.working += 1
+            if self.running > 1:
+                self._appoint_standby()
+            has_threads = bool(self._all)
+        if not has_threads and not self._tries_again:
+            self._tries_again = True
+            self._clock.call_later(NO_THREADS_PAUSE_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._tries_again = False
+        self.submit([])
+
+    # --- the roles of threads, under the lock ---------------------------------------------------
+
+    def _rouse(self, *, stands_by: bool) -> Worker | None:
+        """Wake or start a thread for a role; None if all have one, or none can be started."""
+        if not self._idle:
+            if len(self._all) >= self._count:
+                return None
+            worker = Worker()
+            worker.thread = threading.Thread(
+                target=self._serve,
+                args=(worker,),
+                name=f"{self._name}-handler-{len(self._all) + 1}",
+                daemon=True,
+            )
+            try:
+                worker.thread.start()
+            except RuntimeError as error:  # the system has no more threads for us
+                log.warning("%s: %s, handlers run in %d", self._name, error, len(self._all))
+                return None
+            self._all.append(worker)
+        else:
+            worker = self._idle.pop()
+        worker.stands_by = stands_by
+        worker.wake()
+        return worker
+
+    def _appoint_standby(self) -> None:
+        if self._standby is None:
+            self._standby = self._rouse(stands_by=True)
+
+    # --- in the threads -------------------------------------------------------------------------
+
+    def _serve(self, worker: Worker) -> None:
+        while True:
+            worker.wait()
+            if self._closed:
+                return
+            if worker.stands_by and not self._stand_by(worker):
+                continue
+            while self._work():
+                with self._lock:
+                    surplus, self._surplus = self._surplus and self.working > 1, False
+                    if surplus or not self._ready:  # a job may have come since the worker looked
+                        self._rest(worker)
+                        break
+            else:
+                return
+
+    def _rest(self, worker: Worker) -> None:
+        """A worker goes to sleep; under the lock."""
+        self.working -= 1
+        self._idle.append(worker)
+        if self._ready and not self._closed:
+            self._appoint_standby()  # there may have been no thread for it before
+
+    def _stand_by(self, worker: Worker) -> bool:
+        """See that jobs do not wait for long; whether to work."""
+        monotonic = SystemClock().monotonic
+        look_s = FIRST_LOOK_S
+        quiet_looks = 0
+        while quiet_looks < QUIET_LOOKS_MAX and not self._closed:
+            waiting, begun, since = len(self._ready), self._begun, monotonic()
+            worker.wait(look_s)
+            look_s = LOOK_S
+            begun = self._begun - begun
+            passed_s = monotonic() - since
+            quiet_looks = 0 if self._ready else quiet_looks + 1
+            if begun < waiting and begun <= passed_s * FEW_PER_S:
+                with self._lock:
+                    self.working += 1
+                    self._standby = None
+                    self._surplus = False  # was said of others
+                    if len(self._ready) > 1:
+                        self._appoint_standby()
+                return True
+            if begun > passed_s * MANY_PER_S and self.working > 1:
+                self._surplus = True
+        with self._lock:
+            self._standby = None
+            self._idle.append(worker)
+            if self._closed:
+                worker.wake()  # the signal to end woke it from a look
+            elif self._ready:
+                self._appoint_standby()  # jobs came while it gave up
+        return False
+
+    def _work(self) -> bool:
+        """Run jobs until there are none, or too many threads do; False if the loop has ended."""
+        ready = self._ready
+        while ready and not self._surplus:
+            try:
+                job = ready.popleft()
+            except IndexError:
+                break  # another thread was faster
+            self._begun += 1
+            result: Any = None
+            error: BaseException | None = None
+            called = False
+            try:
+                if not self._closed and job.begin():
+                    called = True
+                    result = _plain(job.call())
+            except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
+                error = raised
+            if not self._handover.post(self._ended, job, called, result, error):
+                return False
+        return True
+
+    # --- on the loop ----------------------------------------------------------------------------
+
+    def _ended(self, job: Job, called: bool, result: Any, error: BaseException | None) -> None:
+        if not called:
+            job.discard()
+        elif not self._follow_ups.closed:
+            work = job.finish(result, error)
+            if work is not None:
+                task = self._follow_ups.spawn(work, name="finish")
+                task.add_done_callback(self._count_down)
+                return
+        self._count_down()
+
+    def _count_down(self, _: object = None) -> None:
+        self.running -= 1
+        if self._drained is not None and not self.running and not self._drained.done():
+            self._drained.set_result(None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a handler of this pool asks."""
+        current = threading.current_thread()
+        return any(worker.thread is current for worker in self._all)
+
+    async def close(self, wait_s: float) -> bool:
+        """Start nothing more and wait for what runs; whether all of it ended in time."""
+        self._closed = True
+        while self._ready:
+            try:
+                job = self._ready.popleft()
+            except IndexError:
+                break
+            job.discard()
+            self.running -= 1
+        with self._lock:
+            for worker in self._all:
+                worker.wake()
+        if not self.running:
+            return True
+        self._drained = asyncio.get_running_loop().create_future()
+        try:
+            await self._clock.wait_for(self._drained, wait_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _plain(result: Any) -> Any:
+    """The result of a function in a thread; a coroutine would never run there."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("the handler returned a coroutine: declare it with async def")
+    return result

@@ -1,0 +1,303 @@
+"""Pulling one queue: ask, decode, filter, hand on, ask again.
+
+One task per queue, on the loop that consumes. There is always one pull under way unless something
+holds it (:class:`~skylark.client.consumer.process_queue.FlowControl`); a broker without messages
+keeps the question for 15 s and answers as soon as one arrives, so nothing here is busy or late.
+Of a queue that is far behind many messages are asked for at once (``bulk``), which halves what a
+message costs here and at the broker; Apache's brokers give 32 all the same.
+
+**Answers.** Messages are put into the process queue and handed to the runner. Without messages the
+offset still moves, for others may have been filtered away. An offset that the broker does not have
+(21) ends the loop: the control side moves the queue and takes it up anew. After an error the loop
+waits and asks again, for ever: giving a queue up is for rebalancing.
+
+**Faults.** A record that cannot be decoded, which no broker should send, is passed over with an
+error in the log, counted, and never more than it: what came before it is consumed, and the next
+pull begins behind it. A body that cannot be decompressed is the handler's to see, when it asks for
+it: RemoteProtocolError, so the message is tried again and ends among the dead letters.
+
+Answers to ``PullMessageService``, ``PullAPIWrapper`` and ``DefaultMQPushConsumerImpl.pullMessage``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from skylark.client.consumer.process_queue import (
+    BROKER_FLOW_CONTROL_DELAY_MS,
+    FAILURES_PER_LOG,
+    FlowControl,
+    Hold,
+    HoldReason,
+)
+from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.push.consume_runner import Assigned, Runner, Workshop
+from skylark.client.consumer.push.push_settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
+from skylark.client.consumer.subscription import Subscription
+from skylark.client.core.broker_calls import PULL_TIMEOUT_S, Pulled, PullStatus
+from skylark.client.core.broker_connections import Link
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.hooks import call_hooks, hook_methods
+from skylark.client.core.route_cache import MASTER_ID
+from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError, SkylarkError
+from skylark.core.names import is_retry_topic
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
+from skylark.wire.headers.pull import PullMessageRequestHeader
+
+log = logging.getLogger(__name__)
+
+SUSPEND_MS: Final = 15_000
+
+
+class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What all pull loops of a consumer share."""
+
+    shop: Workshop
+    link: Link
+    flow: FlowControl
+    runner: Runner
+    group: str  #: as brokers know it
+    subscription: Callable[[str], Subscription | None]
+    is_running: Callable[[], bool]
+    is_paused: Callable[[], bool]
+    broker_version: Callable[[str], int]
+    shown_topic: Callable[[str], str]
+    first_offset: Callable[[MessageQueue], Awaitable[int]]
+    offset_illegal: Callable[[Assigned, int], None]
+    error_delay_s: float
+
+
+class PullLoop:
+    """The loop of one queue."""
+
+    def __init__(self, context: PullContext, assigned: Assigned, offset: int) -> None:
+        self._context = context
+        self._assigned = assigned
+        self._offset = offset
+        self._broker_id = MASTER_ID
+        self.behind = 0  #: messages at the broker that were not pulled yet
+        self._alone = False  # pull one message: the next one may be that which cannot be decoded
+        self._failures = 0  # pulls that failed, one after the other
+        queue = assigned.queue
+        self._topic_shown = (
+            None if is_retry_topic(queue.topic) else context.shown_topic(queue.topic)
+        )
+        self._counters = assigned.counters
+        self._filters = hook_methods(context.shop.hooks, "filter_messages")
+
+    async def run(self, delay_ms: int) -> None:
+        """Until the queue is given up."""
+        context, clock = self._context, self._context.shop.clock
+        await clock.sleep(delay_ms / 1000)
+        pause_s = context.shop.settings.pull_interval_ms / 1000
+        while True:
+            hold = self._hold()
+            if hold is not None:
+                if hold.delay_ms is None:
+                    return
+                if hold.reason is not HoldReason.OFFSET_UNCHECKED:
+                    await self._wait(hold.reason, hold.delay_ms / 1000)
+                    continue
+            try:
+                if hold is not None:
+                    await self._check_offset()
+                    continue
+                found = await self._round()
+            except SkylarkError as error:
+                if self._assigned.process_queue.dropped:
+                    return
+                await clock.sleep(self._delay_after(error))
+                continue
+            except Exception:
+                log.exception("pulling %s failed", self._assigned.queue)
+                await clock.sleep(context.error_delay_s)
+                continue
+            if found and pause_s:
+                await clock.sleep(pause_s)
+
+    def _hold(self) -> Hold | None:
+        context, assigned = self._context, self._assigned
+        hold = context.flow.may_pull(
+            assigned.process_queue,
+            context.shop.time.now_ms(),
+            running=context.is_running(),
+            paused=context.is_paused(),
+            subscribed=context.subscription(assigned.queue.topic) is not None,
+        )
+        if hold is not None and hold.should_log:
+            log.warning("%s is not pulled: %s", assigned.queue, hold.reason.value)
+        return hold
+
+    async def _wait(self, reason: HoldReason, delay_s: float) -> None:
+        """Look again later. Quick handlers would run dry: they end the wait at half the limit."""
+        clock, process_queue = self._context.shop.clock, self._assigned.process_queue
+        if reason is not HoldReason.COUNT:
+            await clock.sleep(delay_s)
+            return
+        drained = asyncio.Event()
+        process_queue.call_when_drained(self._context.flow.count_max // 2, drained.set)
+        try:
+            await clock.wait_for(drained.wait(), delay_s)
+        except TimeoutError:
+            pass
+        finally:
+            process_queue.call_when_drained(0, None)
+
+    def _delay_after(self, error: SkylarkError) -> float:
+        if isinstance(error, BrokerError) and error.code == ResponseCode.FLOW_CONTROL:
+            return BROKER_FLOW_CONTROL_DELAY_MS / 1000
+        if self._failures % FAILURES_PER_LOG == 0:
+            log.warning("pulling %s failed: %s", self._assigned.queue, error)
+        self._failures += 1
+        return self._context.error_delay_s
+
+    async def _check_offset(self) -> None:
+        """The queue is ours alone since a moment: another one may have committed before that."""
+        self._offset = await self._context.first_offset(self._assigned.queue)
+        self._assigned.process_queue.offset_checked = True
+
+    # ---- one pull --------------------------------------------------------------------------------
+
+    async def _round(self) -> bool:
+        """Pull once; whether there was something for handlers."""
+        context, assigned = self._context, self._assigned
+        subscription = context.subscription(assigned.queue.topic)
+        if subscription is None:
+            return False
+        started_ms = context.shop.time.now_ms()
+        pulled = await self._pull(subscription)
+        self._failures = 0
+        took_ms = context.shop.time.now_ms() - started_ms
+        self._counters.pulls += 1
+        self._counters.pull_ms += took_ms
+        received = self._counters.pulled
+        self._broker_id = pulled.suggested_broker_id
+        self.behind = max(0, pulled.max_offset - pulled.next_offset)
+        if pulled.status is PullStatus.FOUND:
+            found = self._take(pulled, subscription)
+            assigned.meter.pulled("found", took_ms, self._counters.pulled - received)
+            return found
+        assigned.meter.pulled(pulled.status.name.lower(), took_ms, 0)
+        self._offset = pulled.next_offset
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            log.warning("%s goes on at offset %d", assigned.queue, pulled.next_offset)
+            if not assigned.process_queue.dropped:
+                # A round, or the end, may save the offset before the control side hears of this.
+                context.shop.offsets.update(assigned.queue, self._offset, increase_only=False)
+            assigned.process_queue.dropped = True
+            context.offset_illegal(assigned, pulled.next_offset)
+        else:
+            self._advance()
+        return False
+
+    async def _pull(self, subscription: Subscription) -> Pulled:
+        context, queue = self._context, self._assigned.queue
+        settings, data = context.shop.settings, subscription.data
+        target = context.link.lookup.routes.reader(queue.broker_name, self._broker_id)
+        if target is None:
+            target = await context.link.lookup.reader_of(queue, self._broker_id)
+        if subscription.is_sql and context.broker_version(target.address) < V4_1_0_SNAPSHOT:
+            raise ClientError(
+                f"the broker[{queue.broker_name}] does not upgrade to support for filter message by"
+                f" {data.expression_type}",
+                hint="or it has not answered a heartbeat yet",
+            )
+        commit_offset = 0
+        sys_flag = int(PullSysFlag.SUSPEND)
+        if settings.clustering:
+            commit_offset = context.shop.offsets.read(queue) or 0
+            if commit_offset > 0 and not target.is_slave:
+                sys_flag |= PullSysFlag.COMMIT_OFFSET
+        if settings.post_subscription_when_pull:
+            sys_flag |= PullSysFlag.SUBSCRIPTION
+        count = self._count_to_ask()
+        header = PullMessageRequestHeader(
+            consumer_group=context.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=self._offset,
+            max_msg_nums=count,
+            max_msg_bytes=settings.pull_batch_size_in_bytes,
+            sys_flag=sys_flag,
+            commit_offset=commit_offset,
+            suspend_timeout_millis=SUSPEND_MS,
+            subscription=data.sub_string if settings.post_subscription_when_pull else None,
+            sub_version=subscription.pull_version,
+            expression_type=data.expression_type,
+            bulk=True if settings.pull_batch_size is None and count > PULL_BATCH_SIZE else None,
+        )
+        return await context.link.calls.pull(
+            target.address, header, queue.broker_name, PULL_TIMEOUT_S
+        )
+
+    def _count_to_ask(self) -> int:
+        """How many messages the next pull may bring."""
+        if self._alone:
+            return 1
+        context = self._context
+        count = context.shop.settings.pull_batch_size
+        if count is not None:
+            return count
+        if self.behind <= PULL_BATCH_SIZE:
+            return PULL_BATCH_SIZE
+        room = context.flow.room(self._assigned.process_queue)
+        return max(PULL_BATCH_SIZE, min(BULK_PULL_SIZE, room))
+
+    def _advance(self) -> None:
+        """Nothing is here and nothing was found: what lies behind us was for others."""
+        assigned = self._assigned
+        if not assigned.process_queue.count and not assigned.process_queue.dropped:
+            self._context.shop.offsets.update(assigned.queue, self._offset)
+
+    def _take(self, pulled: Pulled, subscription: Subscription) -> bool:
+        assigned = self._assigned
+        messages, self._offset = self._decode(pulled)
+        wanted = subscription.select(messages)
+        if self._filters:
+            wanted = list(wanted)
+            call_hooks(self._filters, assigned.queue, wanted)
+        if assigned.process_queue.dropped:
+            return False
+        if not wanted:
+            self._advance()
+            return False
+        self._counters.pulled += len(wanted)
+        self._context.runner.submit(assigned, wanted, pulled.max_offset)
+        return True
+
+    # ---- decoding --------------------------------------------------------------------------------
+
+    def _decode(self, pulled: Pulled) -> tuple[list[MessageExt], int]:
+        """The messages, and where to go on."""
+        queue, topic = self._assigned.queue, self._topic_shown
+        messages, error = decode_messages(pulled, queue, topic)
+        if error is None:
+            self._alone = False
+            next_offset = pulled.next_offset
+        else:
+            next_offset = self._pass_over(messages, pulled, error)
+        if topic is None and self._context.shop.namespace:
+            shown = self._context.shown_topic
+            messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
+        return messages, next_offset
+
+    def _pass_over(
+        self, messages: list[MessageExt], pulled: Pulled, error: RemoteProtocolError
+    ) -> int:
+        """Where to go on with a record that cannot be decoded: at it, and behind it when alone."""
+        if messages:
+            return messages[-1].queue_offset + 1
+        if not self._alone:
+            self._alone = True
+            return self._offset
+        self._alone = False
+        queue = self._assigned.queue
+        log.error("a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error)
+        self._context.shop.stats.undecodable += 1
+        return pulled.next_offset

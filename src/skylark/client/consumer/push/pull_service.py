@@ -1,0 +1,154 @@
+"""The pull loops of a consumer, and the way to them from the control side.
+
+The control side decides which queues are ours and says so by :meth:`PullDesk.start_pull` and
+:meth:`PullDesk.stop_pull`, which hand over to the application's loop and return. A loop that is
+blocked hears of it late; then it finds the queue dropped already, and does nothing with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.push.consume_runner import Assigned
+from skylark.client.consumer.push.pull_loop import PullContext, PullLoop
+from skylark.client.consumer.rebalance import Settled
+from skylark.client.core.control_loop import Handover
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
+from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+
+class PullDesk:
+    """Belongs to the loop that consumes; answers to the control side's ``DataSide``."""
+
+    def __init__(self, context: PullContext) -> None:
+        self._context = context
+        self._handover = Handover(asyncio.get_running_loop())
+        self._loops: dict[MessageQueue, tuple[Assigned, PullLoop, asyncio.Task[None]]] = {}
+        self._meters: dict[str, ConsumeMeter] = {}
+        self._closed = False
+        self._asked = False  # whether the loop is alive, and it has not answered yet
+        self._answered_ms = self._alive_ms = context.shop.time.now_ms()
+
+    # ---- from the control side -------------------------------------------------------------------
+
+    def start_pull(
+        self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
+    ) -> bool:
+        """False if the loop is closed."""
+        counters = self._context.shop.stats.of(queue.topic)
+        assigned = Assigned(queue, process_queue, counters, self._meter(queue.topic))
+        return self._handover.post(self._start, assigned, offset, delay_ms)
+
+    def _meter(self, topic: str) -> ConsumeMeter:
+        shop = self._context.shop
+        if shop.metrics is None:
+            return NO_CONSUME_METER
+        meter = self._meters.get(topic)
+        if meter is None:
+            shown = self._context.shown_topic(topic)
+            meter = self._meters[topic] = shop.metrics.consume_meter(shop.group, shown)
+        return meter
+
+    def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        self._handover.post(self._stop, queue, process_queue)
+
+    def forget_messages(self, process_queue: ProcessQueue) -> None:
+        self._handover.post(process_queue.clear)
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        return self._context.runner.is_busy(process_queue)
+
+    def alive_ms(self) -> int | None:
+        """When the loop has answered the last time but one; asks it again. None: it is closed.
+
+        Not the last time: a loop that was blocked answers first, and then pulls.
+        """
+        if self._handover.loop.is_closed():
+            return None
+        if not self._asked:
+            self._asked = True
+            self._handover.post(self._answer)
+        return self._alive_ms
+
+    def queues_changed(self, settled: Settled) -> None:
+        listener = self._context.shop.settings.queue_listener
+        if listener is not None:
+            shown = self._context.shop.shown_queue
+            self._handover.post(
+                listener,
+                self._context.shown_topic(settled.topic),
+                frozenset(map(shown, settled.all_queues)),
+                frozenset(map(shown, settled.my_queues)),
+            )
+
+    # ---- on the loop that consumes ---------------------------------------------------------------
+
+    def _answer(self) -> None:
+        self._alive_ms, self._answered_ms = self._answered_ms, self._context.shop.time.now_ms()
+        self._asked = False
+
+    def _start(self, assigned: Assigned, offset: int, delay_ms: int) -> None:
+        if self._closed or assigned.process_queue.dropped:
+            return
+        known = self._loops.get(assigned.queue)
+        if known is not None:
+            known[2].cancel()
+        loop = PullLoop(self._context, assigned, offset)
+        task = self._context.shop.tasks.spawn(loop.run(delay_ms), name=f"pull {assigned.queue}")
+        self._loops[assigned.queue] = (assigned, loop, task)
+
+    def _stop(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        known = self._loops.get(queue)
+        if known is not None and known[0].process_queue is process_queue:
+            del self._loops[queue]
+            known[2].cancel()
+
+    @property
+    def assigned(self) -> list[Assigned]:
+        return [assigned for assigned, _, _ in self._loops.values()]
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that were pulled and are not done with."""
+        return sum(assigned.process_queue.count for assigned in self.assigned)
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not done with, here and at the brokers as of the last pulls."""
+        return self.in_flight + sum(loop.behind for _, loop, _ in self._loops.values())
+
+    def levels(self) -> list[QueueLevel]:
+        """What waits in each queue; for any thread."""
+        return [
+            QueueLevel(
+                topic=self._context.shown_topic(assigned.queue.topic),
+                broker_name=assigned.queue.broker_name,
+                queue_id=assigned.queue.queue_id,
+                count=assigned.process_queue.count,
+                size=assigned.process_queue.size,
+                behind=loop.behind,
+            )
+            for assigned, loop, _ in tuple(self._loops.values())
+            if not assigned.process_queue.dropped
+        ]
+
+    async def expire_forever(self) -> None:
+        """Look for handlers that hang, every so often."""
+        shop = self._context.shop
+        while True:
+            await shop.clock.sleep(shop.settings.consume_timeout_ms / 1000)
+            for assigned in self.assigned:
+                try:
+                    await self._context.runner.expire(assigned)
+                except Exception:
+                    log.exception("handlers that hang on %s are looked for later", assigned.queue)
+
+    def close(self) -> None:
+        """Pull nothing any more."""
+        self._closed = True
+        for _, _, task in self._loops.values():
+            task.cancel()

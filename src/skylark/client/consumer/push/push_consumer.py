@@ -1,0 +1,402 @@
+"""The push consumer: handlers get the messages of the topics that their group subscribes.
+
+::
+
+    consumer = PushConsumer("orders", options, concurrency=20)
+
+    @consumer.subscribe("Orders", tags="paid || shipped")
+    async def on_order(message: MessageExt) -> None: ...
+
+    await consumer.run()                      # until SIGTERM or Ctrl-C, then drain
+    # or: async with consumer: ...            # or: start() and stop(), in a web application
+
+A handler that returns has accepted its message. ``raise RetryLater(level=5)`` delivers it again
+later, ``raise DeadLetter()`` puts it aside, any other exception is logged and counts as RetryLater.
+Coroutine functions run on the loop that called ``start``, plain functions in threads. With
+``batch`` above 1 a handler gets a list and may return the index of the last message that it
+accepts. Delivery is at least once. :mod:`~skylark.client.consumer.push.concurrent_runner` and
+:mod:`~skylark.client.consumer.push.orderly_runner` say what happens to handlers that raise, hang or
+are cancelled; :mod:`~skylark.client.consumer.push.pull_loop` to messages that cannot be decoded.
+The machine's clock may jump: all intervals are measured by the monotonic clock.
+
+**Two halves.** Pull loops and handlers are on the application's loop; heartbeats, rebalancing,
+locks and the saving of offsets on the control loop (:mod:`skylark.client.core.control_loop`), where
+they go on while a handler blocks its own loop.
+
+**Stopping** pulls nothing more and starts no handler, waits for those that run
+(``await_termination``), then cancels them; saves offsets, frees locks, leaves the group and closes
+all connections. What was pulled and not handed out is delivered to another member.
+
+Answers to ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Any, TypeVar, Unpack, overload
+
+import msgspec
+
+from skylark.client.consumer.push.consumer_stats import ConsumerStats
+from skylark.client.consumer.push.message_handlers import Binding, Handler, bind
+from skylark.client.consumer.push.monotonic_time import SteadyTime
+from skylark.client.consumer.push.push_components import PushParts
+from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, PushSettings
+from skylark.client.consumer.subscription import (
+    Subscription,
+    make_subscription,
+    retry_subscription,
+)
+from skylark.client.core.argument_checks import checks_arguments, settings_of
+from skylark.client.core.client_options import ClientOptions, given_options
+from skylark.client.core.client_runtime import ClientRuntime, runtime_of
+from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.core.namespace import Namespace
+from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
+from skylark.client.core.shared_task import join
+from skylark.client.core.shutdown_signals import call_on_signal
+from skylark.client.core.validation import check_group, check_hooks, check_topic
+from skylark.client.telemetry import find_telemetry
+from skylark.client.trace.trace_hooks import consumer_tracing
+from skylark.core.clock import LoopClock
+from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
+from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+
+@checks_arguments
+class PushConsumer(Startable):
+    """A member of a consumer group; see the module."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        runtime: ClientRuntime | None = None,
+        **settings: Unpack[PushKeywords],
+    ) -> None:
+        """Nothing is sent before :meth:`start`.
+
+        ``settings`` are those of :class:`~skylark.client.consumer.push.push_settings.PushSettings`;
+        ``hooks`` see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`.
+        """
+        check_group(group)
+        self.group = group
+        self.options = given_options(options)
+        self.settings = settings_of(PushSettings, settings)
+        self.client_id = self._new_client_id()
+        self.state = ServiceState.CREATE_JUST
+        self._hooks = check_hooks(hooks)
+        self._runtime = runtime = runtime_of(self.options, runtime)
+        self._pid = os.getpid()
+        self._time = SteadyTime(LoopClock() if runtime is None else runtime.clock)
+        self.stats = ConsumerStats(self._time.now_ms())
+        self._bindings: dict[str, Binding] = {}
+        self._wanted: dict[str, Subscription] = {}  # by topic, as the application knows it
+        self._subscriptions: dict[str, Subscription] = {}  # by topic, as brokers know it
+        self._orderly: bool | None = None
+        self._suspended = False
+        self._parts: PushParts | None = None
+        self._exit = AsyncExitStack()
+        self._stopping: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _new_client_id(self) -> str:
+        return self.options.client_id(keep_default=not self.settings.clustering)
+
+    def __repr__(self) -> str:
+        return f"<PushConsumer {self.group} {self.client_id} {self.state.value}>"
+
+    # ---- subscriptions ---------------------------------------------------------------------------
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Callable[[HandlerT], HandlerT]: ...
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: HandlerT,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> HandlerT: ...
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: Any = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Any:
+        """Let ``handler`` have the messages of a topic; without one it is a decorator.
+
+        ``tags`` (``"A || B"``) or an ``sql`` condition say which; ``orderly`` keeps the order of
+        each queue, and is the same for all topics of a consumer; ``batch`` above 1 is the most
+        messages in a list. Subscribing again replaces. May be called after the start; the queues
+        come with the next rebalance. Raises ClientError.
+        """
+        check_topic(topic)
+        if not 1 <= batch <= BATCH_MAX:
+            raise ConfigError(f"consumeMessageBatchMaxSize Out of range [1, {BATCH_MAX}]")
+        if self._orderly is not None and self._orderly is not orderly:
+            raise ClientError(
+                f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
+                hint="use two consumers with two groups",
+            )
+        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._time.now_ms())
+
+        def add(function: HandlerT) -> HandlerT:
+            self._orderly = orderly
+            self._bindings[topic] = bind(topic, function, batch)
+            self._wanted[topic] = subscription
+            self._tell(topic)
+            return function
+
+        return add if handler is None else add(handler)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up a topic; its queues go with the next rebalance, their offsets are saved."""
+        self._wanted.pop(topic, None)
+        self._tell(topic)
+
+    def _tell(self, topic: str) -> None:
+        """After the start, let brokers know what has changed; on the loop that consumes."""
+        if self._parts is None or self.state is not ServiceState.RUNNING:
+            return
+        name = self._parts.instance.namespace.wrap(topic)
+        subscriptions = dict(self._subscriptions)
+        old = subscriptions.pop(name, None)
+        wanted = self._wanted.get(topic)
+        if wanted is not None:
+            newer_than = 0 if old is None else old.data.sub_version
+            subscriptions[name] = _on_wire(wanted, name, newer_than)
+        self._subscriptions = subscriptions
+        self._parts.announce(None if wanted is None else name)
+
+    def _all_on_wire(self, namespace: Namespace) -> dict[str, Subscription]:
+        """All subscriptions as brokers know them."""
+        found: dict[str, Subscription] = {}
+        for topic, wanted in self._wanted.items():
+            name = namespace.wrap(topic)
+            found[name] = _on_wire(wanted, name)
+        if self.settings.clustering:
+            retry = retry_subscription(namespace.wrap(self.group), self._time.now_ms())
+            found[retry.topic] = retry
+        return found
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group, and begin to consume on the running loop.
+
+        Raises ClientError (the group is in use here, SQL that a broker refuses, no name server).
+        """
+        require_new(self.state, f"consumer {self.group}")
+        if not self._bindings:
+            raise ClientError(
+                f"{self.group} subscribes nothing", hint="call subscribe() before start()"
+            )
+        self.state = ServiceState.START_FAILED
+        if self._pid != os.getpid():  # made before a fork: each child is a member of its own
+            self.client_id = self._new_client_id()
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._join()
+        except BaseException as error:
+            await join(asyncio.ensure_future(self._exit.aclose()))
+            if isinstance(error, ClientStateError) and self._stopping is None:
+                self.state = ServiceState.CREATE_JUST
+            raise
+        if self._stopping is not None:
+            await self._exit.aclose()
+            raise ClientStateError(f"consumer {self.group} was stopped while it started")
+        self.state = ServiceState.RUNNING
+        try:
+            await self._enter()
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("consumer %s started as %s", self.group, self.client_id)
+
+    async def _join(self) -> None:
+        """Get hold of everything; what was got is given back by ``_exit``, in reverse."""
+        instance = acquire_instance(self.options, self.client_id, self._runtime)
+        self._exit.push_async_callback(instance.release)
+        self._subscriptions = self._all_on_wire(instance.namespace)
+        await instance.start()
+        link = instance.open_link()
+        self._exit.push_async_callback(link.release)
+        hooks, bindings = self._hooks, self._bindings
+        if self.options.trace:
+            dispatcher, hook = consumer_tracing(instance, self.options, self.group)
+            self._exit.push_async_callback(dispatcher.stop)
+            hooks = (*hooks, hook)
+        spans = find_telemetry(
+            self.options.telemetry,
+            client_id=self.client_id,
+            group=self.group,
+            namespace=instance.namespace.name,
+        )
+        parts = PushParts(
+            instance,
+            link,
+            self.group,
+            self.settings,
+            bindings=bindings if spans is None else spans.bindings(bindings),
+            subscriptions=lambda: self._subscriptions,
+            is_orderly=bool(self._orderly),
+            is_running=lambda: self.state is ServiceState.RUNNING,
+            is_suspended=lambda: self._suspended,
+            hooks=hooks,
+            stats=self.stats,
+            time=self._time,
+        )
+        self._exit.push_async_callback(parts.tasks.cancel_and_wait)
+        self._exit.push_async_callback(parts.leave)
+        await instance.register_consumer(parts.member)
+        self._parts = parts
+
+    async def _enter(self) -> None:
+        """Everything is there: make ourselves known."""
+        assert self._parts is not None
+        parts, instance = self._parts, self._parts.instance
+        self._subscriptions = self._all_on_wire(instance.namespace)  # some came or went meanwhile
+        await parts.begin()
+        for subscription in tuple(self._subscriptions.values()):
+            await instance.refresh_route(subscription.topic)
+            if subscription.is_sql:
+                await self._check_sql(subscription)
+        if await instance.heartbeat_all(whole=True):
+            instance.rebalance_soon()
+
+    async def _check_sql(self, subscription: Subscription) -> None:
+        assert self._parts is not None
+        parts = self._parts
+        try:
+            address = await parts.link.lookup.broker_of_topic(subscription.topic)
+        except NoRouteError:
+            return  # nobody to ask yet
+        await parts.link.calls.check_client(
+            address, self.client_id, parts.member.group, subscription.data
+        )
+
+    async def stop(self) -> None:
+        """Stop consuming and leave the group; see the module. A second call waits too.
+
+        A cancellation ends the wait, not the stop. Raises ClientStateError in a handler, which
+        would wait for itself.
+        """
+        self.refuse_in_handler()
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise ClientStateError(
+                f"consumer {self.group} runs on another event loop, which must stop it"
+            )
+        if self._stopping is None:
+            if self._parts is not None:
+                self._parts.instance.runtime.control.check_process()
+            self.state = ServiceState.SHUTDOWN_ALREADY
+            work = self._exit.aclose()
+            self._stopping = asyncio.get_running_loop().create_task(work, name=f"stop {self.group}")
+        await join(self._stopping)
+
+    def refuse_in_handler(self) -> None:
+        """Raise ClientStateError in a handler of ours, which would wait for itself by ``stop``."""
+        if self._parts is not None and self._stopping is None and self._parts.runner.is_current:
+            raise ClientStateError(
+                "a handler cannot wait for the end of its own consumer",
+                hint="stop it from another task or thread",
+            )
+
+    async def run(self) -> None:
+        """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
+
+        In another thread than the main one signals are left alone.
+        """
+        ended = asyncio.Event()
+        with call_on_signal(ended.set):
+            await self.run_until(ended)
+
+    async def run_until(self, ended: asyncio.Event) -> None:
+        """The same until ``ended`` is set, without a look at signals."""
+        if self.state is ServiceState.CREATE_JUST:
+            await self.start()
+        self._require_running()
+        self._exit.callback(ended.set)
+        try:
+            await ended.wait()
+        finally:
+            await self.stop()
+
+    def suspend(self) -> None:
+        """Pull nothing and share no queues anew until :meth:`resume`; running handlers finish."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Go on after :meth:`suspend`."""
+        self._suspended = False
+        if self._parts is not None and self.state is ServiceState.RUNNING:
+            self._parts.instance.rebalance_soon()
+
+    async def reset_to(self, time: datetime) -> None:
+        """Go on with what was stored at or after ``time``, on all queues that are ours now."""
+        parts = self._require_running()
+        work: Coroutine[Any, Any, None] = parts.resets.to_time(
+            tuple(self._subscriptions), int(time.timestamp() * 1000)
+        )
+        await parts.instance.runtime.control.run(work)
+
+    # ---- what it is doing ------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours now; none unless it runs. From any thread."""
+        if self._parts is None or self.state is not ServiceState.RUNNING:
+            return frozenset()
+        table: Mapping[MessageQueue, object] = self._parts.rebalancer.rebalance.table
+        return frozenset(map(self._parts.instance.namespace.unwrap_queue, tuple(table)))
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that were pulled and are not done with."""
+        return 0 if self._parts is None else self._parts.desk.in_flight
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not done with, here and at the brokers as of the last pulls."""
+        return 0 if self._parts is None else self._parts.desk.lag
+
+    def _require_running(self) -> PushParts:
+        require_running(self.state, f"consumer {self.group}")
+        assert self._parts is not None
+        return self._parts
+
+
+def _on_wire(wanted: Subscription, topic: str, newer_than: int = 0) -> Subscription:
+    """A subscription with the topic that brokers know; they believe the newest version."""
+    version = max(wanted.data.sub_version, newer_than + 1)
+    return Subscription(msgspec.structs.replace(wanted.data, topic=topic, sub_version=version))

@@ -1,0 +1,178 @@
+"""The settings of a push consumer, checked whole, under the names that Java's client has for them.
+
+Durations are seconds or timedeltas, sizes of thresholds MiB, as in Java. A value out of range is
+a ConfigError in Java's words (``pullBatchSize Out of range [1, 1024]``). Left out are
+``clientRebalance`` and the settings of pop mode, which this consumer does not have.
+:class:`PushKeywords` has the same names, for constructors. Answers to the fields of
+``DefaultMQPushConsumer`` and to ``checkConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeAlias, TypedDict
+
+import msgspec
+
+from skylark.client.consumer.allocation import Allocation, Averagely
+from skylark.client.consumer.push import concurrent_settlement as concurrent
+from skylark.client.consumer.push import orderly_settlement as orderly
+from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
+from skylark.client.core.argument_checks import check_fields
+from skylark.client.core.client_options import Duration, seconds
+from skylark.core.errors import ConfigError
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
+
+#: Told when the queues of a topic are shared anew: topic, all queues, those of this consumer.
+QueueListener: TypeAlias = Callable[[str, frozenset[MessageQueue], frozenset[MessageQueue]], object]
+
+NO_LIMIT: Final = -1
+BATCH_MAX: Final = 1024
+#: Messages of one pull unless the application says, and of one of a queue that is further behind.
+PULL_BATCH_SIZE: Final = 32
+BULK_PULL_SIZE: Final = 256
+
+# attribute -> Java's name, smallest, largest
+_RANGES: Final[Mapping[str, tuple[str, int, int]]] = {
+    "concurrency": ("consumeThreadMin", 1, 1000),
+    "consume_concurrently_max_span": ("consumeConcurrentlyMaxSpan", 1, 65_535),
+    "pull_threshold_for_queue": ("pullThresholdForQueue", 1, 65_535),
+    "pull_threshold_size_for_queue": ("pullThresholdSizeForQueue", 1, 1024),
+    "pull_threshold_for_topic": ("pullThresholdForTopic", 1, 6_553_500),
+    "pull_threshold_size_for_topic": ("pullThresholdSizeForTopic", 1, 102_400),
+    "pull_interval_ms": ("pullInterval", 0, 65_535),
+    "pull_batch_size": ("pullBatchSize", 1, BATCH_MAX),
+    "pull_batch_size_in_bytes": ("pullBatchSizeInBytes", 1, 2**31 - 1),
+    "max_reconsume_times": ("maxReconsumeTimes", 0, 2**31 - 1),
+    "consume_timeout_ms": ("consumeTimeout", 1, 2**53),
+    "await_termination_ms": ("awaitTerminationMillisWhenShutdown", 0, 2**53),
+}
+_OPTIONAL: Final = frozenset(
+    {"pull_threshold_for_topic", "pull_threshold_size_for_topic", "max_reconsume_times"}
+)
+
+
+class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a push consumer consumes."""
+
+    #: consumeThreadMin/Max: handlers that run at a time
+    concurrency: int = 20
+    #: CLUSTERING shares messages among the members of the group, BROADCASTING gives all to each
+    message_model: MessageModel = MessageModel.CLUSTERING
+    #: where a group without committed offsets begins
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    #: and at what time, with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is
+    #: yyyyMMddHHmmss in local time
+    consume_timestamp: str | datetime | None = None
+    #: allocateMessageQueueStrategy: how queues are shared; all members must use the same
+    allocation: Allocation = Averagely()
+    #: offsets from the first message that is not done with to the last that was pulled
+    consume_concurrently_max_span: int = 2000
+    #: messages of a queue that may wait here
+    pull_threshold_for_queue: int = 1000
+    #: MiB of them
+    pull_threshold_size_for_queue: int = 100
+    #: messages of all queues together, evenly; -1: no limit
+    pull_threshold_for_topic: int = NO_LIMIT
+    #: MiB of them; -1: no limit
+    pull_threshold_size_for_topic: int = NO_LIMIT
+    #: pause between pulls
+    pull_interval: Duration = 0.0
+    #: messages of one pull; None: 32, and up to 256 of a queue that is further behind, from brokers
+    #: that give so many (Skylark's)
+    pull_batch_size: int | None = None
+    #: bytes of them
+    pull_batch_size_in_bytes: int = 256 * 1024
+    #: send the subscription with every pull
+    post_subscription_when_pull: bool = False
+    #: deliveries before a message goes to the dead letters; -1: 16, and in order without end
+    max_reconsume_times: int = NO_LIMIT
+    #: suspendCurrentQueueTimeMillis: pause of a queue whose message failed, in order
+    suspend_current_queue_time: Duration = 1.0
+    #: a handler that takes longer counts as hung
+    consume_timeout: Duration = 15 * 60.0
+    #: awaitTerminationMillisWhenShutdown: what running handlers get when the consumer stops
+    await_termination: Duration = 30.0
+    #: rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep their offsets
+    offset_folder: Path | None = None
+    #: told of the queues of a topic when they are shared anew
+    queue_listener: QueueListener | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, (java_name, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None or (name in _OPTIONAL and value == NO_LIMIT):
+                continue
+            if not low <= value <= high:
+                raise ConfigError(f"{java_name} Out of range [{low}, {high}], not {value}")
+        if isinstance(self.consume_timestamp, str):
+            parse_consume_timestamp(self.consume_timestamp)
+
+    @property
+    def clustering(self) -> bool:
+        """Whether the members of the group share the messages."""
+        return self.message_model is MessageModel.CLUSTERING
+
+    @property
+    def pull_interval_ms(self) -> int:
+        return _ms(self.pull_interval)
+
+    @property
+    def suspend_current_queue_time_ms(self) -> int:
+        return _ms(self.suspend_current_queue_time)
+
+    @property
+    def consume_timeout_ms(self) -> int:
+        return _ms(self.consume_timeout)
+
+    @property
+    def await_termination_ms(self) -> int:
+        return _ms(self.await_termination)
+
+    def start_timestamp(self, created_ms: int) -> str:
+        """``consume_timestamp`` as text, for a consumer that was made at ``created_ms``."""
+        return consume_timestamp(self.consume_timestamp, created_ms)
+
+    def reconsume_times_max(self, *, is_orderly: bool) -> int:
+        """How often a message is delivered again before it goes to the dead letters."""
+        if self.max_reconsume_times != NO_LIMIT:
+            return self.max_reconsume_times
+        return orderly.RECONSUME_TIMES_MAX if is_orderly else concurrent.RECONSUME_TIMES_MAX
+
+
+class PushKeywords(TypedDict, total=False):
+    """The settings as keywords of a constructor."""
+
+    concurrency: int
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp: str | datetime | None
+    allocation: Allocation
+    consume_concurrently_max_span: int
+    pull_threshold_for_queue: int
+    pull_threshold_size_for_queue: int
+    pull_threshold_for_topic: int
+    pull_threshold_size_for_topic: int
+    pull_interval: Duration
+    pull_batch_size: int | None
+    pull_batch_size_in_bytes: int
+    post_subscription_when_pull: bool
+    max_reconsume_times: int
+    suspend_current_queue_time: Duration
+    consume_timeout: Duration
+    await_termination: Duration
+    offset_folder: Path | None
+    queue_listener: QueueListener | None
+
+
+def limit(value: int) -> int | None:
+    """A limit as the decisions want it: None if there is none."""
+    return None if value == NO_LIMIT else value
+
+
+def _ms(duration: Duration) -> int:
+    return round(seconds(duration) * 1000)

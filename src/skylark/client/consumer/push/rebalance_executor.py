@@ -1,0 +1,430 @@
+"""Carries out what :mod:`skylark.client.consumer.rebalance` decides, on the control loop.
+
+Whatever an application does to its own loop, queues are taken up and given up here, offsets of what
+is given up are saved, and locks are renewed. The loop that consumes hears of it by two calls,
+``start_pull`` and ``stop_pull``, which must only hand over. A queue is given up by a flag
+(``ProcessQueue.dropped``) that is set here at once: not even a blocked loop can commit to it later.
+
+Rounds, and queues that jump, are carried out one at a time. Within a round requests for several
+queues go out together: first all that gives up, then all that takes up.
+
+Answers to the doing parts of ``RebalanceImpl`` and ``RebalancePushImpl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from skylark.client.consumer.offset_persistence import OffsetStore
+from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
+from skylark.client.consumer.push.monotonic_time import SteadyTime
+from skylark.client.consumer.push.push_settings import PushSettings
+from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.rebalance import (
+    AwaitIdle,
+    Freeze,
+    Instruction,
+    Lock,
+    Open,
+    Persist,
+    Rebalance,
+    Release,
+    Settled,
+    StartPull,
+    WakeRebalance,
+    locks_by_broker,
+)
+from skylark.client.consumer.start_position import AskMaxOffset, UseOffset, start_position
+from skylark.client.consumer.subscription import Subscription
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.route_cache import Route
+from skylark.core.errors import SkylarkError
+from skylark.core.lifecycle import Tasks
+from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+#: How often one looks whether a handler has ended.
+IDLE_LOOK_MS: Final = 10
+#: When locks that somebody else has got are asked for again.
+RELOCK_S: Final = 1.0
+_MIB: Final = 1024 * 1024
+
+
+class DataSide(Protocol):
+    """The loop that consumes; called on the control loop, must only hand over."""
+
+    def start_pull(
+        self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
+    ) -> bool:
+        """Begin to pull a queue; False if that loop is closed."""
+
+    def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
+        """The queue was given up."""
+
+    def is_busy(self, process_queue: ProcessQueue) -> bool:
+        """Whether a handler runs on the queue."""
+
+    def alive_ms(self) -> int | None:
+        """A time since which pull loops have had their turn, as far as is known.
+
+        None if they never will: the event loop was closed.
+        """
+
+    def queues_changed(self, settled: Settled) -> None:
+        """Tell the application."""
+
+
+class Rebalancer:
+    """The queues of one consumer."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        rebalance: Rebalance,
+        group: str,
+        settings: PushSettings,
+        *,
+        start_time_ms: int,
+        subscriptions: Callable[[], Mapping[str, Subscription]],
+        offsets: OffsetStore,
+        flow: FlowControl,
+        data_side: DataSide,
+        time: SteadyTime,
+        on_abandoned: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """``on_abandoned`` leaves the group: nobody is there to consume, or to stop."""
+        self.rebalance = rebalance
+        self.tasks = Tasks(f"rebalance {group}")  #: on the control loop
+        self._instance = instance
+        self._group = group
+        self._settings = settings
+        self._start_time_ms = start_time_ms
+        self._subscriptions = subscriptions
+        self._offsets = offsets
+        self._flow = flow
+        self._data_side = data_side
+        self._time = time
+        self._clock = instance.runtime.clock
+        self._one_at_a_time = asyncio.Lock()
+        self._sparingly = SparingLog(log, self._clock)
+        self._strays: set[MessageQueue] = set()  # perhaps locked for us, and not ours
+        self._on_abandoned = on_abandoned
+        self.closed = False
+
+    # ---- rounds ----------------------------------------------------------------------------------
+
+    async def round(self) -> bool:
+        """All topics once; whether exactly the queues that should be ours are."""
+        balanced = True
+        async with self._one_at_a_time:
+            alive_ms = self._data_side.alive_ms()
+            if alive_ms is None:
+                self._abandon()
+                return True
+            for topic in tuple(self._subscriptions()):
+                if self.closed:
+                    return True
+                balanced &= await self._share_topic(topic, alive_ms)
+            topics = self._subscriptions()
+            await self._carry_out(self.rebalance.retain_topics(topics, self._time.now_ms()))
+            await self._free_strays(lambda queue: queue.topic not in topics)
+        return balanced
+
+    async def _share_topic(self, topic: str, alive_ms: int) -> bool:
+        route = self._instance.routes.get(topic) or await self._route(topic)
+        if route is None:
+            return True  # nothing to share, so far
+        members = await self._members(topic) if self._settings.clustering else ()
+        try:
+            share = self.rebalance.share(topic, route.subscribe, members)
+        except Exception:
+            log.exception("%s cannot share %s", self._settings.allocation, topic)
+            return False
+        if share is None or self.closed:
+            return False
+        now_ms = self._time.now_ms()
+        await self._carry_out(self.rebalance.apply(topic, share, now_ms, alive_ms))
+        await self._free_strays(lambda queue: queue.topic == topic and queue not in share)
+        settled = self.rebalance.settled(topic, route.subscribe, share, self._time.now_ms())
+        if settled is not None:
+            await self._tell(settled)
+        # A queue that could not be let go yet is not forgotten for twenty seconds, as in Java.
+        return self.rebalance.is_balanced(topic, share) and not self._holds_dropped(topic)
+
+    def _holds_dropped(self, topic: str) -> bool:
+        table = tuple(self.rebalance.table.items())
+        return any(queue.topic == topic and each.dropped for queue, each in table)
+
+    async def _route(self, topic: str) -> Route | None:
+        """Look for a topic that was not there before: retries of a group come with its first
+        member, and should not wait for the next refresh of all routes."""
+        try:
+            return await self._instance.refresh_route(topic)
+        except SkylarkError as error:
+            self._sparingly.failed(("route", topic), error, "%s has no route yet", topic)
+            return None
+
+    async def _members(self, topic: str) -> list[str] | None:
+        link = self._instance.control_link
+        try:
+            address = await link.lookup.broker_of_topic(topic)
+            return await link.calls.consumer_ids(address, self._group) or None
+        except SkylarkError as error:
+            self._sparingly.failed(
+                "members", error, "the members of %s are not known now", self._group
+            )
+            return None
+
+    async def _tell(self, settled: Settled) -> None:
+        log.info(
+            "%s has %d of %d queues of %s now", self._group, len(settled.my_queues),
+            len(settled.all_queues), settled.topic,
+        )  # fmt: skip
+        subscription = self._subscriptions().get(settled.topic)
+        if subscription is not None:
+            subscription.renew(settled.sub_version)
+        if settled.count_max is not None:
+            self._flow.count_max = settled.count_max
+        if settled.size_max is not None:
+            self._flow.size_max = settled.size_max * _MIB
+        await self._instance.heartbeat_all(whole=True)
+        self._data_side.queues_changed(settled)
+
+    # ---- instructions ----------------------------------------------------------------------------
+
+    async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        giving: list[Instruction] = []
+        taking: list[Instruction] = []
+        for each in instructions:
+            (giving if isinstance(each, Persist | AwaitIdle | Release) else taking).append(each)
+        await asyncio.gather(*map(self._do, giving))
+        await asyncio.gather(*map(self._do, taking))
+
+    async def _do(self, instruction: Instruction) -> None:
+        try:
+            for further in await self._step(instruction):
+                await self._do(further)
+        except SkylarkError as error:
+            kind = type(instruction)  # many queues of one broker fail for one reason
+            self._sparingly.failed(kind, error, "%s is left for the next round", instruction)
+        except Exception:
+            log.exception("%s failed", instruction)
+
+    async def _step(self, instruction: Instruction) -> list[Instruction]:
+        match instruction:
+            case Persist(queue):
+                await self._offsets.persist(queue)
+            case AwaitIdle(queue, process_queue, wait_ms):
+                idle = await self._is_idle_within(process_queue, wait_ms)
+                return self.rebalance.awaited(queue, process_queue, idle=idle)
+            case Release():
+                await self._release(instruction)
+            case Lock(broker_name, queues):
+                self._strays.update(queues)
+                held = await self._lock(broker_name, queues)
+                return self.rebalance.locked(queues, held)
+            case Open(queue):
+                self._offsets.table.forget(queue)
+                offset = await self.first_offset(queue)
+                return (
+                    [] if self.closed else self.rebalance.opened(queue, offset, self._time.now_ms())
+                )
+            case StartPull(queue, process_queue, offset, delay_ms):
+                if not self._data_side.start_pull(queue, process_queue, offset, delay_ms):
+                    self._abandon()
+            case Freeze(queue, offset):
+                self._offsets.table.update_and_freeze(queue, offset)
+            case WakeRebalance(delay_ms):
+                self._wake(delay_ms)
+        return []
+
+    async def _release(self, release: Release) -> None:
+        queue = release.queue
+        self._data_side.stop_pull(queue, release.process_queue)
+        await self._offsets.persist(queue)
+        self._offsets.table.forget(queue)
+        if release.unlock and not await self._unlock([queue], oneway=True):
+            self._strays.add(queue)
+
+    async def _is_idle_within(self, process_queue: ProcessQueue, wait_ms: int) -> bool:
+        for _ in range(wait_ms // IDLE_LOOK_MS):
+            if not self._data_side.is_busy(process_queue):
+                return True
+            await self._clock.sleep(IDLE_LOOK_MS / 1000)
+        return not self._data_side.is_busy(process_queue)
+
+    def _wake(self, delay_ms: int) -> None:
+        if not delay_ms:
+            self._instance.rebalance_soon()
+        elif not self.tasks.closed:
+            self.tasks.spawn(self._wake_later(delay_ms), name="wake")
+
+    async def _wake_later(self, delay_ms: int) -> None:
+        await self._clock.sleep(delay_ms / 1000)
+        self._instance.rebalance_soon()
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin; raises SkylarkError if it cannot be known now."""
+        settings = self._settings
+        stored = await self._offsets.read(queue)
+        if stored is not None:
+            self._offsets.table.update(queue, stored, increase_only=False)
+        start = start_position(
+            queue.topic, stored, settings.consume_from_where, self._start_time_ms
+        )
+        if isinstance(start, UseOffset):
+            return start.offset
+        link = self._instance.control_link
+        address = await link.lookup.master_of(queue)
+        if isinstance(start, AskMaxOffset):
+            return await link.calls.max_offset(address, queue)
+        return await link.calls.search_offset(address, queue, start.time_ms)
+
+    # ---- queues that jump ------------------------------------------------------------------------
+
+    def offset_illegal(
+        self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
+    ) -> None:
+        """The broker has no such offset; on the control loop."""
+        if not self.tasks.closed:
+            work = self._move(queue, process_queue, next_offset)
+            self.tasks.spawn(work, name=f"move {queue}")
+
+    async def _move(
+        self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
+    ) -> None:
+        async with self._one_at_a_time:
+            now_ms = self._time.now_ms()
+            for each in self.rebalance.offset_illegal(queue, process_queue, next_offset, now_ms):
+                await self._do(each)
+
+    async def jump(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Give up queues so that they begin anew at these offsets, also earlier ones.
+
+        A queue that was given up before and is not back yet will begin there, too.
+        """
+        async with self._one_at_a_time:
+            for queue, offset in offsets.items():
+                if queue in self.rebalance.table:
+                    self._offsets.table.update(queue, offset, increase_only=False)
+                    await self._carry_out(self.rebalance.drop(queue, self._time.now_ms()))
+                elif not self.closed:
+                    self._offsets.table.update(queue, offset, increase_only=False)
+                    await self._do(Persist(queue))
+                    self._offsets.table.forget(queue)
+
+    # ---- locks -----------------------------------------------------------------------------------
+
+    async def relock(self) -> None:
+        """Renew the locks of all queues, and ask on for those that somebody else has got.
+
+        A broker that restarts knows no locks, and may grant ours to a member that sees the group
+        before we are back in it. Java's client notices when that one has left after 20 seconds.
+        """
+        await self._renew_locks()
+        while not self.closed and self.rebalance.lacks_locks:
+            await self._clock.sleep(RELOCK_S)
+            await self._renew_locks()
+
+    async def _renew_locks(self) -> None:
+        for each in self.rebalance.lock_requests():
+            try:
+                held = await self._ask_lock(each.broker_name, each.queues)
+            except SkylarkError as error:
+                broker = each.broker_name
+                self._sparingly.failed(
+                    ("renew", broker), error, "locks at %s are not renewed now", broker
+                )
+            except Exception:  # a hook of the application, say; the other brokers are asked
+                log.exception("locks at %s are not renewed", each.broker_name)
+            else:
+                self.rebalance.relocked(each.queues, held, self._time.now_ms())
+
+    async def lock_one(self, queue: MessageQueue) -> bool:
+        """Ask the broker for a queue; whether it is ours alone."""
+        return queue in await self._lock(queue.broker_name, (queue,))
+
+    async def _lock(
+        self, broker_name: str, queues: Collection[MessageQueue]
+    ) -> Collection[MessageQueue]:
+        try:
+            held = await self._ask_lock(broker_name, queues)
+        except SkylarkError as error:
+            self._sparingly.failed(
+                ("lock", broker_name), error, "%s does not lock queues now", broker_name
+            )
+            return ()
+        except Exception:  # a hook of the application, say
+            log.exception("%s cannot be asked to lock queues", broker_name)
+            return ()
+        self._strays.difference_update(queue for queue in queues if queue not in held)
+        return held
+
+    async def _ask_lock(
+        self, broker_name: str, queues: Collection[MessageQueue]
+    ) -> Collection[MessageQueue]:
+        link = self._instance.control_link
+        address = await link.lookup.master_of(next(iter(queues)))
+        return await link.calls.lock_queues(address, self._group, self._instance.client_id, queues)
+
+    async def _free_strays(self, is_stray: Callable[[MessageQueue], bool]) -> None:
+        """Unlock what was locked, perhaps, when the connection broke before it was taken up.
+
+        Otherwise its owner would have to wait until the broker lets the lock expire.
+        """
+        self._strays.difference_update(self.rebalance.table)
+
+        async def free(queues: Collection[MessageQueue]) -> None:
+            if await self._unlock(queues, oneway=False):
+                self._strays.difference_update(queues)
+
+        asked = locks_by_broker(sorted(filter(is_stray, self._strays)))
+        await asyncio.gather(*(free(each.queues) for each in asked))
+
+    async def _unlock(self, queues: Collection[MessageQueue], *, oneway: bool) -> bool:
+        """Whether the request was sent, and answered unless ``oneway``."""
+        link = self._instance.control_link
+        try:
+            address = await link.lookup.master_of(next(iter(queues)))
+            await link.calls.unlock_queues(
+                address, self._group, self._instance.client_id, queues, oneway=oneway
+            )
+        except SkylarkError as error:
+            self._sparingly.failed("unlock", error, "%d queues stay locked for now", len(queues))
+            return False
+        return True
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def _abandon(self) -> None:
+        if not self.closed:
+            self.closed = True
+            log.error("the event loop of %s was closed without stop(), it leaves", self._group)
+            self.tasks.spawn(self._on_abandoned(), name="leave")
+
+    def refuse(self) -> None:
+        """Take up nothing any more."""
+        self.closed = True
+
+    async def close(self) -> None:
+        """Handlers have ended: save the offsets, then free the locks.
+
+        In this order, as for a queue that is given up: whoever gets a lock begins where the offset
+        says. (Java's client unlocks first when it stops, so that the next owner may read an old
+        offset and deliver messages again.)
+        """
+        self.closed = True
+        await self.tasks.cancel_and_wait()
+        async with self._one_at_a_time:
+            await self._offsets.persist_last(tuple(self.rebalance.table))
+            held = self.rebalance.lock_requests()
+            await asyncio.gather(*(self._unlock(each.queues, oneway=False) for each in held))
+            await self._free_strays(lambda _: True)
+
+    def drop_all(self) -> None:
+        """Nothing counts any more."""
+        self.rebalance.drop_all()

@@ -1,0 +1,246 @@
+"""Reading a range of a queue: pull after pull, from one offset to another, and nothing missed.
+
+For whoever wants old messages in bulk, and has no group: Arrow and Spark. Pulls commit nothing and
+do not wait for new messages; the range is known to exist when it is asked for. ``bulk=true`` lets a
+Skylark broker answer with megabytes; an Apache broker ignores it and sends 32 messages at a time,
+or 8 that it must read from disk, which is said once in the log.
+
+===========================  ======================================================================
+answer                       what is done
+===========================  ======================================================================
+found, nothing matched       on to the next offset; the next pull is sent before this one is used
+nothing new, or nothing      a replica lags: tried again after 100 ms to 2 s, up to the patience,
+matched and the same offset  at the address that ``find`` gives then
+offset moved forward         messages are gone: told to ``on_missing``, or :class:`MissingError`
+offset moved back            the topic was made anew: the same, and the range ends
+busy, not available,         tried again likewise
+connection errors
+no progress, three times     an error
+===========================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from skylark.client.core.broker_calls import BrokerCalls, Pulled, PullStatus
+from skylark.client.errors import Missing, MissingError
+from skylark.core.clock import Clock, yield_once
+from skylark.core.errors import (
+    BrokerError,
+    ClientError,
+    RemoteProtocolError,
+    SubscriptionGroupNotExistError,
+    TransportError,
+)
+from skylark.core.names import TOOLS_GROUP
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.codes import PullSysFlag, ResponseCode
+from skylark.wire.headers.pull import PullMessageRequestHeader
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S: Final = 0.1
+RETRY_MOST_S: Final = 2.0
+STUCK_MAX: Final = 3
+#: Answers are called small, and the reader slow, if so many have so few messages on average.
+SLOW_PULLS: Final = 50
+SLOW_COUNT: Final = 8
+
+_RETRIED: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
+
+
+class RangeTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How ranges are read."""
+
+    expression: str = "*"  #: tags, ``A || B``, or a condition in SQL
+    expression_type: str = "TAG"
+    group: str = TOOLS_GROUP  #: named in requests; must exist where groups are not made by use
+    count_max: int = 65_536  #: messages of one pull
+    size_max: int = 1024 * 1024  #: bytes of one pull
+    timeout_s: float = 30.0  #: of one pull
+    patience_s: float = 30.0  #: how long one pull is tried again
+
+
+#: Where to pull; the argument counts the attempts of one pull, from 0.
+Find: TypeAlias = Callable[[int], Awaitable[str]]
+OnMissing: TypeAlias = Callable[[Missing], None]
+
+
+def fixed_address(address: str) -> Find:
+    """A broker that stays where it is."""
+
+    async def find(attempt: int) -> str:
+        del attempt
+        return address
+
+    return find
+
+
+async def pull_range(
+    calls: BrokerCalls,
+    find: Find,
+    queue: MessageQueue,
+    start: int,
+    end: int,
+    clock: Clock,
+    terms: RangeTerms = RangeTerms(),  # noqa: B008 - never changes
+    on_missing: OnMissing | None = None,
+) -> AsyncGenerator[Pulled, None]:
+    """The answers that hold messages of [start, end), in order; they may hold more than that.
+
+    Raises MissingError without ``on_missing``, BrokerError, TransportError, ClientError.
+    """
+    puller = _Puller(calls, find, queue, end, clock, terms)
+    pending: asyncio.Task[Pulled] | None = None
+    offset, stuck = start, 0
+    try:
+        while offset < end:
+            pulled = await (pending or puller.pull(offset))
+            pending = None
+            if pulled.status is PullStatus.OFFSET_ILLEGAL:
+                _tell(queue, offset, end, pulled.next_offset, on_missing)
+                if pulled.next_offset <= offset:
+                    return
+            stuck = stuck + 1 if pulled.next_offset <= offset else 0
+            if stuck >= STUCK_MAX or pulled.next_offset < offset:
+                raise ClientError(
+                    f"pulls of {queue} do not get past offset {offset}: the broker answers"
+                    f" {pulled.status.value} and goes on at {pulled.next_offset}"
+                )
+            puller.count(pulled, pulled.next_offset - offset)
+            offset = pulled.next_offset
+            if offset < end:
+                pending = asyncio.get_running_loop().create_task(puller.pull(offset))
+                await yield_once()  # the request leaves before this answer is decoded
+            if pulled.body:
+                yield pulled
+    finally:
+        if pending is not None:
+            await end_tasks([pending])
+
+
+def _is_behind(pulled: Pulled, offset: int) -> bool:
+    """Whether a broker does not have the offset yet.
+
+    A slave that lacks more than one message says that nothing matched, and not how far it is.
+    """
+    if pulled.status is PullStatus.NO_MATCHED_MSG:
+        return pulled.next_offset == offset
+    return pulled.status is PullStatus.NO_NEW_MSG
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel them and wait; what they raise is of no interest any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell(
+    queue: MessageQueue, offset: int, end: int, next_offset: int, on_missing: OnMissing | None
+) -> None:
+    until = min(next_offset, end) if next_offset > offset else end
+    missing = Missing(queue=queue, wanted=offset, available=next_offset, count=until - offset)
+    if on_missing is None:
+        raise MissingError(missing)
+    on_missing(missing)
+
+
+class _Puller:
+    """Pulls of one range, each tried until it is answered or patience is used up."""
+
+    def __init__(
+        self,
+        calls: BrokerCalls,
+        find: Find,
+        queue: MessageQueue,
+        end: int,
+        clock: Clock,
+        terms: RangeTerms,
+    ) -> None:
+        self._calls = calls
+        self._find = find
+        self._queue = queue
+        self._end = end
+        self._clock = clock
+        self._terms = terms
+        self._pull_count = 0
+        self._message_count = 0
+
+    async def pull(self, offset: int) -> Pulled:
+        """One answer that says something about the range."""
+        deadline = self._clock.monotonic() + self._terms.patience_s
+        attempt, pause_s = 0, RETRY_FIRST_S
+        while True:
+            problem: Exception
+            try:
+                address = await self._find(attempt)
+                pulled = await self._calls.pull(
+                    address, self._header(offset), self._queue.broker_name, self._terms.timeout_s
+                )
+                if not _is_behind(pulled, offset):
+                    return pulled
+                problem = ClientError(
+                    f"{address} has no message at offset {offset} of {self._queue},"
+                    f" its last is {pulled.max_offset - 1}"
+                )
+            except SubscriptionGroupNotExistError as error:
+                error.hint = f"create the group {self._terms.group}, or name another one"
+                raise
+            except BrokerError as error:
+                if error.code not in _RETRIED:
+                    raise
+                problem = error
+            except (TransportError, RemoteProtocolError) as error:
+                problem = error
+            if self._clock.monotonic() + pause_s > deadline:
+                raise problem
+            log.info("the pull at %d of %s is repeated: %s", offset, self._queue, problem)
+            await self._clock.sleep(pause_s)
+            attempt, pause_s = attempt + 1, min(2 * pause_s, RETRY_MOST_S)
+
+    def _header(self, offset: int) -> PullMessageRequestHeader:
+        terms = self._terms
+        return PullMessageRequestHeader(
+            consumer_group=terms.group,
+            topic=self._queue.topic,
+            queue_id=self._queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=min(terms.count_max, self._end - offset),
+            max_msg_bytes=terms.size_max,
+            sys_flag=int(PullSysFlag.SUBSCRIPTION),
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription=terms.expression,
+            sub_version=self._clock.now_ms(),
+            expression_type=terms.expression_type,
+            bulk=True,
+        )
+
+    def count(self, pulled: Pulled, advanced: int) -> None:
+        """Notice brokers that answer in small pieces, and say once what can be done about it."""
+        if not pulled.body:
+            return
+        self._pull_count += 1
+        self._message_count += advanced
+        if self._pull_count == SLOW_PULLS and self._message_count <= SLOW_PULLS * SLOW_COUNT:
+            log.warning(
+                "%s answers with %d messages per pull; its settings maxTransferCountOnMessageInDisk"
+                ", maxTransferBytesOnMessageInDisk, maxTransferCountOnMessageInMemory and"
+                " maxTransferBytesOnMessageInMemory allow more",
+                self._queue.broker_name,
+                self._message_count // self._pull_count,
+            )

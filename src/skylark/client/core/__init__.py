@@ -1,0 +1,1 @@
+"""What producers and consumers share: instance, connections, routes, heartbeats, options."""

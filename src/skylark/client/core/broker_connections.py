@@ -1,0 +1,176 @@
+"""Connections to brokers from one event loop, with everything that a request needs on its way.
+
+A :class:`Link` is a :class:`~skylark.net.client.RemotingClient` and around it: the additions to
+every request (:mod:`skylark.client.core.request_signing`), back-pressure
+(:mod:`skylark.client.core.permits`), the typed requests (``link.calls``) and the way to routes and
+addresses (``link.lookup``).
+
+Every client instance has one on its control loop, which also serves what brokers ask, and one on
+each event loop that sends or pulls (:meth:`ClientInstance.open_link
+<skylark.client.core.client_instance.ClientInstance.open_link>`). Those who share one count, and the
+last who leaves closes it. A link belongs to its loop and is not thread-safe; in a forked child
+every use of it raises ClientStateError, before it could touch a socket that the parent uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from skylark.client.core.broker_calls import TIMEOUT_S, BrokerCalls, vip_address
+from skylark.client.core.channel_events import ChannelWatcher, WatchedNetwork
+from skylark.client.core.control_loop import Control
+from skylark.client.core.permits import Permits
+from skylark.client.core.request_signing import RequestChain
+from skylark.client.core.route_lookup import Lookup
+from skylark.client.metrics import ClientMetrics
+from skylark.core.clock import Clock
+from skylark.core.errors import ClientStateError
+from skylark.net.client import RemotingClient
+from skylark.net.dispatch import Dispatcher
+from skylark.net.limits import NetLimits
+from skylark.net.transport import Network
+from skylark.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX: Final = 65_535
+IN_FLIGHT_BYTES_MAX: Final = 100 * 1024 * 1024
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the links of one client instance have in common."""
+
+    control: Control
+    network: Network
+    clock: Clock
+    chain: RequestChain
+    lookup: Lookup
+    vip: bool = False
+    timeout_s: float = TIMEOUT_S
+    in_flight_max: int = IN_FLIGHT_MAX
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    limits: NetLimits = NetLimits()
+    metrics: ClientMetrics | None = None
+
+
+class Link:
+    """Calls from the running loop; see the module."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        *,
+        dispatcher: Dispatcher | None = None,
+        watcher: ChannelWatcher | None = None,
+        on_close: Callable[[Link], None] | None = None,
+    ) -> None:
+        """``dispatcher`` serves what brokers ask; ``on_close`` hears when the last user leaves."""
+        self.loop = asyncio.get_running_loop()
+        self.lookup = settings.lookup
+        self.clock = settings.clock
+        network = settings.network
+        if settings.metrics is not None:
+            watcher = settings.metrics.watch(watcher)
+        if watcher is not None:
+            network = WatchedNetwork(network, watcher)
+        self._check_process = settings.control.check_process
+        self._client = RemotingClient(
+            network, settings.clock, limits=settings.limits, dispatcher=dispatcher
+        )
+        self._chain = settings.chain
+        self._vip = settings.vip
+        self.permits = Permits(
+            settings.clock,
+            count_max=settings.in_flight_max,
+            size_max=settings.in_flight_bytes_max,
+        )
+        self.calls = BrokerCalls(self, settings.timeout_s, vip=settings.vip)
+        self._on_close = on_close
+        self._users = 1
+        self._closed = False
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
+        """Send ``request`` to ``host:port``; the answer, whatever its code.
+
+        Raises TransportError, and what a hook of the application raises.
+        """
+        self._check_process()
+        size = len(request.body) if request.body else 0
+        if not self.permits.try_take(size):
+            deadline = self.clock.monotonic() + timeout_s
+            await self.permits.take(size, timeout_s)
+            timeout_s = max(0.0, deadline - self.clock.monotonic())
+        try:
+            if self._chain.is_empty:
+                return await self._client.call(address, request, timeout_s)
+            self._chain.before(address, request)
+            answer = await self._client.call(address, request, timeout_s)
+            self._chain.after(address, request, answer)
+            return answer
+        finally:
+            self.permits.give(size)
+
+    async def oneway(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> None:
+        """Send a request that gets no answer; returns when a connection has taken it."""
+        self._check_process()
+        self._chain.before(address, request)
+        await self._client.oneway(address, request, timeout_s)
+
+    async def call_name_server(
+        self, address: str, request: Command, timeout_s: float = TIMEOUT_S
+    ) -> Command:
+        """As :meth:`call`, with what name servers get besides."""
+        self._check_process()
+        self._chain.before_name_server(address, request)
+        answer = await self._client.call(address, request, timeout_s)
+        self._chain.after(address, request, answer)
+        return answer
+
+    def send_address(self, address: str) -> str:
+        """Where messages for the broker at ``address`` go: its second port, if that is used."""
+        return vip_address(address) if self._vip else address
+
+    # ---- connections -----------------------------------------------------------------------------
+
+    def connected(self, address: str) -> bool:
+        """Whether there is a usable connection now."""
+        return self._client.connected(address)
+
+    def backs_off(self, address: str) -> bool:
+        """Whether a call would have to wait before it may even try to connect."""
+        return self._client.backs_off(address)
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection to an address; a later call makes a new one."""
+        self._client.disconnect(address)
+
+    # ---- users -----------------------------------------------------------------------------------
+
+    def add_user(self) -> None:
+        """One more shares this link."""
+        if self._closed:
+            raise ClientStateError("the link is closed")
+        self._users += 1
+
+    async def release(self) -> None:
+        """One of the users leaves; after the last one everything is closed."""
+        self._check_process()
+        self._users -= 1
+        if self._users <= 0:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way fail with ConnectionClosedError."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._on_close is not None:
+            self._on_close(self)
+        await self._client.close()

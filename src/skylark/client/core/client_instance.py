@@ -1,0 +1,455 @@
+"""What the producers and consumers with one client id share: routes, heartbeats, connections.
+
+An instance lives on the control loop (:mod:`skylark.client.core.control_loop`). There it refreshes
+routes, sends heartbeats, serves what brokers ask and lets its consumers rebalance and persist their
+offsets, each by a part of its own. Its methods may be awaited on any loop, unless they say
+otherwise; ``routes``, ``lookup`` and ``versions`` may be read from any thread. Sends and pulls go
+over a :class:`~skylark.client.core.broker_connections.Link` of the loop that they are called on
+(:meth:`open_link`).
+
+Life: :func:`skylark.client.core.instance_registry.acquire_instance` gives one, new or shared;
+``start`` any number of times; members register and unregister; ``release`` as often as it was
+acquired. After the last release all tasks have ended and all connections are closed.
+
+=====================================================  ========  ==========================
+task                                                   first     then every
+=====================================================  ========  ==========================
+refresh the routes of all topics                       10 ms     ``route_interval``
+drop addresses that are in no route, then heartbeats   1 s       ``heartbeat_interval``
+persist the offsets of all consumers                   10 s      ``offset_interval``
+rebalance                                              a wake-up 20 s, or 1 s if unbalanced
+=====================================================  ========  ==========================
+
+Answers to ``MQClientInstance``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar, TypeVarTuple
+
+from skylark.auth.signature import Credentials
+from skylark.client.core.broker_connections import Link, LinkSettings
+from skylark.client.core.broker_request_handlers import Served, TakesReplies
+from skylark.client.core.client_options import ClientOptions, seconds
+from skylark.client.core.client_runtime import ClientRuntime
+from skylark.client.core.heartbeat_plan import HeartbeatPlan
+from skylark.client.core.heartbeat_sender import Heartbeats
+from skylark.client.core.member_table import ConsumerMember, MemberTable, ProducerMember
+from skylark.client.core.name_servers import NameServers
+from skylark.client.core.namespace import Namespace
+from skylark.client.core.rebalance_service import RebalanceLoop
+from skylark.client.core.request_signing import RequestChain
+from skylark.client.core.route_cache import Route, RouteTable
+from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT, Lookup
+from skylark.client.core.route_refresh import RouteKeeper
+from skylark.client.core.service_state import ServiceState, require_running
+from skylark.client.core.shared_task import join
+from skylark.client.metrics import client_metrics
+from skylark.core.errors import SkylarkError
+from skylark.core.lifecycle import Tasks
+from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
+from skylark.net.dispatch import Dispatcher
+from skylark.wire.bodies.route_body import ClusterInfo
+from skylark.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+ROUTES_FIRST_S = 0.01
+HEARTBEAT_FIRST_S = 1.0
+OFFSETS_FIRST_S = 10.0
+#: What a handler of a broker's request gets to end after it was cancelled.
+SERVED_GRACE_S = 1.0
+
+
+class _Running:
+    """The parts that live on the control loop, from start to stop."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        options, runtime = instance.options, instance.runtime
+        members, routes = instance.members, instance.routes
+        self.tasks = Tasks(f"client {instance.client_id}")
+        self.rebalance = RebalanceLoop(lambda: members.consumers.values(), runtime.clock)
+        self.heartbeats = Heartbeats(
+            HeartbeatPlan(instance.client_id, use_v2=options.heartbeat_v2),
+            members,
+            routes,
+            lambda: self.link.calls,
+            lambda address: self.link.connected(address),
+            clock=runtime.clock,
+            tasks=self.tasks,
+            rebalance=self.rebalance.wake,
+            metrics=instance.metrics,
+        )
+        self.served = Served(
+            members.producers.get, members.consumers.get, self.rebalance.wake, self.tasks
+        )
+        self.dispatcher = Dispatcher()
+        self.served.add_to(self.dispatcher)
+        self.link = Link(
+            instance.link_settings, dispatcher=self.dispatcher, watcher=self.heartbeats
+        )
+        self.name_servers = NameServers(
+            self.link, instance.endpoint.namesrv, timeout_s=seconds(options.request_timeout)
+        )
+        self.routes = RouteKeeper(
+            routes,
+            self.name_servers,
+            self.tasks,
+            instance.route_changed,
+            clock=runtime.clock,
+            is_wanted=members.consumes,
+        )
+
+    async def stop(self) -> None:
+        try:
+            await self.tasks.cancel_and_wait()
+        finally:
+            await self._end_served()
+            await self.link.close()
+
+    async def _end_served(self) -> None:
+        served = tuple(self.dispatcher.tasks)
+        for task in served:
+            task.cancel()
+        if not served:
+            return
+        try:
+            async with self.link.clock.timeout(SERVED_GRACE_S):
+                await asyncio.wait(served)
+        except TimeoutError:
+            log.warning("%d handlers of requests do not end although cancelled", len(served))
+
+
+class ClientInstance:
+    """See the module."""
+
+    def __init__(
+        self,
+        client_id: str,
+        options: ClientOptions,
+        endpoint: Endpoint,
+        runtime: ClientRuntime,
+        *,
+        credentials: Credentials | None = None,
+        stream: bool = False,
+        zone: Mapping[str, str] | None = None,
+        on_release: Callable[[ClientInstance], bool] = lambda _: True,
+    ) -> None:
+        """``stream``: requests are marked as those of a pull consumer; ``zone``: entries for name
+        servers; ``on_release`` says whether that was the last release."""
+        self.client_id = client_id
+        self.options = options
+        self.endpoint = endpoint
+        self.runtime = runtime
+        self.namespace = Namespace(endpoint.namespace or None)
+        self.routes = RouteTable()
+        self.lookup = Lookup(self.routes, self)
+        self.members = MemberTable()
+        self.metrics = client_metrics(options.metrics)
+        self.state = ServiceState.CREATE_JUST
+        self.link_settings = LinkSettings(
+            control=runtime.control,
+            network=runtime.network,
+            clock=runtime.clock,
+            chain=RequestChain(
+                namespace_v2=options.namespace_v2,
+                stream=stream,
+                hooks=options.rpc_hooks,
+                credentials=credentials,
+                zone=zone,
+            ),
+            lookup=self.lookup,
+            vip=options.vip_channel,
+            timeout_s=seconds(options.request_timeout),
+            in_flight_max=options.in_flight_max,
+            in_flight_bytes_max=options.in_flight_bytes_max,
+            metrics=self.metrics,
+        )
+        self._on_release = on_release
+        self._running: _Running | None = None
+        self._replies: tuple[TakesReplies, ...] = ()
+        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ClientInstance {self.client_id} {self.state.value}>"
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to work; does nothing if it does already."""
+        await self.runtime.control.run(self._start())
+
+    async def release(self) -> None:
+        """One of those who acquired it leaves; the last one stops it.
+
+        A cancellation ends the wait, not the stop.
+        """
+        self.runtime.control.check_process()
+        if self._on_release(self):
+            await join(self.runtime.control.run(self._stop()))
+
+    async def _start(self) -> None:
+        if self.state is ServiceState.RUNNING:
+            return
+        if self.state is not ServiceState.CREATE_JUST:
+            require_running(self.state, f"client {self.client_id}")
+        self.state = ServiceState.START_FAILED
+        running = self._running = _Running(self)
+        running.served.replies = self._replies
+        options = self.options
+        routes_s, brokers_s = seconds(options.route_interval), seconds(options.heartbeat_interval)
+        self._every("routes", ROUTES_FIRST_S, routes_s, self._refresh_routes)
+        self._every("brokers", HEARTBEAT_FIRST_S, brokers_s, self._see_brokers)
+        offsets_s = seconds(options.offset_interval)
+        self._every("offsets", OFFSETS_FIRST_S, offsets_s, self._persist_offsets)
+        running.tasks.spawn(running.rebalance.run(), name="rebalance")
+        self.state = ServiceState.RUNNING
+        log.info("client %s started, name servers %s", self.client_id, self.endpoint.namesrv)
+
+    async def _stop(self) -> None:
+        self.state = ServiceState.SHUTDOWN_ALREADY
+        running, self._running = self._running, None
+        try:
+            if running is not None:
+                await running.stop()
+        finally:
+            self._close_links()
+        log.info("client %s stopped", self.client_id)
+
+    def _parts(self) -> _Running:
+        if self._running is None:
+            require_running(self.state, f"client {self.client_id}")
+        assert self._running is not None
+        return self._running
+
+    # ---- members ---------------------------------------------------------------------------------
+
+    async def register_producer(self, member: ProducerMember) -> None:
+        """Raises ClientStateError if the group is registered here already."""
+        await self._on_control(self.members.add_producer, member)
+
+    async def register_consumer(self, member: ConsumerMember) -> None:
+        """Raises ClientStateError if the group is registered here already."""
+        await self._on_control(self.members.add_consumer, member)
+
+    async def unregister_producer(self, member: ProducerMember) -> None:
+        """Leave the group at every broker that knows this client."""
+        await self.runtime.control.run(self._unregister_producer(member))
+
+    async def unregister_consumer(self, member: ConsumerMember) -> None:
+        """Leave the group at every broker that knows this client."""
+        await self.runtime.control.run(self._unregister_consumer(member))
+
+    async def _unregister_producer(self, member: ProducerMember) -> None:
+        if self.members.remove_producer(member):
+            await self._leave(producer_group=member.group)
+
+    async def _unregister_consumer(self, member: ConsumerMember) -> None:
+        if self.members.remove_consumer(member):
+            await self._leave(consumer_group=member.group)
+
+    async def _leave(
+        self, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        running = self._running
+        if running is None:
+            return
+
+        async def leave(address: str) -> None:
+            try:
+                await running.link.calls.unregister(
+                    address,
+                    self.client_id,
+                    producer_group=producer_group,
+                    consumer_group=consumer_group,
+                )
+            except SkylarkError as error:
+                log.info("%s could not say goodbye to %s: %s", self.client_id, address, error)
+
+        # A broker knows a client by its connection: where there is none, there is none to tell.
+        addresses = {a for group in self.routes.brokers.values() for a in group.values()}
+        await asyncio.gather(*(leave(a) for a in sorted(addresses) if running.link.connected(a)))
+
+    def add_reply_listener(self, listener: TakesReplies) -> None:
+        """Tell it, on the control loop, of replies to requests (326); from any thread."""
+        with self._lock:
+            self._set_reply_listeners((*self._replies, listener))
+
+    def remove_reply_listener(self, listener: TakesReplies) -> None:
+        """Tell it no more; from any thread."""
+        with self._lock:
+            self._set_reply_listeners(tuple(o for o in self._replies if o is not listener))
+
+    def _set_reply_listeners(self, listeners: tuple[TakesReplies, ...]) -> None:
+        self._replies = listeners
+        running = self._running
+        if running is not None:
+            running.served.replies = listeners
+
+    # ---- heartbeats and rebalancing --------------------------------------------------------------
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Frame version of each broker that answered a heartbeat, by address."""
+        running = self._running
+        return {} if running is None else running.heartbeats.versions
+
+    def broker_version(self, address: str) -> int:
+        """Frame version of the broker's last answer to a heartbeat, 0 if there was none."""
+        return self.versions.get(address, 0)
+
+    async def heartbeat_all(self, *, whole: bool = False) -> bool:
+        """A heartbeat to all brokers; whether one took it.
+
+        ``whole`` after a change of subscriptions or of the assignment.
+        """
+        return await self.runtime.control.run(self._heartbeat_all(whole))
+
+    async def _heartbeat_all(self, whole: bool) -> bool:
+        return await self._parts().heartbeats.send_all(whole=whole)
+
+    def rebalance_soon(self) -> None:
+        """Let the consumers rebalance; from any thread."""
+        self.runtime.control.post(self._wake_rebalance)
+
+    def _wake_rebalance(self) -> None:
+        if self._running is not None:
+            self._running.rebalance.wake()
+
+    # ---- routes ----------------------------------------------------------------------------------
+
+    async def refresh_route(self, topic: str) -> Route | None:
+        """Ask the name servers; see :class:`skylark.client.core.route_lookup.RouteSource`."""
+        return await self.runtime.control.run(self._refresh_route(topic))
+
+    async def _refresh_route(self, topic: str) -> Route | None:
+        return await self._parts().routes.refresh(topic)
+
+    async def refresh_default_route(
+        self, topic: str, queue_count: int = DEFAULT_QUEUE_COUNT, model: str = AUTO_CREATE_TOPIC
+    ) -> Route | None:
+        """Ask for the route of the topic that ``topic`` would be created after."""
+        return await self.runtime.control.run(self._refresh_default(topic, queue_count, model))
+
+    async def _refresh_default(self, topic: str, queue_count: int, model: str) -> Route | None:
+        return await self._parts().routes.refresh_default(topic, queue_count, model)
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All clusters and brokers (106)."""
+        return await self.runtime.control.run(self._cluster_info())
+
+    async def _cluster_info(self) -> ClusterInfo:
+        return await self._parts().name_servers.cluster_info()
+
+    async def call_name_server(self, request: Command, timeout_s: float | None = None) -> Command:
+        """The answer of a name server to any other request, whatever its code."""
+        return await self.runtime.control.run(self._call_name_server(request, timeout_s))
+
+    async def _call_name_server(self, request: Command, timeout_s: float | None) -> Command:
+        return await self._parts().name_servers.call(request, timeout_s)
+
+    def route_changed(self, route: Route) -> None:
+        """Tell the members that care; called by the keeper of the routes."""
+        for member in self.members.interested_in(route.topic):
+            try:
+                member.route_changed(route)
+            except Exception:
+                log.exception("%r cannot take the new route of %s", member, route.topic)
+        if self.members.consumes(route.topic):
+            self._wake_rebalance()  # other queues need another distribution
+
+    # ---- links -----------------------------------------------------------------------------------
+
+    def open_link(self) -> Link:
+        """The link of the running loop, shared by all who open it; ``await link.release()``."""
+        self.runtime.control.check_process()
+        require_running(self.state, f"client {self.client_id}")
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for other in [known for known in self._links if known.is_closed()]:
+                del self._links[other]
+            link = self._links.get(loop)
+            if link is not None:
+                link.add_user()
+                return link
+            link = self._links[loop] = Link(self.link_settings, on_close=self._link_closed)
+            return link
+
+    @property
+    def control_link(self) -> Link:
+        """The link of the control loop; to be used there only."""
+        return self._parts().link
+
+    def _link_closed(self, link: Link) -> None:
+        with self._lock:
+            if self._links.get(link.loop) is link:
+                del self._links[link.loop]
+
+    def _close_links(self) -> None:
+        """Close what users forgot to release, each link on its own loop."""
+        with self._lock:
+            left = [link for loop, link in self._links.items() if loop.is_running()]
+        for link in left:
+            log.warning("client %s stops while a link of it is in use", self.client_id)
+            asyncio.run_coroutine_threadsafe(link.close(), link.loop)
+
+    # ---- what is done again and again ------------------------------------------------------------
+
+    async def add_periodic(
+        self, name: str, first_s: float, period_s: float, work: Callable[[], Awaitable[object]]
+    ) -> Callable[[], None]:
+        """Do ``work`` on the control loop every so often; a function, for any thread, to end it."""
+        task = await self._on_control(self._every, name, first_s, period_s, work)
+        return lambda: self.runtime.control.post(task.cancel)
+
+    def _every(
+        self, name: str, first_s: float, period_s: float, work: Callable[[], Awaitable[object]]
+    ) -> asyncio.Task[None]:
+        return self._parts().tasks.spawn(self._repeat(name, first_s, period_s, work), name=name)
+
+    async def _repeat(
+        self, name: str, first_s: float, period_s: float, work: Callable[[], Awaitable[object]]
+    ) -> None:
+        await self.runtime.clock.sleep(first_s)
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("client %s: %s failed, to be tried again", self.client_id, name)
+            await self.runtime.clock.sleep(period_s)
+
+    async def _refresh_routes(self) -> None:
+        topics = dict.fromkeys((*self.members.topics(), *self.routes.topics))
+        await self._parts().routes.refresh_all(topics)
+
+    async def _see_brokers(self) -> None:
+        running = self._parts()
+        dropped = self.routes.drop_unrouted()
+        for address in dropped:
+            log.info("broker %s is in no route any more", address)
+            running.link.disconnect(address)
+        running.heartbeats.drop(dropped)
+        await running.heartbeats.send_all()
+
+    async def _persist_offsets(self) -> None:
+        for member in tuple(self.members.consumers.values()):
+            try:
+                await member.persist_offsets()
+            except SkylarkError as error:
+                log.warning("offsets of %s are not stored: %s", member.group, error)
+            except Exception:  # a hook of the application, say; the other groups have theirs stored
+                log.exception("offsets of %s are not stored", member.group)
+
+    async def _on_control(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        async def call() -> T:
+            return function(*args)
+
+        return await self.runtime.control.run(call())

@@ -1,0 +1,47 @@
+"""What a client runs on: the control loop, the network and the clock, given together.
+
+Applications never see it: the default is the control thread of the process, TCP and the machine's
+clock. Tests give another one, with everything on one loop; brokers of :mod:`skylark.testing` put it
+into their ``options``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.control_loop import Control, InlineControl, shared_control
+from skylark.core.clock import Clock, LoopClock
+from skylark.core.errors import ConfigError
+from skylark.net.transport import Network, TcpNetwork
+
+
+class ClientRuntime(msgspec.Struct, frozen=True, kw_only=True):
+    """One for all parts of a client."""
+
+    control: Control
+    network: Network
+    clock: Clock
+
+
+def default_runtime() -> ClientRuntime:
+    """The control thread of this process, and TCP."""
+    return ClientRuntime(control=shared_control(), network=TcpNetwork(), clock=LoopClock())
+
+
+def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> ClientRuntime | None:
+    """The one that a client was given, else that of its options, else None: the default."""
+    runtime = given or options.runtime
+    if runtime is not None and not isinstance(runtime, ClientRuntime):
+        raise ConfigError(
+            f"runtime must be that of a test broker, not a {type(runtime).__name__}",
+            hint="skylark.testing.broker() has it in its options",
+        )
+    return runtime
+
+
+def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:
+    """Both planes on the running loop, which nobody may block."""
+    return ClientRuntime(
+        control=InlineControl(), network=network or TcpNetwork(), clock=clock or LoopClock()
+    )

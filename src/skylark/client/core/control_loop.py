@@ -1,0 +1,167 @@
+"""The two planes of a client: where its control loop runs, and how the planes talk.
+
+Heartbeats, lock renewals and rebalancing must go on while an application blocks its own event loop,
+so they run on a loop of their own: :class:`ControlThread`, one daemon thread for the whole process,
+started when the first client needs it. Sends and pulls (the *data plane*) run on the loop they are
+called on. What crosses between the two::
+
+    data -> control   await control.run(coroutine)      control.post(callback, ...)
+    control -> data   Handover(data_loop).post(callback, ...)
+
+:class:`InlineControl` has the same interface and runs everything on the loop it is made on: for
+tests, which put both planes on one loop with virtual time. The blocking interface has a loop of its
+own for the data plane (:mod:`skylark.client.blocking.event_loop_thread`) and the same control
+thread as all others, because hooks of an application run on the former.
+
+**Fork.** Threads do not survive a fork, sockets do and would be shared. So a child must not use
+what its parent made: :meth:`Control.run` and :meth:`Control.post` raise ClientStateError there. New
+clients that the child makes get a control thread of their own.
+
+The thread is a daemon: it never keeps a program from ending, and nothing waits for it at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar, TypeVarTuple, final
+
+from skylark.client.core.process_singleton import PerProcess
+from skylark.core.errors import ClientStateError
+from skylark.net.event_loop import new_event_loop
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+THREAD_NAME: Final = "skylark-control"
+_this_thread = threading.local()
+
+
+def in_control_thread() -> bool:
+    """Whether the calling thread is the control thread, which must not wait for a client."""
+    return hasattr(_this_thread, "is_control")
+
+
+class Control:
+    """A loop that nothing blocks, and the way to it from other loops."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._pid = os.getpid()
+        self.loop = loop  #: where the work runs
+
+    def check_process(self) -> None:
+        """Raise ClientStateError in a forked child."""
+        if os.getpid() != self._pid:
+            raise ClientStateError(
+                f"this client belongs to process {self._pid}, from which process {os.getpid()}"
+                " was forked",
+                hint="make clients after the fork, in the process that uses them",
+            )
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Start ``work`` there, and wait for it here; to be awaited, on any running loop.
+
+        Cancelling the wait cancels the work. Raises ClientStateError in a forked child.
+        """
+        try:
+            self.check_process()
+            here = asyncio.get_running_loop()
+        except BaseException:
+            work.close()
+            raise
+        if here is self.loop:
+            task = here.create_task(work)
+            task.add_done_callback(_retrieve)
+            return task
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_seen(work), self.loop))
+
+    def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call ``callback(*args)`` there soon; from any thread."""
+        self.check_process()
+        self.loop.call_soon_threadsafe(callback, *args)
+
+
+async def _seen(work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work``; its error counts as seen, also when whoever waited was cancelled meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(_retrieve)
+    return await work
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+@final
+class ControlThread(Control):
+    """Control work on a daemon thread; :func:`shared_control` gives that of the process."""
+
+    def __init__(self) -> None:
+        super().__init__(new_event_loop())
+        threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
+
+    def _serve(self) -> None:
+        _this_thread.is_control = True
+        asyncio.set_event_loop(self.loop)
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a hook that calls sys.exit() ends nothing for all others
+                log.exception("the control loop was interrupted, and goes on")
+
+
+@final
+class InlineControl(Control):
+    """Control work on the loop that is running now."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+
+
+class Handover:
+    """Calls from other threads into one event loop, in order, woken once for many."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._woken = False
+
+    def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> bool:
+        """Call ``callback(*args)`` on the loop soon; False if the loop is closed."""
+        self._waiting.append((callback, args))
+        if not self._woken:
+            # Two threads may both get here: the loop is woken twice then, which is harmless.
+            try:
+                self._woken = True
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                self._woken = False
+                log.debug("%r is closed, nothing is handed over any more", self.loop)
+                self._waiting.clear()
+                return False
+            except BaseException:  # an interrupt: the loop may not have been woken
+                self._woken = False
+                raise
+        return True
+
+    def _deliver(self) -> None:
+        # First the flag, then the queue: what is added from here on wakes the loop again.
+        self._woken = False
+        for _ in range(len(self._waiting)):
+            callback, args = self._waiting.popleft()
+            try:
+                callback(*args)
+            except Exception:
+                log.exception("a call that was handed over failed: %r", callback)
+
+
+#: The control thread of this process.
+shared_control: Final = PerProcess(ControlThread)

@@ -1,0 +1,217 @@
+"""Sends heartbeats: to all brokers in rounds, to one at once when its connection is new or lost.
+
+Runs on the control loop. A broker forgets a client with the connection of its heartbeats, so:
+
+* when a connection to a broker appears, that broker gets a heartbeat at once, and then the members
+  rebalance, for it may not have known them a moment ago;
+* when one is lost or cannot be made, the broker gets a heartbeat every second until it answers or
+  is in no route any more. Java's client waits for the next pull or the next round.
+
+All brokers of a round are asked at the same time: a dead one does not delay the others. While a
+round is under way, another one that is asked for follows it and is not lost (Java skips it, and
+with it perhaps a new subscription, for half a minute). Answers to
+``sendHeartbeatToAllBrokerWithLock``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from skylark.client.core.broker_calls import BrokerCalls
+from skylark.client.core.heartbeat_plan import HeartbeatPlan, heartbeat_targets
+from skylark.client.core.route_cache import RouteTable
+from skylark.client.core.shared_task import join
+from skylark.client.metrics import ClientMetrics
+from skylark.core.clock import Clock
+from skylark.core.errors import ConfigError, SkylarkError, TransportError
+from skylark.core.lifecycle import Tasks
+from skylark.core.names import parse_address
+from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData
+
+log = logging.getLogger(__name__)
+
+RECONNECT_INTERVAL_S: Final = 1.0
+
+
+class Members(Protocol):
+    """Who a heartbeat is about."""
+
+    def producer_groups(self) -> Iterable[str]:
+        """Names as brokers know them."""
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        """The consumer groups with their subscriptions."""
+
+
+class Heartbeats:
+    """The heartbeats of one client instance; a ``ChannelWatcher`` of its control link."""
+
+    def __init__(
+        self,
+        plan: HeartbeatPlan,
+        members: Members,
+        routes: RouteTable,
+        calls: Callable[[], BrokerCalls],
+        connected: Callable[[str], bool],
+        *,
+        clock: Clock,
+        tasks: Tasks,
+        rebalance: Callable[[], None],
+        metrics: ClientMetrics | None = None,
+    ) -> None:
+        """``calls`` and ``connected`` belong to the control link, which may not exist yet."""
+        self._plan = plan
+        self._members = members
+        self._routes = routes
+        self._calls = calls
+        self._connected = connected
+        self._clock = clock
+        self._tasks = tasks
+        self._rebalance = rebalance
+        self._metrics = metrics
+        self._round: asyncio.Task[bool] | None = None
+        self._again = False
+        self._opening: set[str] = set()  # addresses with a heartbeat that waits for a connection
+        self._reconnecting: set[str] = set()
+        self._silent: set[str] = set()  # addresses whose failure was logged
+        #: Frame version of each broker's last answer; read from any thread.
+        self.versions: dict[str, int] = {}
+
+    async def send_all(self, *, whole: bool = False) -> bool:
+        """A heartbeat to every broker that should have one; whether one of them took it.
+
+        ``whole``: the subscriptions or the assignment have changed, so that nobody gets the short
+        form.
+        """
+        if whole:
+            self._plan.forget_all()
+        if self._round is not None and not self._round.done():
+            self._again = True
+        else:
+            self._round = self._tasks.spawn(self._rounds(), name="heartbeats")
+            self._round.add_done_callback(self._round_ended)
+        return await join(self._round)
+
+    async def _rounds(self) -> bool:
+        while True:
+            self._again = False
+            taken = await self._send_round()
+            if not self._again:
+                return taken
+
+    def _round_ended(self, ended: asyncio.Task[bool]) -> None:
+        if self._round is ended:  # another one may have begun since
+            self._round = None
+
+    async def _send_round(self) -> bool:
+        whole = self._whole()
+        if whole is None:
+            return False
+        taken = await asyncio.gather(*(self._send(target, whole) for target in self._targets()))
+        return any(taken)
+
+    async def send_to(self, address: str) -> bool:
+        """A heartbeat to one broker; whether it took it."""
+        whole = self._whole()
+        return whole is not None and await self._send(address, whole)
+
+    def _whole(self) -> HeartbeatData | None:
+        return self._plan.whole(self._members.producer_groups(), self._members.consumer_data())
+
+    async def _send(self, address: str, whole: HeartbeatData) -> bool:
+        body = self._plan.body_for(address, whole)
+        if not self._connected(address):
+            self._opening.add(address)
+        try:
+            answer = await self._calls().heartbeat(address, body)
+        except SkylarkError as error:
+            level = logging.DEBUG if address in self._silent else logging.WARNING
+            log.log(level, "no heartbeat to %s: %s", address, error)
+            self._count(address, taken=False)
+            self._silent.add(address)
+            if isinstance(error, TransportError):
+                self._begin_reconnect(address, RECONNECT_INTERVAL_S)
+            return False
+        except Exception:  # a hook of the application, say; the other brokers get theirs
+            log.exception("no heartbeat to %s", address)
+            self._count(address, taken=False)
+            return False
+        finally:
+            self._opening.discard(address)
+        if address in self._silent:
+            self._silent.discard(address)
+            log.info("broker %s takes heartbeats again", address)
+        self._count(address, taken=True)
+        self.versions[address] = answer.version
+        self._plan.answered(address, body, answer)
+        return True
+
+    def _count(self, address: str, *, taken: bool) -> None:
+        if self._metrics is not None:
+            self._metrics.heartbeat(address, taken=taken)
+
+    def drop(self, addresses: Iterable[str]) -> None:
+        """These are in no route any more."""
+        for address in addresses:
+            self._plan.forget(address)
+            self._silent.discard(address)
+            self.versions.pop(address, None)
+
+    # ---- news of connections ---------------------------------------------------------------------
+
+    def channel_opened(self, address: str) -> None:
+        target = self._target_at(address)
+        if target is None:
+            return
+        self._plan.forget(target)
+        if target in self._opening:
+            self._opening.discard(target)  # the heartbeat that waits for it is its first
+        else:  # also while one is under way: it went over a connection that is given up
+            self._tasks.spawn(self._greet(target), name=f"heartbeat {target}")
+
+    async def _greet(self, target: str) -> None:
+        if await self.send_to(target):
+            self._rebalance()
+
+    def channel_lost(self, address: str) -> None:
+        target = self._target_at(address)
+        if target is None:
+            return
+        self._plan.forget(target)
+        self._begin_reconnect(target, 0.0)
+
+    def _begin_reconnect(self, target: str, pause_s: float) -> None:
+        if target not in self._reconnecting and not self._tasks.closed:
+            self._reconnecting.add(target)
+            self._tasks.spawn(self._reconnect(target, pause_s), name=f"reconnect {target}")
+
+    async def _reconnect(self, target: str, pause_s: float) -> None:
+        try:
+            await self._clock.sleep(pause_s)
+            while target in self._targets() and not self._connected(target):
+                if await self.send_to(target):
+                    self._rebalance()
+                    return
+                await self._clock.sleep(RECONNECT_INTERVAL_S)
+        finally:
+            self._reconnecting.discard(target)
+
+    def _targets(self) -> list[str]:
+        whole = self._whole()
+        if whole is None:
+            return []
+        return heartbeat_targets(self._routes.brokers, with_consumers=bool(whole.consumer_data_set))
+
+    def _target_at(self, address: str) -> str | None:
+        """The broker at an address, in the words of its route; None if it gets no heartbeats."""
+        if self._tasks.closed:
+            return None
+        for target in self._targets():
+            with contextlib.suppress(ConfigError):  # not an address: it has no connection either
+                if str(parse_address(target)) == address:
+                    return target
+        return None

@@ -1,0 +1,150 @@
+"""The client instances of this process, by client id.
+
+Whoever has the same client id shares one instance, and with it connections and routes; each group
+can be registered there once. That happens when an instance name is given, and to broadcasting
+consumers, whose id must be the same after a restart. All others have an id of their own.
+
+Two clients with one id must mean the same thing by it: other name servers, credentials or anything
+else that shows in requests is an error, where Java's client quietly talks to the cluster of the
+first. The instance is stopped when the last who acquired it has released it. A forked child starts
+with an empty table. Answers to ``MQClientManager``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import msgspec
+
+from skylark.auth.signature import Credentials
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_options import ClientOptions
+from skylark.client.core.client_runtime import ClientRuntime, default_runtime, runtime_of
+from skylark.core.errors import ClientStateError
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """What clients with one id must agree about."""
+
+    name_servers: frozenset[str]
+    credentials: Credentials | None
+    namespace: str | None
+    namespace_v2: str | None
+    vip_channel: bool
+    stream: bool
+    zone: dict[str, str]
+    runtime: ClientRuntime | None
+
+
+class _Entry(msgspec.Struct):
+    instance: ClientInstance
+    identity: _Identity
+    users: int = 1
+
+
+class InstanceTable:
+    """Instances by client id, and how many use each; for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def acquire(
+        self,
+        options: ClientOptions,
+        client_id: str,
+        runtime: ClientRuntime | None = None,
+        *,
+        stream: bool = False,
+    ) -> ClientInstance:
+        """The instance with this id, made if there is none; not started.
+
+        Raises ConfigError, and ClientStateError if its present users mean another cluster.
+        """
+        endpoint = options.endpoint()
+        credentials = options.credentials(endpoint)
+        zone = options.zone_entries()
+        identity = _Identity(
+            frozenset(map(str, endpoint.namesrv)),
+            credentials,
+            endpoint.namespace or None,
+            options.namespace_v2,
+            options.vip_channel,
+            stream,
+            zone,
+            runtime_of(options),
+        )
+        with self._lock:
+            entry = self._entries.get(client_id)
+            if entry is not None:
+                _check_same(client_id, entry.identity, identity)
+                entry.users += 1
+                return entry.instance
+            instance = ClientInstance(
+                client_id,
+                options,
+                endpoint,
+                runtime_of(options, runtime) or default_runtime(),
+                credentials=credentials,
+                stream=stream,
+                zone=zone,
+                on_release=self._release,
+            )
+            self._entries[client_id] = _Entry(instance, identity)
+            return instance
+
+    def _release(self, instance: ClientInstance) -> bool:
+        with self._lock:
+            entry = self._entries.get(instance.client_id)
+            if entry is None or entry.instance is not instance:
+                return True
+            entry.users -= 1
+            if entry.users > 0:
+                return False
+            del self._entries[instance.client_id]
+            return True
+
+
+def _check_same(client_id: str, known: _Identity, given: _Identity) -> None:
+    different = [
+        name.replace("_", " ")
+        for name in _Identity.__struct_fields__
+        if getattr(known, name) != getattr(given, name)
+    ]
+    if different:
+        raise ClientStateError(
+            f"client id {client_id} is in use in this process with other {', '.join(different)}",
+            hint="give one of them another instance_name",
+        )
+
+
+_instances = InstanceTable()
+
+
+def acquire_instance(
+    options: ClientOptions,
+    client_id: str,
+    runtime: ClientRuntime | None = None,
+    *,
+    stream: bool = False,
+) -> ClientInstance:
+    """An instance of this process; see :meth:`InstanceTable.acquire`."""
+    return _instances.acquire(options, client_id, runtime, stream=stream)
+
+
+def instance_count() -> int:
+    """How many instances are in use: 0 when everything was stopped."""
+    return len(_instances)
+
+
+def _forget_parent() -> None:
+    global _instances
+    _instances = InstanceTable()
+
+
+if hasattr(os, "register_at_fork"):  # Windows knows no fork
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,117 @@
+"""The groups of a client instance: who has registered, each group once.
+
+A member is a producer or a consumer that has been started. The instance asks it for what heartbeats
+and routes need, and tells it what concerns it, always on the control loop; a member hands over to
+its own loop by itself. Group names are those that brokers know, with their namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol, TypeVar
+
+from skylark.client.core.route_cache import Route
+from skylark.core.errors import ClientStateError
+from skylark.wire.bodies.heartbeat import ConsumerData
+
+
+class ProducerMember(Protocol):
+    """A producer, as far as its instance is concerned; see also
+    :mod:`skylark.client.core.broker_request_handlers`."""
+
+    @property
+    def group(self) -> str:
+        """As brokers know it."""
+
+    def topics(self) -> Collection[str]:
+        """Topics whose routes are to be kept fresh."""
+
+    def route_changed(self, route: Route) -> None:
+        """One of these topics has another route now."""
+
+
+class ConsumerMember(Protocol):
+    """A consumer, as far as its instance is concerned; see also
+    :mod:`skylark.client.core.broker_request_handlers`."""
+
+    @property
+    def group(self) -> str:
+        """As brokers know it."""
+
+    def topics(self) -> Collection[str]:
+        """Topics whose routes are to be kept fresh."""
+
+    def route_changed(self, route: Route) -> None:
+        """One of these topics has another route now."""
+
+    def consumer_data(self) -> ConsumerData:
+        """The group with its subscriptions, for heartbeats."""
+
+    async def rebalance(self) -> bool:
+        """See :class:`skylark.client.core.rebalance_service.Rebalances`."""
+
+    async def persist_offsets(self) -> None:
+        """Store what was consumed; called every few seconds."""
+
+
+MemberT = TypeVar("MemberT", ProducerMember, ConsumerMember)
+
+
+class MemberTable:
+    """The producers and consumers of one instance; on the control loop."""
+
+    def __init__(self) -> None:
+        self.producers: dict[str, ProducerMember] = {}
+        self.consumers: dict[str, ConsumerMember] = {}
+
+    def add_producer(self, member: ProducerMember) -> None:
+        """Raises ClientStateError if the group has a producer here already."""
+        _add(self.producers, member, "producer")
+
+    def add_consumer(self, member: ConsumerMember) -> None:
+        """Raises ClientStateError if the group has a consumer here already."""
+        _add(self.consumers, member, "consumer")
+
+    def remove_producer(self, member: ProducerMember) -> bool:
+        """Whether it was there."""
+        return _remove(self.producers, member)
+
+    def remove_consumer(self, member: ConsumerMember) -> bool:
+        """Whether it was there."""
+        return _remove(self.consumers, member)
+
+    def producer_groups(self) -> Iterable[str]:
+        return tuple(self.producers)
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        return [member.consumer_data() for member in self.consumers.values()]
+
+    def topics(self) -> list[str]:
+        """All that some member cares for."""
+        return list(dict.fromkeys(topic for member in self._all() for topic in member.topics()))
+
+    def interested_in(self, topic: str) -> list[ProducerMember | ConsumerMember]:
+        return [member for member in self._all() if topic in member.topics()]
+
+    def consumes(self, topic: str) -> bool:
+        """Whether one of the consumers reads this topic."""
+        return any(topic in member.topics() for member in self.consumers.values())
+
+    def _all(self) -> list[ProducerMember | ConsumerMember]:
+        return [*self.producers.values(), *self.consumers.values()]
+
+
+def _add(table: dict[str, MemberT], member: MemberT, kind: str) -> None:
+    if member.group in table:
+        raise ClientStateError(
+            f"the {kind} group[{member.group}] has been created before, specify another name",
+            hint="one client instance can have a group only once: give another instance_name",
+        )
+    table[member.group] = member
+
+
+def _remove(table: dict[str, MemberT], member: MemberT) -> bool:
+    if table.get(member.group) is not member:
+        return False
+    del table[member.group]
+    return True

@@ -1,0 +1,142 @@
+"""The name servers of a client: which one is asked, and the questions.
+
+All name servers know the same. One is chosen and kept while the connection to it lives; when it is
+gone, the others are tried one after the other, from a random start, so that the clients of a
+cluster spread over its name servers. A call fails when all of them have (Java's client since 5.0
+tries only one per call). Runs on the control loop. The list is fixed when the client is made:
+fetching it by HTTP, as Java's client can, is refused by name in
+:class:`~skylark.client.core.client_options.ClientOptions`. Answers to ``NettyRemotingClient`` (name
+server part) and ``MQClientAPIImpl``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from skylark.client.core.broker_calls import TIMEOUT_S, make_request
+from skylark.core.errors import ClientError, NoNameServerError, TransportError
+from skylark.core.names import Address
+from skylark.wire.bodies.route_body import ClusterInfo, TopicRouteData
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.command import Command
+from skylark.wire.fastjson import decode_body
+from skylark.wire.headers.route import GetRouteInfoRequestHeader
+
+log = logging.getLogger(__name__)
+
+
+class NameServerCaller(Protocol):
+    """The part of a link that is needed here."""
+
+    async def call_name_server(
+        self, address: str, request: Command, timeout_s: float = TIMEOUT_S
+    ) -> Command:
+        """The answer, whatever its code; raises TransportError."""
+
+    def connected(self, address: str) -> bool:
+        """Whether there is a connection."""
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection, if there is one."""
+
+
+class NameServers:
+    """Questions to whichever name server answers."""
+
+    def __init__(
+        self,
+        caller: NameServerCaller,
+        addresses: Sequence[Address],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._caller = caller
+        self._timeout_s = timeout_s
+        self._rng = rng or random.Random()
+        self._addresses: list[str] = []
+        self._index = 0
+        self._chosen: str | None = None
+        self.update(addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(self._addresses)
+
+    @property
+    def chosen(self) -> str | None:
+        """The one that answered last."""
+        return self._chosen
+
+    def update(self, addresses: Sequence[Address]) -> None:
+        """Use these from now on; a list with the same members changes nothing."""
+        texts = [str(address) for address in dict.fromkeys(addresses)]
+        if set(texts) == set(self._addresses):
+            return
+        self._rng.shuffle(texts)
+        self._addresses = texts
+        self._index = self._rng.randrange(len(texts)) if texts else 0
+        if self._chosen is not None and self._chosen not in texts:
+            self._caller.disconnect(self._chosen)
+            self._chosen = None
+
+    async def call(self, request: Command, timeout_s: float | None = None) -> Command:
+        """The answer of a name server, whatever its code; raises NoNameServerError."""
+        timeout_s = timeout_s or self._timeout_s
+        problems: list[str] = []
+        for address in self._in_turn():
+            try:
+                answer = await self._caller.call_name_server(address, request, timeout_s)
+            except TransportError as error:
+                log.info("name server %s does not answer: %s", address, error)
+                problems.append(str(error))
+                last = error
+                continue
+            if self._chosen != address:
+                log.info("using name server %s", address)
+                self._chosen = address
+            return answer
+        if not problems:
+            raise NoNameServerError("no name server is known", hint="pass one as namesrv")
+        raise NoNameServerError(
+            f"no name server answers: {'; '.join(dict.fromkeys(problems))}",
+            hint="check that it runs and that the address is right (namesrv, NAMESRV_ADDR)",
+        ) from last
+
+    def _in_turn(self) -> list[str]:
+        """All of them, in the order in which this call tries them."""
+        chosen, addresses = self._chosen, self._addresses
+        if chosen is not None and self._caller.connected(chosen):
+            start = addresses.index(chosen)
+        else:
+            start = self._index = (self._index + 1) % len(addresses) if addresses else 0
+        return addresses[start:] + addresses[:start]
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    async def route(self, topic: str, timeout_s: float | None = None) -> TopicRouteData | None:
+        """GET_ROUTEINFO_BY_TOPIC (105); None for a topic that they do not know (17)."""
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        request = make_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        answer = await self.call(request, timeout_s)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return decode_body(TopicRouteData, self._checked(answer).body or b"{}")
+
+    async def cluster_info(self, timeout_s: float | None = None) -> ClusterInfo:
+        """GET_BROKER_CLUSTER_INFO (106): all clusters and brokers."""
+        request = make_request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        answer = self._checked(await self.call(request, timeout_s))
+        return decode_body(ClusterInfo, answer.body or b"{}")
+
+    def _checked(self, answer: Command) -> Command:
+        if answer.code != ResponseCode.SUCCESS:
+            raise ClientError(
+                answer.remark or f"the name server answered with code {answer.code}",
+                response_code=answer.code,
+                hint=f"asked at {self._chosen}",
+            )
+        return answer

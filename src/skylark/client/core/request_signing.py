@@ -1,0 +1,78 @@
+"""What is added to every request before it leaves, in this order:
+
+1. namespace v2: ``nsd=true`` and ``ns=<namespace>``;
+2. stream type: ``ReqT=0``, for clients that pull;
+3. hooks of the application (:class:`~skylark.client.core.hooks.RpcHook`);
+4. access key and signature over all of that;
+5. the zone, ``__ZONE_NAME`` and ``__ZONE_MODE``, for name servers only.
+
+The zone is not signed. Java's client adds it to requests for brokers too, which refuse them if they
+check signatures, because they sign whatever they find; nobody but a name server reads it. A request
+may pass here again when it is sent again: everything is set, nothing is added twice. Answers to
+``NamespaceRpcHook``, ``StreamTypeRPCHook``, ``AclClientRPCHook`` and ``DynamicalExtFieldRPCHook``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from skylark.auth.signature import Credentials, add_signature
+from skylark.client.core.hooks import call_hooks, hook_methods
+from skylark.wire.command import Command
+
+NAMESPACED: Final = "nsd"
+NAMESPACE: Final = "ns"
+REQUEST_TYPE: Final = "ReqT"
+STREAM: Final = "0"
+ZONE_NAME: Final = "__ZONE_NAME"
+ZONE_MODE: Final = "__ZONE_MODE"
+
+
+class RequestChain:
+    """The additions of one client; used from both planes."""
+
+    def __init__(
+        self,
+        *,
+        namespace_v2: str | None = None,
+        stream: bool = False,
+        hooks: Iterable[object] = (),
+        credentials: Credentials | None = None,
+        zone: Mapping[str, str] | None = None,
+    ) -> None:
+        """``zone``: the entries for name servers, see ``ClientOptions.zone_entries``."""
+        self._fixed: dict[str, str] = {}
+        if namespace_v2:
+            self._fixed.update({NAMESPACED: "true", NAMESPACE: namespace_v2})
+        if stream:
+            self._fixed[REQUEST_TYPE] = STREAM
+        hooks = tuple(hooks)
+        self._before = hook_methods(hooks, "before_request")
+        self._after = hook_methods(hooks, "after_response")
+        self._credentials = credentials
+        self._zone = dict(zone or {})
+        #: Whether anything is added to requests for brokers; otherwise they may skip this.
+        self.is_empty = not (self._fixed or self._before or self._after or credentials)
+
+    def before(self, address: str, request: Command) -> None:
+        """Complete a request for a broker; raises what a hook raises."""
+        if self._fixed:
+            request.ext = {**(request.ext or {}), **self._fixed}
+        for hook in self._before:
+            hook(address, request)
+        if self._credentials is not None:
+            add_signature(request, self._credentials)
+
+    def before_name_server(self, address: str, request: Command) -> None:
+        """Complete a request for a name server."""
+        if self._zone and request.ext:
+            request.ext = {k: v for k, v in request.ext.items() if k not in self._zone}
+        self.before(address, request)
+        if self._zone:
+            request.ext = {**(request.ext or {}), **self._zone}
+
+    def after(self, address: str, request: Command, response: Command) -> None:
+        """Show an answer to the hooks."""
+        if self._after:
+            call_hooks(self._after, address, request, response)

@@ -1,0 +1,137 @@
+"""What is refused before anything is sent: names, bodies and properties that no broker takes.
+
+Names are checked as the application gives them. The body is measured before it is compressed. All
+errors say what is wrong in Java's words. Answers to ``Validators`` and to the checks of
+``Message.putUserProperty``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+from skylark.client.core.argument_checks import shown
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.core.errors import ClientError, ConfigError, InvalidMessageError
+from skylark.core.names import (
+    DEFAULT_PRODUCER_GROUP,
+    group_problem,
+    send_problem,
+    topic_problem,
+)
+from skylark.wire.properties import (
+    ITEM_END,
+    NAME_END,
+    PROPERTY_INNER_MULTI_DISPATCH,
+    is_reserved,
+)
+
+MESSAGE_SIZE_MAX: Final = 4 * 1024 * 1024  # maxMessageSize
+DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
+_RESERVED_GROUPS: Final = frozenset({DEFAULT_PRODUCER_GROUP, DEFAULT_CONSUMER_GROUP})
+_PATH_SEPARATOR: Final = "/"
+
+
+def check_group(group: str) -> None:
+    """Raise ClientError unless an application may use this name for a group."""
+    _check_text(group, "a group")
+    problem = group_problem(group)
+    if problem is None and group in _RESERVED_GROUPS:
+        problem = f"producerGroup or consumerGroup can not equal {group}, please specify another"
+    if problem is not None:
+        raise ClientError(problem)
+
+
+def check_topic(topic: str) -> None:
+    """Raise ClientError unless this can be the name of a topic."""
+    _check_text(topic, "a topic")
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise ClientError(problem)
+
+
+def check_hooks(hooks: Iterable[object]) -> tuple[object, ...]:
+    """The hooks that a client was given; raises ConfigError if that is no list."""
+    if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
+        raise ConfigError(f"hooks must be a list of objects, not {shown(hooks)}")
+    return tuple(hooks)
+
+
+def not_a_message(given: object) -> InvalidMessageError:
+    """The error for something else in place of a message to send."""
+    hint = "Message(topic, body)"
+    if isinstance(given, MessageExt):
+        hint = "a message that was received is sent again as Message(m.topic, m.body, tag=m.tag)"
+    return InvalidMessageError(f"message must be a Message, not {shown(given)}", hint=hint)
+
+
+def checked_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages of a batch; raises InvalidMessageError if that is no list."""
+    if isinstance(messages, (str, bytes, Message)) or not isinstance(messages, Iterable):
+        raise InvalidMessageError(
+            f"messages must be a list of Message, not {shown(messages)}", hint="[message]"
+        )
+    return tuple(messages)
+
+
+def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
+    """Raise ClientError for its topic, InvalidMessageError for the rest."""
+    if not isinstance(message, Message):
+        raise not_a_message(message)
+    topic, body = message.topic, message.body
+    _check_text(topic, "a topic")
+    problem = _problem_of_sending_to(topic)
+    if problem is not None:
+        raise ClientError(problem)
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise InvalidMessageError(
+            f"the message body is {type(body).__name__}, not bytes",
+            hint="encode text: body.encode()",
+        )
+    if not 1 <= len(body) <= size_max:
+        if not body:
+            raise InvalidMessageError("the message body length is zero")
+        raise InvalidMessageError(
+            f"the message body size over max value, MAX: {size_max}, not {len(body)}",
+            hint="split it, or raise max_message_size here and at the broker",
+        )
+    if message.properties:
+        check_properties(message.properties)
+
+
+def _check_text(name: object, of_what: str) -> None:
+    if not isinstance(name, str):
+        raise ClientError(f"the name of {of_what} is text, not {type(name).__name__}")
+
+
+@lru_cache(maxsize=1024)
+def _problem_of_sending_to(topic: str) -> str | None:
+    return topic_problem(topic) or send_problem(topic)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raise InvalidMessageError unless an application may set these."""
+    if not isinstance(properties, Mapping):
+        raise InvalidMessageError(
+            f"properties must be a mapping of text to text, not {shown(properties)}"
+        )
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessageError(f"the name and value of property {name!r} must be text")
+        if not name.strip() or not value.strip():
+            raise InvalidMessageError(
+                f"The name or value of property can not be blank string! {name!r}"
+            )
+        if NAME_END in name or ITEM_END in name or ITEM_END in value:
+            raise InvalidMessageError(f"property {name!r} contains a separator (0x01 or 0x02)")
+        if is_reserved(name):
+            raise InvalidMessageError(
+                f"The Property<{name}> is used by system, input another please",
+                hint="tag, keys and delay have parameters of their own",
+            )
+    dispatch = properties.get(PROPERTY_INNER_MULTI_DISPATCH, "")
+    if _PATH_SEPARATOR in dispatch:
+        raise InvalidMessageError(
+            f"INNER_MULTI_DISPATCH {dispatch} can not contains path separator"
+        )

@@ -1,0 +1,1 @@
+"""Producers: accumulator, sender, transactions and request-reply."""

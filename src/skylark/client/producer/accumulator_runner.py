@@ -1,0 +1,289 @@
+"""The accumulator at work: collects small messages, sends them together, tells each its own result.
+
+:mod:`skylark.client.producer.send_accumulator` says what goes when; here are the loop, the timer
+and the tasks. A batch of one goes as a plain message. When a batch fails, everyone whose message
+was in it gets the error, each as an object of its own. Whoever is cancelled while waiting does not
+take the message back: others are in the same batch.
+
+Who awaits one send after the other has nothing to gain here. So when the last batch was a single
+message and nothing is under way, the next one goes by itself, at once (:meth:`begin_alone`), until
+a second one comes while it is under way.
+
+Messages of one batch keep their order, and so do batches of one key. A large message may overtake
+small ones that were begun before it and still wait: who needs an order awaits each send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.client.core.client_message import Message, SendResult
+from skylark.client.core.permits import Permits
+from skylark.client.producer.producer_settings import ProducerSettings
+from skylark.client.producer.send_accumulator import Accumulator, AccumulatorLimits, Batch
+from skylark.client.producer.send_request import (
+    Parcel,
+    batch_part,
+    checked_flag,
+    property_text,
+    split_result,
+)
+from skylark.client.producer.send_retry import SendMode
+from skylark.client.producer.sender import Sender, TopicState
+from skylark.core.clock import Clock, TimerHandle
+from skylark.core.errors import ClientStateError
+from skylark.core.lifecycle import LifecycleError, Tasks
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.layout import BATCH_HEAD_SIZE, BATCH_MESSAGE_SIZE_MIN
+from skylark.wire.properties import (
+    PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_PRIORITY,
+    PROPERTY_SHARDING_KEY,
+)
+
+#: About what the client adds to a message in a batch: lengths, unique id, WAIT.
+OVERHEAD_SIZE: Final = BATCH_MESSAGE_SIZE_MIN + 80
+#: Brokers look for these in single messages only.
+_GO_ALONE: Final = frozenset({PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_PRIORITY})
+STOPPED: Final = "the producer was stopped meanwhile"
+
+
+class _Entry(msgspec.Struct):
+    """A message that waits for its batch, and who waits for its result.
+
+    Seen by the garbage collector: the error of a failed batch leads, by its traceback, to the
+    entries and from their futures back to itself.
+    """
+
+    message: Message
+    unique_id: str
+    properties: str
+    part: bytes
+    held_size: int
+    future: asyncio.Future[SendResult]
+
+
+#: What the messages of a batch have in common: topic, queue, WAIT, tag, whether SYNC, and time.
+_Key: TypeAlias = tuple[TopicState, MessageQueue | None, bool, str | None, bool, float]
+
+
+class Collector:
+    """Batches for one producer, on its loop."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        settings: ProducerSettings,
+        clock: Clock,
+        tasks: Tasks,
+        permits: Permits,
+    ) -> None:
+        """``permits`` are given back here, one for each message that was collected."""
+        self._sender = sender
+        self._clock = clock
+        self._tasks = tasks
+        self._permits = permits
+        self._loop = asyncio.get_running_loop()
+        size_max = min(settings.batch_size_max, settings.max_message_size)
+        self._accumulator: Accumulator[_Key, _Entry] = Accumulator(
+            AccumulatorLimits(
+                size_max=size_max,
+                linger_s=settings.linger,
+                # Permits bound what waits. Thousands that go by themselves because the accumulator
+                # is full would make things worse.
+                total_size_max=settings.pending_bytes_max + settings.pending_max * OVERHEAD_SIZE,
+            )
+        )
+        # Larger ones are compressed, which batches are not.
+        self._body_size_max = min(settings.compress_over - 1, size_max - OVERHEAD_SIZE)
+        self._may_forbid = sender.may_forbid
+        self._lingers = bool(settings.linger)
+        self._expects_company = True
+        self._turn_scheduled = False
+        self._now = 0.0
+        self._timer: TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait or are on their way."""
+        return self._accumulator.size
+
+    def suits(self, state: TopicState, message: Message) -> bool:
+        """Whether this message may go with others."""
+        size = len(message.body)
+        properties = message.properties
+        return (
+            size <= self._body_size_max
+            and not state.is_retry
+            and not self._may_forbid
+            and not (properties and not _GO_ALONE.isdisjoint(properties))
+            and self._accumulator.takes(size + OVERHEAD_SIZE)
+        )
+
+    def begin_alone(self) -> bool:
+        """Whether a message had better go by itself; then tell :meth:`end_alone`."""
+        if self._expects_company or self._lingers or self._accumulator.size:
+            return False
+        self._expects_company = True  # for whoever comes meanwhile
+        return True
+
+    def end_alone(self) -> None:
+        """A message that went by itself has its outcome."""
+        if not self._accumulator.size:
+            self._expects_company = False
+
+    def collect(
+        self,
+        state: TopicState,
+        message: Message,
+        queue: MessageQueue | None,
+        shard: str | None,
+        mode: SendMode,
+        timeout_s: float,
+        held_size: int,
+    ) -> asyncio.Future[SendResult]:
+        """Take a message that suits; the future has its result.
+
+        A permit of ``held_size`` was taken for it, and is given back when it has its outcome.
+        Raises ClientStateError after :meth:`close`, InvalidMessageError.
+        """
+        if self._closed:  # whoever waited for a permit comes too late
+            raise ClientStateError(STOPPED)
+        sender = self._sender
+        unique_id = sender.next_id()
+        extra = sender.common
+        if shard is not None:
+            extra = {**(extra or {}), PROPERTY_SHARDING_KEY: shard}
+        properties = property_text(message, unique_id, extra)
+        part = batch_part(message, properties)
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        is_sync = mode is SendMode.SYNC
+        key = (state, queue, message.wait_store_ok, message.tag, is_sync, timeout_s)
+        entry = _Entry(message, unique_id, properties, part, held_size, future)
+        if not self._turn_scheduled:
+            self._now = self._clock.monotonic()  # all that comes in this turn comes now
+        full = self._accumulator.add(key, entry, len(part), self._now)
+        if full is not None:
+            self._start(full)
+        if not self._turn_scheduled:
+            self._schedule()
+        return future
+
+    # ---- when ------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """See to it that what waits will go."""
+        accumulator = self._accumulator
+        if accumulator.wants_turn:
+            if not self._turn_scheduled:
+                self._turn_scheduled = True
+                self._now = self._clock.monotonic()  # also where an answer began the turn
+                self._loop.call_soon(self._turn_ended)
+        elif self._timer is None and (when := accumulator.next_look()) is not None:
+            self._timer = self._clock.call_at(when, self._look, when)
+
+    def _turn_ended(self) -> None:
+        self._turn_scheduled = False
+        for batch in self._accumulator.turn_ended():
+            self._start(batch)
+        self._schedule()
+
+    def _look(self, when: float) -> None:
+        self._timer = None
+        # A timer may fire a little early: what was due counts as due.
+        for batch in self._accumulator.look(max(when, self._clock.monotonic())):
+            self._start(batch)
+        self._schedule()
+
+    def flush(self) -> None:
+        """Let all go that waits."""
+        for batch in self._accumulator.drain():
+            self._start(batch)
+
+    def close(self) -> None:
+        """Let all go that waits, and take nothing more."""
+        self.flush()
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---- batches on their way --------------------------------------------------------------------
+
+    def _start(self, batch: Batch[_Key, _Entry]) -> None:
+        """Send a batch; never raises, for the message that its caller brings may be in another."""
+        try:
+            self._tasks.spawn(self._send(batch), name="batch")
+        except LifecycleError as error:
+            self._fail(batch.entries, error)
+            self._ended(batch)
+
+    async def _send(self, batch: Batch[_Key, _Entry]) -> None:
+        state, queue, _, _, is_sync, timeout_s = batch.key
+        mode = SendMode.SYNC if is_sync else SendMode.ASYNC
+        entries = batch.entries
+        try:
+            parcel = self._parcel(entries)
+            result = await self._sender.send(state, parcel, mode, timeout_s, batch.since, queue)
+        except asyncio.CancelledError:
+            self._fail(entries, ClientStateError(STOPPED))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the senders must hear of it
+            self._fail(entries, error)
+        else:
+            results = split_result(result, parcel.part_ids) if parcel.part_ids else (result,)
+            for entry, own_result in zip(entries, results, strict=True):
+                future = entry.future
+                if not future.done():
+                    future.set_result(own_result)
+        finally:
+            self._ended(batch)
+
+    def _ended(self, batch: Batch[_Key, _Entry]) -> None:
+        """A batch has its outcome: what it held is free, and the next may go."""
+        entries = batch.entries
+        self._permits.give(sum([entry.held_size for entry in entries]), len(entries))
+        self._accumulator.ended(batch)
+        self._schedule()
+
+    def _parcel(self, entries: list[_Entry]) -> Parcel:
+        if len(entries) > 1:
+            self._expects_company = True
+            return self._sender.batch_parcel(
+                [entry.message for entry in entries],
+                [entry.part for entry in entries],
+                [entry.unique_id for entry in entries],
+            )
+        self._expects_company = False
+        entry = entries[0]
+        body = entry.message.body
+        if type(body) is not bytes:  # it may have changed since
+            body = entry.part[BATCH_HEAD_SIZE : BATCH_HEAD_SIZE + len(body)]
+        return Parcel(
+            messages=(entry.message,),
+            properties=entry.properties,
+            body=body,
+            flag=checked_flag(entry.message),
+            msg_id=entry.unique_id,
+        )
+
+    def _fail(self, entries: list[_Entry], error: Exception) -> None:
+        for entry in entries:
+            if not entry.future.done():
+                entry.future.set_exception(own_copy(error))
+
+
+def own_copy(error: Exception) -> Exception:
+    """The same error for somebody else: each who raises it adds a traceback of his own."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001 - an application's error with a constructor of its own
+        return error
+    copied.__cause__ = error.__cause__
+    copied.__traceback__ = error.__traceback__
+    return copied

@@ -1,0 +1,215 @@
+"""Request and reply: a message that waits for an answer, and how to give one.
+
+A request is an ordinary message with a correlation id, the client id of whoever waits, and how
+long. Whoever consumes it sends a reply to the cluster's reply topic; the broker pushes it to the
+waiting client (326), which is why the broker must have had a heartbeat of it.
+
+Requests wait by their correlation ids, which are unique in the world. Replies arrive on the control
+loop and are handed to the loop of the producer. A reply that nobody waits for any more is
+acknowledged like any other: it is nobody's fault.
+
+Answers to ``RequestFutureHolder``, ``RequestResponseFuture`` and ``MessageUtil``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_message import Message, MessageExt, SendResult
+from skylark.client.producer.send_retry import SendMode
+from skylark.client.producer.sender import REPLY_TYPE, Sender
+from skylark.core.clock import Clock
+from skylark.core.errors import (
+    CannotReplyError,
+    ClientError,
+    ClientStateError,
+    ConfigError,
+    RequestReplyTimeoutError,
+    SkylarkError,
+)
+from skylark.core.names import parse_address, reply_topic
+from skylark.wire import properties as names
+from skylark.wire.headers.send import ReplyMessageRequestHeader
+from skylark.wire.layout import MAGIC_V1
+from skylark.wire.message import MessageRecord, inflate_record, pack_host
+
+log = logging.getLogger(__name__)
+
+_NO_HOST: Final = pack_host("0.0.0.0", 0)  # noqa: S104 - a placeholder, nothing listens there
+
+
+class Requests:
+    """Requests and replies of one producer, on its loop."""
+
+    def __init__(self, sender: Sender, instance: ClientInstance, clock: Clock) -> None:
+        self._sender = sender
+        self._instance = instance
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        # Added to and taken from on the producer's loop, looked into on the control loop too.
+        self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
+        self._listens = False
+
+    def __len__(self) -> int:
+        """Requests that wait for their reply."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Hear of no further replies; who still waits for one is told so."""
+        if self._listens:
+            self._instance.remove_reply_listener(self)
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(ClientStateError("the producer was stopped meanwhile"))
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    async def request(self, message: Message, timeout_s: float) -> MessageExt:
+        """Send a message and wait for its reply.
+
+        Raises RequestReplyTimeoutError if it was sent and no reply came, and ClientError, with the
+        cause, if it could not be sent.
+        """
+        began = self._clock.monotonic()
+        state = self._sender.checked(message)
+        await self._sender.introduce(state, self._instance)
+        if not self._listens:
+            self._listens = True
+            self._instance.add_reply_listener(self)
+        correlation_id = str(uuid.uuid4())
+        extra = {
+            names.PROPERTY_CORRELATION_ID: correlation_id,
+            names.PROPERTY_REPLY_TO_CLIENT: self._instance.client_id,
+            names.PROPERTY_TTL: str(round(timeout_s * 1000)),
+        }
+        reply: asyncio.Future[MessageExt] = self._loop.create_future()
+        self._waiting[correlation_id] = reply
+        try:
+            await self._send(state.name, message, extra, timeout_s, began)
+            left_s = began + timeout_s - self._clock.monotonic()
+            return await self._clock.wait_for(reply, left_s)
+        except TimeoutError as error:
+            raise RequestReplyTimeoutError(
+                f"send request message to <{message.topic}> OK, but wait reply message timeout,"
+                f" {timeout_s:g} s"
+            ) from error
+        finally:
+            del self._waiting[correlation_id]
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # seen, also where the send has failed first
+
+    async def _send(
+        self,
+        topic: str,
+        message: Message,
+        extra: Mapping[str, str],
+        timeout_s: float,
+        began: float,
+    ) -> None:
+        try:
+            state = self._sender.state_of(topic)
+            parcel = await self._sender.parcel(message, extra)
+            await self._sender.send(state, parcel, SendMode.ASYNC, timeout_s, began)
+        except SkylarkError as error:
+            raise ClientError(
+                f"send request message to <{topic}> fail: {error}",
+                response_code=getattr(error, "response_code", None),
+            ) from error
+
+    def reply_arrived(self, address: str, header: ReplyMessageRequestHeader, body: bytes) -> None:
+        """A reply, perhaps to somebody else; called on the control loop.
+
+        Raises RemoteProtocolError for a body that is damaged.
+        """
+        properties = names.parse_properties(header.properties or "")
+        correlation_id = properties.get(names.PROPERTY_CORRELATION_ID, "")
+        reply = self._waiting.get(correlation_id)
+        if reply is None:
+            log.info("%s sends reply %s, for which nobody waits", address, correlation_id)
+            return
+        message = _message_of(header, body, self._clock.now_ms())
+        try:
+            self._loop.call_soon_threadsafe(_settle, reply, message)
+        except RuntimeError:
+            log.warning("the loop that waits for reply %s is closed", correlation_id)
+
+    # ---- replies ---------------------------------------------------------------------------------
+
+    async def reply(self, request: MessageExt, body: bytes, timeout_s: float) -> SendResult:
+        """Answer a request that was received; raises CannotReplyError if it is none."""
+        topic, extra = reply_address(request)
+        message = Message(topic, body)
+        began = self._clock.monotonic()
+        state = self._sender.checked(message)
+        parcel = await self._sender.parcel(message, extra)
+        return await self._sender.send(state, parcel, SendMode.SYNC, timeout_s, began)
+
+
+def _settle(reply: asyncio.Future[MessageExt], message: MessageExt) -> None:
+    if not reply.done():
+        reply.set_result(message)
+
+
+def reply_address(request: MessageExt) -> tuple[str, dict[str, str]]:
+    """Where the reply to a request goes: its topic, and the properties that lead to the waiter."""
+    properties = request.properties
+    cluster = properties.get(names.PROPERTY_CLUSTER)
+    if not cluster:
+        raise CannotReplyError(
+            "create reply message fail, requestMessage error, property[CLUSTER] is null."
+        )
+    extra = {names.PROPERTY_MSG_TYPE: REPLY_TYPE}
+    for name in (
+        names.PROPERTY_CORRELATION_ID,
+        names.PROPERTY_REPLY_TO_CLIENT,
+        names.PROPERTY_TTL,
+    ):
+        value = properties.get(name)
+        if value is None and name != names.PROPERTY_TTL:
+            raise CannotReplyError(
+                f"create reply message fail, the message is no request: it has no {name}"
+            )
+        if value is not None:
+            extra[name] = value
+    return reply_topic(cluster), extra
+
+
+def _message_of(header: ReplyMessageRequestHeader, body: bytes, now_ms: int) -> MessageExt:
+    text = header.properties or ""
+    if text and not text.endswith(names.ITEM_END):
+        text += names.ITEM_END
+    text += f"{names.PROPERTY_ARRIVE_TIME}{names.NAME_END}{now_ms}{names.ITEM_END}"
+    record = MessageRecord(
+        total_size=0,
+        magic=MAGIC_V1,
+        body_crc=0,
+        queue_id=header.queue_id,
+        flag=header.flag,
+        queue_offset=0,
+        log_offset=0,
+        sys_flag=header.sys_flag,
+        born_timestamp=header.born_timestamp,
+        born_host=_packed(header.born_host),
+        store_timestamp=header.store_timestamp,
+        store_host=_packed(header.store_host),
+        reconsume_times=header.reconsume_times or 0,
+        prepared_transaction_offset=0,
+        body=body,
+        topic=header.topic,
+        raw_properties=text.encode(),
+    )
+    inflate_record(record)
+    return MessageExt(record, "")
+
+
+def _packed(address: str) -> bytes:
+    try:
+        host, port = parse_address(address.lstrip("/"))
+        return pack_host(host, port)
+    except (ConfigError, ValueError):
+        return _NO_HOST

@@ -1,0 +1,211 @@
+"""What follows an attempt to send: another one, the result, or which error.
+
+:class:`SendPlan` is one send with all its attempts, without any I/O. Whoever does the attempts
+asks and tells, in this order::
+
+    timeout_s = plan.begin(now)         how long the attempt may take; raises when it is over
+    plan.done(result, status, now)      the result of the send, or None: try again
+    plan.failed(error, now)             the same, or raises what the send ends with
+
+Two sets of rules (:class:`SendMode`), Java's two ways to send. One deadline bounds all attempts,
+and none follows another in the last ``REST_MIN_S`` before it.
+
+======================  ==========================================  ============================
+attempt ends with       SYNC, awaited                               ASYNC, a future
+======================  ==========================================  ============================
+result, not SEND_OK     again if ``retry_not_ok``, else the result  the result
+no connection, no       again                                       again
+answer, connection lost
+too many requests       again                                       the error
+client error            again                                       the error
+answer with an error    again if its code is in ``retry_codes``,    the error
+                        else an earlier result, else the error
+end of attempts         an earlier result, else SendFailedError     SendFailedError
+time is up              an earlier result, else SendTimeoutError    SendTimeoutError
+======================  ==========================================  ============================
+
+A send to one queue has one attempt and ends with the error as it is. The three results that are
+not SEND_OK are *stored*: trying again duplicates the message. Answers to ``sendDefaultImpl`` of
+``DefaultMQProducerImpl`` and to ``onExceptionImpl`` of ``MQClientAPIImpl``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from skylark.client.core.client_message import SendStatus
+from skylark.core.errors import (
+    BrokerError,
+    ClientError,
+    ClientStateError,
+    ConnectError,
+    ConnectionClosedError,
+    RequestTimeoutError,
+    SendFailedError,
+    SendTimeoutError,
+    SkylarkError,
+    TransportError,
+)
+from skylark.wire.codes import ResponseCode
+
+T = TypeVar("T")
+
+#: Answers after which another broker is tried (retryResponseCodes).
+RETRY_CODES: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+
+#: With less than this left, time is up. Timers may fire 1.5 ms early (``core.clock``): an attempt
+#: that had all the time would be followed by one more, which could only store the message twice.
+REST_MIN_S: Final = 0.002
+
+CONNECT_BROKER: Final = 10001
+ACCESS_BROKER_TIMEOUT: Final = 10002
+BROKER_NOT_EXIST: Final = 10003
+
+
+class SendMode(enum.Enum):
+    """Whose rules a send follows; the values are Java's."""
+
+    SYNC = "SYNC"
+    ASYNC = "ASYNC"
+    ONEWAY = "ONEWAY"
+
+
+class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a producer does about failed attempts."""
+
+    retries: int = 2  #: retryTimesWhenSendFailed
+    retries_async: int = 2  #: retryTimesWhenSendAsyncFailed
+    attempt_timeout_s: float | None = None  #: sendMsgMaxTimeoutPerRequest
+    retry_not_ok: bool = False  #: retryAnotherBrokerWhenNotStoreOK
+    retry_codes: Collection[int] = RETRY_CODES
+
+
+class SendPlan(Generic[T]):
+    """The attempts of one send; ``T`` is its result."""
+
+    __slots__ = (
+        "_attempts_max",
+        "_deadline",
+        "_earlier",
+        "_mode",
+        "_policy",
+        "_timeout_s",
+        "attempts",
+    )
+
+    def __init__(
+        self,
+        policy: SendPolicy,
+        mode: SendMode,
+        timeout_s: float,
+        now: float,
+        *,
+        one_queue: bool = False,
+    ) -> None:
+        """``one_queue``: the caller has chosen the queue, so that no other may be tried."""
+        self._policy = policy
+        self._mode = mode
+        self._timeout_s = timeout_s
+        self._deadline = now + timeout_s
+        if mode is SendMode.ASYNC:
+            self._attempts_max = 1 + policy.retries_async
+        else:
+            self._attempts_max = 1 if one_queue else 1 + policy.retries
+        self._earlier: T | None = None
+        self.attempts = 0  #: begun so far
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt can follow the one that has begun."""
+        return self.attempts >= self._attempts_max
+
+    def begin(self, now: float) -> float:
+        """How long the next attempt may take; raises SendTimeoutError if time is up."""
+        left_s = self._deadline - now
+        if left_s <= 0:
+            raise self._timed_out()
+        self.attempts += 1
+        cap_s = self._policy.attempt_timeout_s
+        if cap_s is None or self.is_last or left_s < cap_s + REST_MIN_S:
+            return left_s
+        return cap_s
+
+    def done(self, result: T, status: SendStatus, now: float) -> T | None:
+        """The attempt has a result: what the send returns, or None to try again."""
+        if (
+            status is SendStatus.SEND_OK
+            or self._mode is SendMode.ASYNC
+            or not self._policy.retry_not_ok
+            or self.attempts >= self._attempts_max
+            or not self._leaves_time(now)
+        ):
+            return result
+        self._earlier = result
+        return None
+
+    def failed(self, error: SkylarkError, now: float) -> T | None:
+        """The attempt has failed: raises, or returns an earlier result, or None to try again."""
+        if not self._may_follow(error):
+            if self._earlier is not None and isinstance(error, BrokerError):
+                return self._earlier
+            raise error
+        if self.attempts < self._attempts_max and self._leaves_time(now):
+            return None
+        if self._earlier is not None:
+            return self._earlier
+        if self._attempts_max == 1:
+            raise error
+        if self.attempts < self._attempts_max:
+            raise self._timed_out() from error
+        raise self._all_failed(error) from error
+
+    def _leaves_time(self, now: float) -> bool:
+        """Whether another attempt is worth while; the first one has what it is given."""
+        return self._deadline - now >= REST_MIN_S
+
+    def _may_follow(self, error: SkylarkError) -> bool:
+        if self._mode is SendMode.ASYNC:
+            return isinstance(error, (ConnectError, ConnectionClosedError, RequestTimeoutError))
+        if isinstance(error, BrokerError):
+            return error.code in self._policy.retry_codes
+        if isinstance(error, ClientStateError):
+            return False  # the client has been stopped
+        return isinstance(error, (ClientError, TransportError))
+
+    def _timed_out(self) -> SendTimeoutError:
+        return SendTimeoutError(
+            f"sendDefaultImpl call timeout: {self._timeout_s:g} s, {self.attempts} attempts",
+            hint="raise send_timeout, or set attempt_timeout to leave time for another broker",
+        )
+
+    def _all_failed(self, error: SkylarkError) -> SendFailedError:
+        return SendFailedError(
+            f"Send [{self.attempts}] times, still failed: {error}", response_code=_code_of(error)
+        )
+
+
+def _code_of(error: SkylarkError) -> int:
+    if isinstance(error, BrokerError):
+        return error.code
+    if isinstance(error, ConnectError):
+        return CONNECT_BROKER
+    if isinstance(error, RequestTimeoutError):
+        return ACCESS_BROKER_TIMEOUT
+    if isinstance(error, ClientError):
+        return BROKER_NOT_EXIST
+    return -1

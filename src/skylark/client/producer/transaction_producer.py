@@ -1,0 +1,395 @@
+"""Transactions: a message that appears only if something else succeeded.
+
+::
+
+    half message sent  ->  local transaction  ->  commit / rollback (37)  ->  visible / gone
+                           no word from us    <-  broker asks (39), again and again
+
+The half message is stored, and nobody sees it. Its outcome is sent without waiting for an answer:
+if it gets lost, or if it is *unknown*, the broker asks any producer of the group, and the checker
+says how the transaction ended. So a checker must be there before the first transaction. Checks
+arrive on the control loop and run on the producer's loop, one after the other; plain functions run
+in a thread. At most 2,000 wait; the broker asks again for those that were dropped.
+
+What a half message amounts to that is stored, but not as safely as the broker is set up for: it is
+rolled back without running the local transaction.
+
+Answers to ``TransactionMQProducer``, ``TransactionListener`` and ``checkTransactionState``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
+
+import msgspec
+
+from skylark.client.core.argument_checks import shown
+from skylark.client.core.broker_request_handlers import TransactionCheck
+from skylark.client.core.client_instance import ClientInstance
+from skylark.client.core.client_message import Message, MessageExt, SendResult, SendStatus, TxState
+from skylark.client.core.control_loop import Handover
+from skylark.client.core.hooks import EndTransactionContext, call_hooks, hook_methods
+from skylark.client.core.threads import call_in_thread
+from skylark.client.producer.send_retry import SendMode
+from skylark.client.producer.sender import Sender
+from skylark.client.telemetry import Telemetry
+from skylark.core.clock import Clock
+from skylark.core.errors import ClientError, ConfigError, SendFailedError, SkylarkError
+from skylark.core.hashing import decode_offset_id
+from skylark.core.lifecycle import Tasks
+from skylark.wire import properties as names
+from skylark.wire.headers.txn import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_ROLLBACK,
+    TRANSACTION_UNKNOWN,
+    EndTransactionRequestHeader,
+)
+
+log = logging.getLogger(__name__)
+
+CHECKS_WAITING_MAX: Final = 2_000
+_END_TIMEOUT_S: Final = 3.0
+_REMARK_LENGTH_MAX: Final = 1_000
+_COMMIT_OR_ROLLBACK: Final = {
+    TxState.COMMIT: TRANSACTION_COMMIT,
+    TxState.ROLLBACK: TRANSACTION_ROLLBACK,
+    TxState.UNKNOWN: TRANSACTION_UNKNOWN,
+}
+
+Outcome: TypeAlias = TxState | None
+#: Says how the transaction of a message ended; None counts as unknown.
+Checker: TypeAlias = Callable[[MessageExt], Outcome | Awaitable[Outcome]]
+
+
+ListenerT = TypeVar("ListenerT")
+
+
+class TransactionListener(Protocol):
+    """The local side of transactions; both methods may be coroutines."""
+
+    def execute(self, message: Message, arg: Any) -> Outcome | Awaitable[Outcome]:
+        """Do the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
+
+    def check(self, message: MessageExt) -> Outcome | Awaitable[Outcome]:
+        """Say how the transaction ended; ``message.transaction_id`` is its id."""
+
+
+def checked_listener(listener: ListenerT) -> ListenerT:
+    """A listener that has both methods; raises ConfigError."""
+    for name in ("execute", "check"):
+        if not callable(getattr(listener, name, None)):
+            raise ConfigError(
+                f"transaction_listener {shown(listener)} has no method {name}",
+                hint="it must be an object with execute(message, arg) and check(message)",
+            )
+    return listener
+
+
+class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was sent in a transaction."""
+
+    sent: SendResult
+    state: TxState  #: how the local transaction ended
+
+
+class Transactions:
+    """The transactions of one producer, on its loop."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        instance: ClientInstance,
+        clock: Clock,
+        tasks: Tasks,
+        hooks: Sequence[object] = (),
+    ) -> None:
+        self._sender = sender
+        self._instance = instance
+        self._clock = clock
+        self._tasks = tasks
+        self._hooks = hook_methods(hooks, "end_transaction")
+        self._handover = Handover(asyncio.get_running_loop())
+        self._checks: deque[TransactionCheck] = deque()
+        self._checking = False
+        self.checker: Checker | None = None
+        self.spans: Telemetry | None = None
+
+    # ---- the first half --------------------------------------------------------------------------
+
+    async def send_half(self, message: Message, timeout_s: float, delay: Mapping[str, str]) -> Half:
+        """Store a half message; raises ClientError, with the cause, if that fails.
+
+        ``delay`` are properties for a time of delivery.
+        """
+        if self.checker is None:
+            raise ClientError(
+                "tranExecutor is null: nobody could say how a transaction ended",
+                hint="register a checker first: @producer.transaction_checker",
+            )
+        if self.spans is None:
+            return await self._send_half(message, timeout_s, delay)
+        with self.spans.sending(message) as sending:
+            half = await self._send_half(sending.message, timeout_s, delay)
+            sending.done(half.sent)
+            return half
+
+    async def _send_half(
+        self, message: Message, timeout_s: float, delay: Mapping[str, str]
+    ) -> Half:
+        began = self._clock.monotonic()
+        state = self._sender.checked(message)
+        extra = {
+            **delay,
+            names.PROPERTY_TRAN_MSG: "true",
+            names.PROPERTY_PGROUP: self._sender.group,
+        }
+        try:
+            await self._sender.introduce(state, self._instance)
+            parcel = await self._sender.parcel(message, extra)
+            sent = await self._sender.send(state, parcel, SendMode.SYNC, timeout_s, began)
+        except SkylarkError as error:
+            raise SendFailedError(
+                f"send message Exception: {error}",
+                response_code=getattr(error, "response_code", None),
+            ) from error
+        return Half(message=message, topic=state.topic, sent=sent)
+
+    async def run(
+        self, message: Message, arg: object, execute: Callable[..., Any], timeout_s: float
+    ) -> TransactionResult:
+        """The whole: half message, local transaction, outcome."""
+        half = await self.send_half(message, timeout_s, {})
+        if half.sent.status is not SendStatus.SEND_OK:
+            await self.end(half, TxState.ROLLBACK)
+            return TransactionResult(sent=half.sent, state=TxState.ROLLBACK)
+        remark: str | None = None
+        try:
+            outcome = await call_user(execute, half.listened(), arg)
+            state = outcome if isinstance(outcome, TxState) else TxState.UNKNOWN
+        except Exception as error:
+            log.exception("a local transaction of group %s failed", self._sender.group)
+            state = TxState.UNKNOWN
+            remark = _remark("executeLocalTransactionBranch exception", error)
+        await self.end(half, state, remark)
+        return TransactionResult(sent=half.sent, state=state)
+
+    # ---- the outcome -----------------------------------------------------------------------------
+
+    async def end(self, half: Half, state: TxState, remark: str | None = None) -> None:
+        """Tell the broker; if that fails it will ask."""
+        sent = half.sent
+        try:
+            queue = self._sender.namespace.wrap_queue(sent.queue)
+            address = await self._sender.link.lookup.master_of(queue)
+            header = EndTransactionRequestHeader(
+                topic=half.topic,
+                producer_group=self._sender.group,
+                tran_state_table_offset=sent.queue_offset,
+                commit_log_offset=decode_offset_id(sent.offset_msg_id or sent.msg_id).log_offset,
+                commit_or_rollback=_COMMIT_OR_ROLLBACK[state],
+                msg_id=sent.msg_id,
+                transaction_id=sent.transaction_id,
+            )
+            await self._sender.link.calls.end_transaction(
+                address, header, queue.broker_name, remark=remark
+            )
+        except SkylarkError as error:
+            log.warning(
+                "%s of transaction %s is not sent, the broker will ask: %s",
+                state.value,
+                sent.msg_id,
+                error,
+            )
+            return
+        self._tell(half.message, sent.msg_id, sent.transaction_id, address, state, False)
+
+    def _tell(
+        self,
+        message: Message | MessageExt,
+        msg_id: str,
+        transaction_id: str | None,
+        address: str,
+        state: TxState,
+        from_check: bool,
+    ) -> None:
+        if self._hooks:
+            context = EndTransactionContext(
+                group=self._sender.namespace.unwrap(self._sender.group),
+                message=message,
+                msg_id=msg_id,
+                transaction_id=transaction_id,
+                broker_address=address,
+                state=state,
+                from_check=from_check,
+            )
+            call_hooks(self._hooks, context)
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    def check_transaction(self, check: TransactionCheck) -> None:
+        """A broker asks; called on the control loop."""
+        if len(self._checks) >= CHECKS_WAITING_MAX:
+            log.warning("%d transaction checks wait, one more is dropped", len(self._checks))
+            return
+        self._checks.append(check)
+        self._handover.post(self._begin_checks)
+
+    def _begin_checks(self) -> None:
+        if self._checks and not self._checking and not self._tasks.closed:
+            self._checking = True
+            self._tasks.spawn(self._run_checks(), name="transaction checks")
+
+    async def _run_checks(self) -> None:
+        try:
+            while self._checks:
+                try:
+                    await self._answer(self._checks.popleft())
+                except Exception:  # a hook of the application, say
+                    log.exception("a check is not answered, the broker will ask again")
+        finally:
+            self._checking = False
+
+    async def _answer(self, check: TransactionCheck) -> None:
+        checker = self.checker
+        if checker is None:
+            log.warning("a transaction of %s is checked, and no checker", self._sender.group)
+            return
+        record = check.record
+        message = MessageExt(
+            record, check.broker_name or "", self._sender.namespace.unwrap(record.topic)
+        )
+        remark: str | None = None
+        try:
+            outcome = await call_user(checker, message)
+            state = outcome if isinstance(outcome, TxState) else TxState.UNKNOWN
+        except Exception as error:
+            log.exception("the checker of group %s failed", self._sender.group)
+            state = TxState.UNKNOWN
+            remark = _remark("checkLocalTransactionState Exception", error)
+        asked = check.header
+        header = EndTransactionRequestHeader(
+            topic=asked.topic,
+            producer_group=self._sender.group,
+            tran_state_table_offset=asked.tran_state_table_offset,
+            commit_log_offset=asked.commit_log_offset,
+            commit_or_rollback=_COMMIT_OR_ROLLBACK[state],
+            from_transaction_check=True,
+            msg_id=record.properties.get(names.PROPERTY_UNIQ_KEY) or asked.msg_id or "",
+            transaction_id=asked.transaction_id,
+        )
+        try:
+            await self._sender.link.calls.end_transaction(
+                check.address, header, check.broker_name or "", _END_TIMEOUT_S, remark=remark
+            )
+        except SkylarkError as error:
+            log.warning("the answer to a check by %s is not sent: %s", check.address, error)
+            return
+        self._tell(message, header.msg_id, asked.transaction_id, check.address, state, True)
+
+
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """A half message that is stored."""
+
+    message: Message
+    topic: str  #: as brokers know it
+    sent: SendResult
+
+    def listened(self) -> Message:
+        """The message as a listener gets it, with its ids."""
+        properties = {**self.message.properties, names.PROPERTY_UNIQ_KEY: self.sent.msg_id}
+        if self.sent.transaction_id is not None:
+            properties[names.PROPERTY_TRANSACTION_ID] = self.sent.transaction_id
+        return msgspec.structs.replace(self.message, properties=properties)
+
+
+class Transaction:
+    """``async with producer.transaction(message) as tx``: committed at the end of the block.
+
+    An exception in the block rolls back. ``tx.rollback()`` and ``tx.unknown()`` decide otherwise;
+    after ``unknown`` the broker will ask the checker.
+    """
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        message: Message,
+        timeout_s: float,
+        delay: Mapping[str, str] | None = None,
+    ) -> None:
+        self._transactions = transactions
+        self._message = message
+        self._timeout_s = timeout_s
+        self._delay = delay or {}
+        self._half: Half | None = None
+        self._state: TxState | None = None
+
+    @property
+    def sent(self) -> SendResult:
+        """Where the half message is."""
+        if self._half is None:
+            raise ClientError("the transaction has not begun", hint="use it by `async with`")
+        return self._half.sent
+
+    @property
+    def id(self) -> str:
+        """What the checker finds in ``message.transaction_id``."""
+        return self.sent.msg_id
+
+    @property
+    def state(self) -> TxState | None:
+        """How it ended, or will end; None while that is open."""
+        return self._state
+
+    def rollback(self) -> None:
+        """Let the message disappear at the end of the block."""
+        self._state = TxState.ROLLBACK
+
+    def unknown(self) -> None:
+        """Leave it open at the end of the block: the broker will ask the checker."""
+        self._state = TxState.UNKNOWN
+
+    async def __aenter__(self) -> Self:
+        if self._half is not None:
+            raise ClientError("a transaction can be used once")
+        half = await self._transactions.send_half(self._message, self._timeout_s, self._delay)
+        self._half = half
+        if half.sent.status is not SendStatus.SEND_OK:
+            self._state = TxState.ROLLBACK
+            await self._transactions.end(half, TxState.ROLLBACK)
+            raise SendFailedError(
+                f"the half message is stored with {half.sent.status.value}: rolled back",
+                hint="nothing was done; the transaction can be tried again",
+            )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._half is not None
+        remark = None
+        if exc is not None:
+            remark = _remark("executeLocalTransactionBranch exception", exc)
+        if self._state is None:
+            self._state = TxState.COMMIT if exc is None else TxState.ROLLBACK
+        await self._transactions.end(self._half, self._state, remark)
+
+
+async def call_user(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the application: a coroutine here, a plain one in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    result = await call_in_thread(function, *args)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _remark(what: str, error: BaseException) -> str:
+    return f"{what}: {error!r}"[:_REMARK_LENGTH_MAX]

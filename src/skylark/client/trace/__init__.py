@@ -1,0 +1,1 @@
+"""Message traces: records, hooks and their dispatcher."""

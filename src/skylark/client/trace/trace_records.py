@@ -1,0 +1,276 @@
+"""Trace data: what producers and consumers tell about each message, as text.
+
+A message of the trace topic holds records; fields are joined by U+0001, each record ends with
+U+0002. A missing tag or key is written ``null``, as Java prints it::
+
+    Pub             time region group topic msgId tags keys storeHost bodyLength cost msgType
+                    offsetMsgId success [clientHost]
+    SubBefore       time region group requestId msgId retryTimes keys
+    SubAfter        requestId msgId cost success keys contextCode [time group]
+    EndTransaction  time region group topic msgId tags keys storeHost msgType transactionId state
+                    fromCheck
+    Recall          time region group topic msgId success
+
+SubBefore and SubAfter of one call of a handler share their request id. Readers take shorter records
+of old clients, and pass over kinds that they do not know. Answers to ``TraceDataEncoder``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from skylark.core.errors import RemoteProtocolError
+
+FIELD_END: Final = "\x01"
+RECORD_END: Final = "\x02"
+NULL: Final = "null"
+
+#: A key of a user may hold anything; in a record separators become blanks.
+_NO_SEPARATORS: Final = str.maketrans(FIELD_END + RECORD_END, "  ")
+
+
+class TraceMessageType(enum.IntEnum):
+    """What kind of message was sent."""
+
+    NORMAL = 0
+    TRANSACTION_HALF = 1
+    TRANSACTION_COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+class PubTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A message was sent. ``client_host`` is only read, from clients that write it."""
+
+    time_ms: int
+    region_id: str
+    group: str
+    topic: str
+    msg_id: str
+    tags: str | None
+    keys: str | None
+    store_host: str
+    body_size: int
+    cost_ms: int
+    message_type: int
+    offset_msg_id: str = ""
+    success: bool = True
+    client_host: str = ""
+
+
+class SubBeforeTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler gets a message."""
+
+    time_ms: int
+    region_id: str
+    group: str
+    request_id: str
+    msg_id: str
+    retry_times: int
+    keys: str | None
+
+
+class SubAfterTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler is done with it; ``cost_ms`` is that of the call, shared among its messages.
+
+    ``context_code`` is a :class:`~skylark.client.consumer.push.concurrent_settlement.ReturnType`.
+    Without a time, the record is written as for the cloud: without the group too.
+    """
+
+    request_id: str
+    msg_id: str
+    cost_ms: int
+    success: bool
+    keys: str | None
+    context_code: int = 0
+    time_ms: int | None = None
+    group: str | None = None
+
+
+class EndTransactionTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction was ended."""
+
+    time_ms: int
+    region_id: str
+    group: str
+    topic: str
+    msg_id: str
+    tags: str | None
+    keys: str | None
+    store_host: str
+    message_type: int = TraceMessageType.TRANSACTION_COMMIT
+    transaction_id: str
+    state: str
+    from_check: bool
+
+
+class RecallTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A delayed message was called back."""
+
+    time_ms: int
+    region_id: str
+    group: str
+    topic: str
+    msg_id: str
+    success: bool
+
+
+Trace: TypeAlias = PubTrace | SubBeforeTrace | SubAfterTrace | EndTransactionTrace | RecallTrace
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def encode_trace(trace: Trace) -> str:
+    """One record, with its end."""
+    return FIELD_END.join(map(_text, _fields(trace))) + RECORD_END
+
+
+def trace_keys(trace: Trace) -> list[str]:
+    """By which a record is found again: the message id, then the keys of the message."""
+    keys = None if isinstance(trace, RecallTrace) else trace.keys
+    return [trace.msg_id, *(keys or "").split()]
+
+
+def _fields(trace: Trace) -> tuple[object, ...]:
+    match trace:
+        case PubTrace():
+            return ("Pub", *msgspec.structs.astuple(trace)[:-1])
+        case SubBeforeTrace():
+            return ("SubBefore", *msgspec.structs.astuple(trace))
+        case SubAfterTrace(time_ms=None):
+            return ("SubAfter", *msgspec.structs.astuple(trace)[:-2], "")
+        case SubAfterTrace():
+            return ("SubAfter", *msgspec.structs.astuple(trace))
+        case EndTransactionTrace():
+            return ("EndTransaction", *msgspec.structs.astuple(trace))
+    return ("Recall", *msgspec.structs.astuple(trace))
+
+
+def _text(field: object) -> str:
+    if field is None:
+        return NULL
+    if isinstance(field, bool):
+        return "true" if field else "false"
+    if isinstance(field, int):
+        return int.__repr__(field)  # also of an enum
+    return str(field).translate(_NO_SEPARATORS)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def decode_traces(text: str) -> list[Trace]:
+    """All records of a message; raises RemoteProtocolError for one that cannot be read."""
+    traces: list[Trace] = []
+    for record in text.split(RECORD_END):
+        fields = record.rstrip(FIELD_END).split(FIELD_END)
+        read = _READERS.get(fields[0])
+        if read is not None:
+            try:
+                traces.append(read(fields))
+            except (IndexError, ValueError) as error:
+                raise RemoteProtocolError(
+                    f"a trace record of kind {fields[0]} with {len(fields)} fields is broken"
+                ) from error
+    return traces
+
+
+def trace_message_keys(traces: Iterable[Trace]) -> list[str]:
+    """KEYS of a message with these records, each once."""
+    return list(dict.fromkeys(key for trace in traces for key in trace_keys(trace)))
+
+
+def _nullable(field: str) -> str | None:
+    return None if field == NULL else field
+
+
+def _is_true(field: str) -> bool:
+    return field.lower() == "true"
+
+
+def _pub(fields: list[str]) -> Trace:
+    has_offset_id = len(fields) >= 14
+    return PubTrace(
+        time_ms=int(fields[1]),
+        region_id=fields[2],
+        group=fields[3],
+        topic=fields[4],
+        msg_id=fields[5],
+        tags=_nullable(fields[6]),
+        keys=_nullable(fields[7]),
+        store_host=fields[8],
+        body_size=int(fields[9]),
+        cost_ms=int(fields[10]),
+        message_type=int(fields[11]),
+        offset_msg_id=fields[12] if has_offset_id else "",
+        success=_is_true(fields[13 if has_offset_id else 12]),
+        client_host=fields[14] if len(fields) >= 15 else "",
+    )
+
+
+def _sub_before(fields: list[str]) -> Trace:
+    return SubBeforeTrace(
+        time_ms=int(fields[1]),
+        region_id=fields[2],
+        group=fields[3],
+        request_id=fields[4],
+        msg_id=fields[5],
+        retry_times=int(fields[6]),
+        keys=_nullable(fields[7]) if len(fields) > 7 else "",
+    )
+
+
+def _sub_after(fields: list[str]) -> Trace:
+    has_time = len(fields) >= 9
+    return SubAfterTrace(
+        request_id=fields[1],
+        msg_id=fields[2],
+        cost_ms=int(fields[3]),
+        success=_is_true(fields[4]),
+        keys=_nullable(fields[5]) if len(fields) > 5 else "",
+        context_code=int(fields[6]) if len(fields) >= 7 else 0,
+        time_ms=int(fields[7]) if has_time else None,
+        group=fields[8] if has_time else None,
+    )
+
+
+def _end_transaction(fields: list[str]) -> Trace:
+    return EndTransactionTrace(
+        time_ms=int(fields[1]),
+        region_id=fields[2],
+        group=fields[3],
+        topic=fields[4],
+        msg_id=fields[5],
+        tags=_nullable(fields[6]),
+        keys=_nullable(fields[7]),
+        store_host=fields[8],
+        message_type=int(fields[9]),
+        transaction_id=fields[10],
+        state=fields[11],
+        from_check=_is_true(fields[12]),
+    )
+
+
+def _recall(fields: list[str]) -> Trace:
+    return RecallTrace(
+        time_ms=int(fields[1]),
+        region_id=fields[2],
+        group=fields[3],
+        topic=fields[4],
+        msg_id=fields[5],
+        success=_is_true(fields[6]),
+    )
+
+
+_READERS: Final[dict[str, Callable[[list[str]], Trace]]] = {
+    "Pub": _pub,
+    "SubBefore": _sub_before,
+    "SubAfter": _sub_after,
+    "EndTransaction": _end_transaction,
+    "Recall": _recall,
+}

@@ -1,0 +1,84 @@
+"""Messages to send, and messages as they are received."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from skylark.client.core.client_message import Message, MessageExt
+from skylark.wire.compress import compress_body, compression_flags
+from skylark.wire.message import MessageRecord, decode_record, encode_record, pack_host
+from skylark.wire.properties import encode_properties
+
+
+def record(
+    body: bytes = b"x", sys_flag: int = 0, topic: str = "T", **properties: str
+) -> MessageRecord:
+    data = encode_record(
+        topic=topic,
+        body=body,
+        properties=encode_properties(properties).encode(),
+        queue_id=3,
+        queue_offset=7,
+        log_offset=100,
+        sys_flag=sys_flag,
+        born_timestamp=1_000,
+        born_host=pack_host("10.0.0.1", 5),
+        store_timestamp=2_500,
+        store_host=pack_host("10.0.0.2", 10911),
+        reconsume_times=2,
+        flag=9,
+    )
+    return decode_record(data)
+
+
+def test_properties_of_a_message_are_a_copy() -> None:
+    given = {"a": "1"}
+    message = Message("T", b"x", tag="A", keys=["k1", "k2"], properties=given)
+    encoded = message.encoded_properties()
+    assert encoded == {"a": "1", "TAGS": "A", "KEYS": "k1 k2", "WAIT": "true"}
+    encoded["b"] = "2"
+    assert given == {"a": "1"}
+    assert Message("T", b"", keys="k").encoded_properties()["KEYS"] == "k"
+    assert Message("T", b"", wait_store_ok=False).encoded_properties() == {"WAIT": "false"}
+
+
+def test_a_received_message_shows_what_the_record_holds() -> None:
+    message = MessageExt(record(TAGS="A", KEYS="k1  k2", UNIQ_KEY="U", a="1"), "broker-a")
+    assert (message.topic, message.body, message.tag) == ("T", b"x", "A")
+    assert message.keys == ("k1", "k2")
+    assert message.msg_id == "U"
+    assert (message.queue_id, message.queue_offset, message.reconsume_times) == (3, 7, 2)
+    assert (message.queue.broker_name, message.queue.queue_id) == ("broker-a", 3)
+    assert message.born_time == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert message.store_time == datetime(1970, 1, 1, 0, 0, 2, 500_000, tzinfo=UTC)
+    assert (message.born_host, message.store_host) == ("10.0.0.1:5", "10.0.0.2:10911")
+    assert message.properties["a"] == "1"
+    assert message.flag == 9
+    assert message.transaction_id is None
+    assert repr(message) == "MessageExt('T', broker-a:3@7, msg_id='U', body=1 bytes)"
+
+
+def test_without_a_unique_id_the_place_in_the_log_is_the_id() -> None:
+    message = MessageExt(record(), "b")
+    assert message.msg_id == message.offset_msg_id == "0A00000200002A9F0000000000000064"
+
+
+def test_a_retried_message_has_its_own_topic() -> None:
+    message = MessageExt(record(topic="%RETRY%g", RETRY_TOPIC="T"), "b")
+    assert (message.topic, message.queue.topic) == ("T", "%RETRY%g")
+    assert MessageExt(record(topic="%RETRY%g"), "b").topic == "%RETRY%g"
+    assert MessageExt(record(topic="ns%T"), "b", topic="T").topic == "T"
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_a_compressed_body_is_opened_when_it_is_read(kind: int) -> None:
+    packed = compress_body(b"a" * 9_000, kind)
+    message = MessageExt(record(packed, sys_flag=compression_flags(kind)), "b")
+    assert message.body == b"a" * 9_000
+    assert message.body == b"a" * 9_000
+
+
+def test_a_message_of_a_transaction_has_its_id() -> None:
+    assert MessageExt(record(TRAN_MSG="true", UNIQ_KEY="U"), "b").transaction_id == "U"
