@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from skylark.admin.admin import Admin
-    from skylark.load.consuming import Start
-    from skylark.load.runs import Bench
-    from skylark.load.sending import SendOptions
-    from skylark.load.tally import Tally
+    from skylark.load.benchmark import Bench
+    from skylark.load.consume_load import Start
+    from skylark.load.run_statistics import Tally
+    from skylark.load.send_load import SendOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -243,13 +243,13 @@ class _Run:
         self._given = given
 
     def send_options(self) -> SendOptions:
-        from skylark.load.sending import SendOptions
+        from skylark.load.send_load import SendOptions
 
         names = ("size", "count", "in_flight", "batch", "batching", "rate")
         return SendOptions(topic=self._topic, **{name: self._given[name] for name in names})
 
     def perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> None:
-        from skylark.load.runs import quick_runner
+        from skylark.load.benchmark import quick_runner
 
         self._context.configure_logging("error")  # what fails is counted, and told at the end
         with explained(self._topic), quick_runner() as runner:
@@ -260,7 +260,7 @@ class _Run:
         from skylark.admin.admin import Admin
         from skylark.client.core.shutdown_signals import call_on_signal
         from skylark.core.clock import LoopClock
-        from skylark.load.runs import Bench, bench_topic
+        from skylark.load.benchmark import Bench, bench_topic
 
         given, clock, client = self._given, LoopClock(), client_options(self._namesrv)
         create = given["queues"] if given["create"] else None

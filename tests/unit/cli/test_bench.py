@@ -16,7 +16,7 @@ from rich.console import Console
 from skylark.cli.bench import command, live_table
 from skylark.core.clock import SystemClock
 from skylark.core.errors import SystemBusyError
-from skylark.load.tally import Tally
+from skylark.load.run_statistics import Tally
 from tests.unit.cli.shell import NOWHERE, Shell
 
 

@@ -25,8 +25,8 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.client.producer.producer import Producer
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError
-from skylark.load.pace import Ending, Pacer
-from skylark.load.tally import Tally
+from skylark.load.run_statistics import Tally
+from skylark.load.send_rate import Ending, Pacer
 
 GROUP: Final = "skylark-bench"
 STAMP: Final = struct.Struct(">8sd")  # run, due

@@ -15,10 +15,10 @@ from skylark.admin.admin import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
-from skylark.load.consuming import ConsumeLoad, Start, bench_group
-from skylark.load.pace import Ending
-from skylark.load.sending import SendLoad, SendOptions
-from skylark.load.tally import Tally
+from skylark.load.consume_load import ConsumeLoad, Start, bench_group
+from skylark.load.run_statistics import Tally
+from skylark.load.send_load import SendLoad, SendOptions
+from skylark.load.send_rate import Ending
 from skylark.net.event_loop import new_event_loop
 
 #: How long the last messages of an end-to-end run may stay away.

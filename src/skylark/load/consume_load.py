@@ -5,7 +5,7 @@ committed before it joins, so that no message which is sent afterwards can be mi
 
 The latency of a message is its age: from when its producer made it, by the producer's clock, in
 whole milliseconds. In an end-to-end run, where both are in this process, it is taken from the stamp
-(:mod:`skylark.load.sending`), and messages of other runs do not count.
+(:mod:`skylark.load.send_load`), and messages of other runs do not count.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
-from skylark.load.pace import Ending
-from skylark.load.sending import STAMP
-from skylark.load.tally import Tally
+from skylark.load.run_statistics import Tally
+from skylark.load.send_load import STAMP
+from skylark.load.send_rate import Ending
 
 Start = Literal["earliest", "latest"]
 

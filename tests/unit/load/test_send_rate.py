@@ -1,10 +1,10 @@
-"""load/pace.py on virtual time: how many turns there are in a time."""
+"""load/send_rate.py on virtual time: how many turns there are in a time."""
 
 from __future__ import annotations
 
 import asyncio
 
-from skylark.load.pace import CATCH_UP_S, Ending, Pacer
+from skylark.load.send_rate import CATCH_UP_S, Ending, Pacer
 from skylark.testing.clock import VirtualClock
 
 

@@ -1,8 +1,8 @@
-"""load/tally.py: figures and the rate of now, on virtual time."""
+"""load/run_statistics.py: figures and the rate of now, on virtual time."""
 
 from __future__ import annotations
 
-from skylark.load.tally import Tally
+from skylark.load.run_statistics import Tally
 from skylark.testing.clock import VirtualClock
 
 
