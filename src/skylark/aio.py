@@ -11,7 +11,7 @@
 :mod:`skylark.sync` has the same names without ``await``; :mod:`skylark` has what both share.
 """
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.client.arrow.arrow_reader import read_arrow
 from skylark.client.consumer.classic_pull_consumer import PullConsumer, PullSchedule, PullTask

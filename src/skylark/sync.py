@@ -12,7 +12,7 @@ Any thread may call any of them at any time. They are a facade over the asyncio 
 private loop thread, see :mod:`skylark.client.blocking`; :mod:`skylark` has what both share.
 """
 
-from skylark.admin.blocking import Admin
+from skylark.admin.blocking_admin import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.client.blocking.blocking_arrow import read_arrow
 from skylark.client.blocking.blocking_classic_pull import PullConsumer, PullSchedule, PullTask

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.apply import Change, Desired, GroupSpec, TopicSpec, apply_plan, check, make_plan
 from skylark.admin.errors import NotFoundError, PartialFailureError
 from skylark.admin.health import check_health

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
-from skylark.admin.messages import view
+from skylark.admin.message_operations import view
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.core.errors import (

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError
-from skylark.admin.traces import MessageTrace
+from skylark.admin.trace_query import MessageTrace
 from skylark.client.core.client_options import ClientOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.broker_scenarios.scene import QUEUES, TIMEOUT_S, keys

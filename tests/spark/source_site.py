@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from skylark import ClientOptions, Message
-from skylark.admin.blocking import Admin
+from skylark.admin.blocking_admin import Admin
 from skylark.sync import Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv

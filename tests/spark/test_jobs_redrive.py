@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skylark import ClientOptions, DeadLetter, Message, MessageExt
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.aio import PushConsumer
 from skylark.core.errors import ClientError, ConfigError
 from skylark.spark.jobs.redrive import RedriveOptions, RedriveSummary, run

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skylark import ClientOptions, Message
-from skylark.admin.blocking import Admin
+from skylark.admin.blocking_admin import Admin
 from skylark.core.clock import SystemClock
 from skylark.core.metrics import Registry
 from skylark.spark.errors import find_cause

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from skylark import Message
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.core.clock import SystemClock
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.errors import DataLossError

@@ -1,7 +1,7 @@
 """Operations on a running cluster, as functions with typed results; they speak the protocol.
 
-:class:`~skylark.admin.admin.Admin` puts the families together, and
-:mod:`~skylark.admin.blocking` is its twin without ``await``.
+:class:`~skylark.admin.admin_client.Admin` puts the families together, and
+:mod:`~skylark.admin.blocking_admin` is its twin without ``await``.
 
 =================  ================================================================================
 topics             make, list, describe, change, delete (topic_configs: one broker's part)

@@ -28,10 +28,10 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
-from skylark.admin.groups import GroupOnBroker
-from skylark.admin.topics import TopicPart
+from skylark.admin.group_operations import GroupOnBroker
+from skylark.admin.topic_operations import TopicPart
 from skylark.core.errors import InvalidParameterError
 from skylark.core.names import group_problem, topic_problem
 from skylark.wire.bodies.config import SubscriptionGroupConfig

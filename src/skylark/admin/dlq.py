@@ -18,12 +18,12 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session, masters_of
+from skylark.admin.dead_letter_sender import Destination
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.letters import Destination
+from skylark.admin.queue_merge import QueueRange, merged, queue_messages
 from skylark.admin.queue_stats import topic_stats
-from skylark.admin.queues import committed_offset
-from skylark.admin.ranges import QueueRange, merged, queue_messages
 from skylark.admin.redrive import (
     RedriveProgress,
     RedriveReport,
@@ -32,8 +32,8 @@ from skylark.admin.redrive import (
     resume_at,
     session_group,
 )
-from skylark.admin.session import Session, masters_of
-from skylark.admin.topics import Topics
+from skylark.admin.topic_operations import Topics
+from skylark.admin.topic_queues import committed_offset
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import make_route

@@ -38,13 +38,13 @@ from typing import Final
 import msgspec
 
 from skylark.admin import explain_checks as checks
+from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.dlq import DeadLetterQueues
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.explain_checks import Check, in_the_way, ok, plural, unanswered, unknown
-from skylark.admin.finding import find_message, silence
-from skylark.admin.groups import GroupDescription, Groups
-from skylark.admin.session import Session, masters_of
-from skylark.admin.topics import groups_reading
+from skylark.admin.group_operations import GroupDescription, Groups
+from skylark.admin.message_id_search import find_message, silence
+from skylark.admin.topic_operations import groups_reading
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import is_retry_topic

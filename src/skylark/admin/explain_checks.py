@@ -15,16 +15,16 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from skylark.admin.admin_session import Session, masters_of
+from skylark.admin.connected_clients import Members, Subscription, running_info
+from skylark.admin.dead_letter_sender import REDRIVEN_FROM
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.finding import copies_in, silence
-from skylark.admin.groups import GroupDescription
-from skylark.admin.letters import REDRIVEN_FROM
-from skylark.admin.lookup import PULL_TIMEOUT_S, records_of
-from skylark.admin.members import Members, Subscription, running_info
-from skylark.admin.queues import committed_offset
-from skylark.admin.session import Session, masters_of
-from skylark.admin.traces import message_trace
+from skylark.admin.group_operations import GroupDescription
+from skylark.admin.message_id_search import copies_in, silence
+from skylark.admin.message_lookup import PULL_TIMEOUT_S, records_of
+from skylark.admin.topic_queues import committed_offset
+from skylark.admin.trace_query import message_trace
 from skylark.client.consumer.subscription import TAG, make_subscription
 from skylark.client.core.broker_calls import PullStatus
 from skylark.client.core.client_message import MessageExt

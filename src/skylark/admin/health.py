@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.session import Session
 from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.common_body import KVTable

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import ServerFailure
 from skylark.admin.fan_out import on_each
-from skylark.admin.session import Session
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
 from skylark.wire.codes import RequestCode

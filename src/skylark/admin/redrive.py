@@ -1,4 +1,5 @@
-"""A run over dead letters: each is sent again, once (:mod:`skylark.admin.letters`), and counted.
+"""A run over dead letters: each is sent again, once (:mod:`skylark.admin.dead_letter_sender`), and
+counted.
 
 A run over all letters of a group commits how far it has come, for a consumer group of its own
 (:func:`progress_group`), every :data:`COMMIT_EVERY` letters and when it ends, however it ends; the
@@ -19,10 +20,10 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from skylark.admin.letters import Destination, Letter, Postman, restore
-from skylark.admin.queues import commit_offset, committed_offset
-from skylark.admin.ranges import QueueRange, queue_messages
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
+from skylark.admin.dead_letter_sender import Destination, Letter, Postman, restore
+from skylark.admin.queue_merge import QueueRange, queue_messages
+from skylark.admin.topic_queues import commit_offset, committed_offset
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     InvalidParameterError,

@@ -31,7 +31,7 @@ from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.apply import Change, Desired, Plan
 
 COLUMNS = ("action", "kind", "name", "broker", "field", "old", "new")

@@ -1,7 +1,7 @@
 """What commands that ask a cluster share: the admin client, times, confirmation, names to complete.
 
-A command hands :func:`ask` a function of the :class:`~skylark.admin.admin.Admin` and gets its
-result; connections are closed before it returns. Whatever goes wrong is raised, and becomes a
+A command hands :func:`ask` a function of the :class:`~skylark.admin.admin_client.Admin` and gets
+its result; connections are closed before it returns. Whatever goes wrong is raised, and becomes a
 sentence and an exit code in ``main.py``.
 
 **Times** on the command line are local unless they say otherwise: ``2026-11-01T08:00``,
@@ -23,7 +23,7 @@ import click
 from skylark.cli.context import CliContext
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.errors import ServerFailure
 
 T = TypeVar("T")
@@ -51,8 +51,8 @@ def ask(
     """
     import asyncio
 
-    from skylark.admin.admin import Admin
-    from skylark.admin.session import TIMEOUT_S
+    from skylark.admin.admin_client import Admin
+    from skylark.admin.admin_session import TIMEOUT_S
     from skylark.cli.name_servers import client_options
 
     async def run() -> T:

@@ -21,7 +21,7 @@ from skylark.cli.name_servers import client_options, namesrv_option
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.load.benchmark import Bench
     from skylark.load.consume_load import Start
     from skylark.load.run_statistics import Tally
@@ -257,7 +257,7 @@ class _Run:
         self._show(tallies)
 
     async def _perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> list[Tally]:
-        from skylark.admin.admin import Admin
+        from skylark.admin.admin_client import Admin
         from skylark.client.core.shutdown_signals import call_on_signal
         from skylark.core.clock import LoopClock
         from skylark.load.benchmark import Bench, bench_topic

@@ -15,9 +15,9 @@ from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
-    from skylark.admin.replication import ReplicationReport
-    from skylark.admin.settings import SettingsReport
+    from skylark.admin.admin_client import Admin
+    from skylark.admin.replica_status import ReplicationReport
+    from skylark.admin.server_settings import SettingsReport
 
 LIST_COLUMNS = ("cluster", "broker", "id", "role", "address", "version", "in_tps", "out_tps")
 STATUS_COLUMNS = (
@@ -70,7 +70,7 @@ def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationRepo
 
 def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
     async def report(admin: Admin) -> ReplicationReport:
-        from skylark.admin.replication import replication_report
+        from skylark.admin.replica_status import replication_report
 
         return await replication_report(admin.stats, cluster)
 

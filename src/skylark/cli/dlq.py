@@ -28,7 +28,7 @@ from skylark.cli.message_rows import short_body
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.redrive import RedriveProgress, RedriveReport
     from skylark.client.core.client_message import MessageExt
 

@@ -30,8 +30,8 @@ from skylark.cli.exits import ExitCode
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
+    from skylark.admin.cluster_stats import BrokerState
     from skylark.admin.health import HealthReport
-    from skylark.admin.stats import BrokerState
 
 #: Share of the disk from which on a broker warns, cleans early, and refuses messages.
 DISK_FULL_RATIO = 0.85
@@ -96,7 +96,7 @@ def command(
 
 def _look(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState, ...]]:
     """Who answers, and what brokers say about themselves; neither is an error here."""
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
 
     async def look(admin: Admin) -> tuple[HealthReport, tuple[BrokerState, ...]]:
         from skylark.admin.health import check_health

@@ -26,9 +26,9 @@ from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
-    from skylark.admin.groups import GroupDescription, GroupListing, GroupSummary
-    from skylark.admin.reset import GroupReset, ResetPlan
+    from skylark.admin.admin_client import Admin
+    from skylark.admin.group_operations import GroupDescription, GroupListing, GroupSummary
+    from skylark.admin.offset_reset_plan import GroupReset, ResetPlan
 
 LIST_COLUMNS = ("group", "brokers", "members", "model", "lag")
 QUEUE_COLUMNS = (
@@ -59,7 +59,7 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
     """List the groups, with members that are connected and messages that wait."""
     from skylark.admin.errors import NotFoundError
     from skylark.admin.fan_out import few_at_a_time
-    from skylark.admin.groups import Groups
+    from skylark.admin.group_operations import Groups
 
     async def listed(admin: Admin) -> tuple[GroupListing, list[dict[str, object]]]:
         groups = Groups(admin.session.asking_once())

@@ -24,9 +24,9 @@ from skylark.cli.message_rows import QUERY_COLUMNS, query_row, show_message
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.explain import Explanation
-    from skylark.admin.traces import MessageTrace
+    from skylark.admin.trace_query import MessageTrace
     from skylark.client.core.client_message import MessageExt
 
 topic_option = click.option(
@@ -66,7 +66,7 @@ def get(
 
     async def found(admin: Admin) -> list[tuple[MessageExt, MessageTrace | None]]:
         from skylark.admin.errors import NotFoundError
-        from skylark.admin.finding import find_message
+        from skylark.admin.message_id_search import find_message
 
         if message_id is not None:
             messages = [await find_message(admin.session.asking_once(), message_id, topic)]

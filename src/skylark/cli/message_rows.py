@@ -9,7 +9,7 @@ from skylark.cli.asking import plain, shown_time
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:
-    from skylark.admin.traces import MessageTrace
+    from skylark.admin.trace_query import MessageTrace
     from skylark.client.core.client_message import MessageExt
 
 QUERY_COLUMNS = ("msg_id", "broker", "queue", "offset", "stored", "tag", "keys", "body")
@@ -33,7 +33,7 @@ def query_row(message: MessageExt) -> dict[str, object]:
 
 def short_body(message: MessageExt) -> str:
     """The beginning of a body as text; of what is no text, its size."""
-    from skylark.admin.messages import view
+    from skylark.admin.message_operations import view
 
     found = view(message, BODY_SHOWN_MAX * 4)
     if found.is_base64:
@@ -48,7 +48,7 @@ def show_message(
     """All there is about messages, each with its trace if it was asked for."""
     import msgspec
 
-    from skylark.admin.messages import view
+    from skylark.admin.message_operations import view
 
     documents = []
     for message, trace in messages:

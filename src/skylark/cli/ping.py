@@ -12,7 +12,7 @@ from skylark.cli.exits import ExitCode
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.health import HealthReport
 
 COLUMNS = ("server", "role", "address", "answer_ms", "problem")

@@ -20,8 +20,8 @@ from skylark.cli.context import CliContext
 from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
-    from skylark.admin.topics import TopicDescription
+    from skylark.admin.admin_client import Admin
+    from skylark.admin.topic_operations import TopicDescription
 
 QUEUE_COUNT = click.IntRange(1, 65_536)
 PERM = click.Choice(["r", "w", "rw"])

@@ -307,7 +307,7 @@ def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:
 
 async def _make_topics(namesrv: str, topics: list[tuple[str, int]]) -> list[str]:
     """Make those that are missing; remarks on those that are there with other queues."""
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.client.core.client_options import ClientOptions
 
     async with Admin(ClientOptions(namesrv=namesrv)) as admin:
@@ -361,7 +361,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _topic(text: str) -> tuple[str, int]:
-    from skylark.admin.topics import DEFAULT_QUEUE_COUNT
+    from skylark.admin.topic_operations import DEFAULT_QUEUE_COUNT
 
     name, colon, count = text.partition(":")
     if not colon:

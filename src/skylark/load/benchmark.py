@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Literal
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.consumer.rebalance import FIRST_PULL_DELAY_MS
 from skylark.client.core.client_message import MessageExt

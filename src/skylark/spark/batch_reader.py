@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.spark.cluster import shared_cluster
 from skylark.spark.options import FILE_RECORDS_PER_PARTITION, SourceOptions
 from skylark.spark.partitions import QueueRange, cut_ranges

@@ -13,8 +13,8 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
-from skylark.admin.admin import Admin
-from skylark.admin.session import Session
+from skylark.admin.admin_client import Admin
+from skylark.admin.admin_session import Session
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_options import ClientOptions
 from skylark.spark.connection import Connection

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.core.errors import BrokerError, RemoteProtocolError, TransportError
 from skylark.spark.survey import choose_address
 from skylark.wire.bodies.common_body import MessageQueue

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.client.arrow.arrow_reader import ArrowDecoder, read_range
 from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address, pull_range
 from skylark.client.core.route_cache import make_route

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from skylark.admin.session import Session, no_topic
-from skylark.admin.settings import Settings
+from skylark.admin.admin_session import Session, no_topic
+from skylark.admin.server_settings import Settings
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions

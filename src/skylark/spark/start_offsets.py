@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.queues import committed_offset
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
+from skylark.admin.topic_queues import committed_offset
 from skylark.client.arrow.record_rows import rows_of
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.errors import Missing

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from skylark.admin.session import Session
-from skylark.admin.settings import Settings
+from skylark.admin.admin_session import Session
+from skylark.admin.server_settings import Settings
 from skylark.admin.topic_configs import topic_config
 from skylark.client.core.client_options import local_address
 from skylark.core.errors import SkylarkError

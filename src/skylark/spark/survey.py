@@ -21,9 +21,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from skylark.admin.admin_session import Session, no_topic
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.session import Session, no_topic
-from skylark.admin.topics import Topics
+from skylark.admin.topic_operations import Topics
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.route_cache import MASTER_ID, Route, make_route
 from skylark.core.errors import (

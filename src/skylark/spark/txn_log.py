@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final, NamedTuple
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
-from skylark.admin.settings import kv_get, kv_put
-from skylark.admin.topics import Topics
+from skylark.admin.server_settings import kv_get, kv_put
+from skylark.admin.topic_operations import Topics
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.core.broker_calls import Pulled
 from skylark.client.core.client_message import Message, SendStatus

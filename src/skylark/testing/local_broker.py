@@ -35,7 +35,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig, load_broker_config

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.client.core.client_options import ClientOptions
 from tests.interop.answered import answered_requests
 from tests.interop.broker_scenarios.table import CPP, JAVA_5, SCENARIO_BY_KEY

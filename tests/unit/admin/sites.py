@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config

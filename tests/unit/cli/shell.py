@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.testing import CliRunner, Result
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.cli.main import cli
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import SystemClock

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from skylark.admin.cluster_stats import BrokerState
 from skylark.admin.health import HealthReport, Role, ServerHealth
-from skylark.admin.stats import BrokerState
 from skylark.cli import doctor
 from tests.unit.cli.shell import NOWHERE, Shell
 

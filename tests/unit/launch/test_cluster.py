@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skylark.admin.admin import Admin
+from skylark.admin.admin_client import Admin
 from skylark.broker.app import Broker
 from skylark.client.core.broker_calls import open_caller
 from skylark.client.core.client_options import ClientOptions

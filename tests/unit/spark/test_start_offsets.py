@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.client.core.namespace import Namespace
 from skylark.spark import start_offsets
 from skylark.spark.options import SourceOptions, source_options

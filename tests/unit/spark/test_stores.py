@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from skylark.admin.session import Session
+from skylark.admin.admin_session import Session
 from skylark.core.errors import ConnectError
 from skylark.spark.options import source_options
 from skylark.spark.stores import StoreFinder

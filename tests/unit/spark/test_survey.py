@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError
-from skylark.admin.session import Session
 from skylark.client.core.namespace import Namespace
 from skylark.core.errors import (
     BrokerError,

@@ -83,7 +83,7 @@ def command(
 def _run(context: CliContext, namesrv: str | None, options: RedriveOptions) -> RedriveSummary:
     import asyncio
 
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.cli.name_servers import client_options
     from skylark.spark.jobs import redrive
 

@@ -36,7 +36,7 @@ import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql.observation import Observation
 
-from skylark.admin.session import masters_of
+from skylark.admin.admin_session import masters_of
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.frame import (

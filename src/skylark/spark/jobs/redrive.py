@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from skylark.admin.admin_session import masters_of
 from skylark.admin.redrive import GAVE_UP
-from skylark.admin.session import masters_of
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import BrokerError, ClientError, ConfigError, SkylarkError
 from skylark.core.names import dlq_topic, group_problem, retry_topic
 
 if TYPE_CHECKING:
-    from skylark.admin.admin import Admin
+    from skylark.admin.admin_client import Admin
     from skylark.admin.redrive import Redriven, RedriveProgress
     from skylark.client.core.client_message import MessageExt
 

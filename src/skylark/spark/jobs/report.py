@@ -23,8 +23,8 @@ import msgspec
 from pyspark.sql import functions as F
 
 from skylark.admin.errors import NotFoundError
-from skylark.admin.groups import Groups
-from skylark.admin.offsets import Offsets
+from skylark.admin.group_operations import Groups
+from skylark.admin.offset_operations import Offsets
 from skylark.core.errors import ConfigError
 from skylark.spark.cluster import Cluster, shared_cluster
 from skylark.spark.jobs.frame import JobProgress, Report, cluster_options, explained
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-    from skylark.admin.progress import QueueProgress
+    from skylark.admin.consumer_progress import QueueProgress
 
 _COLUMNS: Final = (
     "brokerName",

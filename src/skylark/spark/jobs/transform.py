@@ -22,7 +22,7 @@ import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 
-from skylark.admin.session import masters_of
+from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.frame import (

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.admin.session import no_topic
+from skylark.admin.admin_session import no_topic
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.cluster import shared_cluster

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.lookup import message_of, records_of
-from skylark.admin.session import Session
+from skylark.admin.message_lookup import message_of, records_of
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.core.client_message import MessageExt
 from skylark.client.errors import Missing

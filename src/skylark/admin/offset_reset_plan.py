@@ -29,12 +29,12 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from skylark.admin.admin_session import Session
+from skylark.admin.connected_clients import group_members
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import few_at_a_time, on_each
-from skylark.admin.members import group_members
 from skylark.admin.queue_stats import QueueStats, topic_stats
-from skylark.admin.queues import commit_offset, committed_offset, readable_queues, to_ms
-from skylark.admin.session import Session
+from skylark.admin.topic_queues import commit_offset, committed_offset, readable_queues, to_ms
 from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     BrokerError,
@@ -114,7 +114,7 @@ async def make_plan(
     broker_name: str | None = None,
     queue_id: int | None = None,
 ) -> ResetPlan:
-    """See :meth:`skylark.admin.offsets.Offsets.plan_reset`."""
+    """See :meth:`skylark.admin.offset_operations.Offsets.plan_reset`."""
     _check_target(to)
     all_queues, masters = await readable_queues(session, topic)
     queues = [
@@ -206,7 +206,7 @@ async def _require_group(session: Session, group: str, masters: dict[str, str]) 
 
 
 async def apply_reset(session: Session, plan: ResetPlan) -> GroupReset:
-    """See :meth:`skylark.admin.offsets.Offsets.apply`."""
+    """See :meth:`skylark.admin.offset_operations.Offsets.apply`."""
     by_broker: dict[str, list[QueueReset]] = {}
     for queue in plan.queues:
         by_broker.setdefault(queue.queue.broker_name, []).append(queue)

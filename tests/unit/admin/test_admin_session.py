@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.admin.session import AskingOnce
+from skylark.admin.admin_session import AskingOnce
 from skylark.core.errors import ConnectError, ConnectionClosedError, RequestTimeoutError
 from skylark.wire.command import Command
 

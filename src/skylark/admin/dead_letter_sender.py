@@ -18,9 +18,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.errors import NotFoundError
-from skylark.admin.lookup import by_key
-from skylark.admin.session import Session, masters_of
+from skylark.admin.message_lookup import by_key
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import make_route

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import msgspec
 
+from skylark.admin.cluster_stats import BrokerState, HaReport, Stats
 from skylark.admin.errors import ServerFailure
 from skylark.admin.fan_out import on_each
-from skylark.admin.stats import BrokerState, HaReport, Stats
 
 MASTER_ID = 0
 

@@ -19,9 +19,15 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from skylark.admin import admin as asynchronous
-from skylark.admin import dlq, groups, messages, offsets, settings, stats, topics
-from skylark.admin.session import TIMEOUT_S
+from skylark.admin import admin_client as asynchronous
+from skylark.admin import cluster_stats as stats
+from skylark.admin import dlq
+from skylark.admin import group_operations as groups
+from skylark.admin import message_operations as messages
+from skylark.admin import offset_operations as offsets
+from skylark.admin import server_settings as settings
+from skylark.admin import topic_operations as topics
+from skylark.admin.admin_session import TIMEOUT_S
 from skylark.client.blocking.blocking_client import Blocking
 from skylark.client.blocking.event_loop_thread import Portal
 from skylark.client.core.client_options import ClientOptions, Duration
@@ -65,7 +71,7 @@ def _iterating(
 
 
 class Topics(Family[topics.Topics]):
-    """See :class:`skylark.admin.topics.Topics`."""
+    """See :class:`skylark.admin.topic_operations.Topics`."""
 
     create = _blocking(topics.Topics.create)
     put = _blocking(topics.Topics.put)
@@ -80,7 +86,7 @@ class Topics(Family[topics.Topics]):
 
 
 class Groups(Family[groups.Groups]):
-    """See :class:`skylark.admin.groups.Groups`."""
+    """See :class:`skylark.admin.group_operations.Groups`."""
 
     put = _blocking(groups.Groups.put)
     create = _blocking(groups.Groups.create)
@@ -94,7 +100,7 @@ class Groups(Family[groups.Groups]):
 
 
 class Offsets(Family[offsets.Offsets]):
-    """See :class:`skylark.admin.offsets.Offsets`."""
+    """See :class:`skylark.admin.offset_operations.Offsets`."""
 
     bounds = _blocking(offsets.Offsets.bounds)
     at_time = _blocking(offsets.Offsets.at_time)
@@ -109,7 +115,7 @@ class Offsets(Family[offsets.Offsets]):
 
 
 class Stats(Family[stats.Stats]):
-    """See :class:`skylark.admin.stats.Stats`."""
+    """See :class:`skylark.admin.cluster_stats.Stats`."""
 
     clusters = _blocking(stats.Stats.clusters)
     runtime = _blocking(stats.Stats.runtime)
@@ -122,7 +128,7 @@ class Stats(Family[stats.Stats]):
 
 
 class Messages(Family[messages.Messages]):
-    """See :class:`skylark.admin.messages.Messages`."""
+    """See :class:`skylark.admin.message_operations.Messages`."""
 
     get = _blocking(messages.Messages.get)
     at = _blocking(messages.Messages.at)
@@ -145,7 +151,7 @@ class DeadLetterQueues(Family[dlq.DeadLetterQueues]):
 
 
 class Settings(Family[settings.Settings]):
-    """See :class:`skylark.admin.settings.Settings`."""
+    """See :class:`skylark.admin.server_settings.Settings`."""
 
     brokers = _blocking(settings.Settings.brokers)
     set_brokers = _blocking(settings.Settings.set_brokers)
@@ -160,7 +166,7 @@ class Settings(Family[settings.Settings]):
 
 
 class Admin(Blocking[asynchronous.Admin]):
-    """See the module, and :class:`skylark.admin.admin.Admin`."""
+    """See the module, and :class:`skylark.admin.admin_client.Admin`."""
 
     def __init__(
         self,

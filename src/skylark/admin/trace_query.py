@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError
-from skylark.admin.lookup import by_key
-from skylark.admin.session import Session
+from skylark.admin.message_lookup import by_key
 from skylark.client.trace.trace_records import (
     EndTransactionTrace,
     PubTrace,

@@ -19,9 +19,9 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import FannedOut, on_each
-from skylark.admin.session import Session
 from skylark.client.core.broker_calls import Pulled, PullStatus
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import BrokerError, RemoteProtocolError

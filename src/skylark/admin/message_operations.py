@@ -25,15 +25,15 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session
+from skylark.admin.connected_clients import RELAY_TIMEOUT_S, group_members, no_member
 from skylark.admin.errors import NotFoundError
 from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.lookup import KEY_COUNT_MAX, at_offset, by_key, by_offset_id
-from skylark.admin.members import RELAY_TIMEOUT_S, group_members, no_member
-from skylark.admin.queues import Moment, readable_queues, to_ms
-from skylark.admin.ranges import QueueRange, merged, queue_messages
-from skylark.admin.session import Session
-from skylark.admin.traces import MessageTrace, message_trace
+from skylark.admin.message_lookup import KEY_COUNT_MAX, at_offset, by_key, by_offset_id
+from skylark.admin.queue_merge import QueueRange, merged, queue_messages
+from skylark.admin.topic_queues import Moment, readable_queues, to_ms
+from skylark.admin.trace_query import MessageTrace, message_trace
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import InvalidParameterError, RemoteProtocolError

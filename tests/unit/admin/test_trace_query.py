@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.admin.errors import NotFoundError
-from skylark.admin.traces import arrange
+from skylark.admin.trace_query import arrange
 from skylark.client.core.client_message import Message
 from skylark.client.trace.trace_records import (
     EndTransactionTrace,

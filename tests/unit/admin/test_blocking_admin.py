@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from skylark.admin import blocking, dlq, groups, messages, offsets, settings, stats, topics
-from skylark.admin.admin import Admin as AsyncAdmin
+from skylark.admin import blocking_admin as blocking
+from skylark.admin import cluster_stats as stats
+from skylark.admin import dlq
+from skylark.admin import group_operations as groups
+from skylark.admin import message_operations as messages
+from skylark.admin import offset_operations as offsets
+from skylark.admin import server_settings as settings
+from skylark.admin import topic_operations as topics
+from skylark.admin.admin_client import Admin as AsyncAdmin
 from skylark.admin.errors import NotFoundError
 from skylark.core.errors import ClientStateError
 from tests.unit.admin.sites import Site, running_site

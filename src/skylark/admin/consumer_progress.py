@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import ServerFailure
 from skylark.admin.fan_out import on_each
-from skylark.admin.session import Session
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import ConsumeStats, OffsetWrapper
 from skylark.wire.codes import RequestCode

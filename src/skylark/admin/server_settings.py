@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
-from skylark.admin.session import Session
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.broker_calls import make_request
 from skylark.core.config import format_properties, parse_properties

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias, TypeVar
 
+from skylark.admin.admin_session import Session, masters_of, no_topic
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.session import Session, masters_of, no_topic
 from skylark.client.core.broker_calls import make_request
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import BrokerError, QueryNotFoundError

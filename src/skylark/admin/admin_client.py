@@ -16,13 +16,13 @@ leaves nothing behind. It belongs to the event loop on which it was started; its
 awaited there side by side. Results are structs that never change, times in milliseconds since 1970.
 
 ========================  ==================================================================
-``admin.topics``          :mod:`skylark.admin.topics`
-``admin.groups``          :mod:`skylark.admin.groups`
-``admin.offsets``         :mod:`skylark.admin.offsets`
-``admin.stats``           :mod:`skylark.admin.stats`
-``admin.messages``        :mod:`skylark.admin.messages`
+``admin.topics``          :mod:`skylark.admin.topic_operations`
+``admin.groups``          :mod:`skylark.admin.group_operations`
+``admin.offsets``         :mod:`skylark.admin.offset_operations`
+``admin.stats``           :mod:`skylark.admin.cluster_stats`
+``admin.messages``        :mod:`skylark.admin.message_operations`
 ``admin.dlq``             :mod:`skylark.admin.dlq`
-``admin.settings``        :mod:`skylark.admin.settings`
+``admin.settings``        :mod:`skylark.admin.server_settings`
 ========================  ==================================================================
 
 Answers to ``DefaultMQAdminExt``.
@@ -30,14 +30,14 @@ Answers to ``DefaultMQAdminExt``.
 
 from __future__ import annotations
 
+from skylark.admin.admin_session import TIMEOUT_S, Session
+from skylark.admin.cluster_stats import Stats
 from skylark.admin.dlq import DeadLetterQueues
-from skylark.admin.groups import Groups
-from skylark.admin.messages import Messages
-from skylark.admin.offsets import Offsets
-from skylark.admin.session import TIMEOUT_S, Session
-from skylark.admin.settings import Settings
-from skylark.admin.stats import Stats
-from skylark.admin.topics import Topics
+from skylark.admin.group_operations import Groups
+from skylark.admin.message_operations import Messages
+from skylark.admin.offset_operations import Offsets
+from skylark.admin.server_settings import Settings
+from skylark.admin.topic_operations import Topics
 from skylark.client.core.broker_connections import Link
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, Duration, given_options, seconds

@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import few_at_a_time
-from skylark.admin.lookup import by_offset_id, oldest_first, search_index
-from skylark.admin.session import Session, masters_of
-from skylark.admin.topics import Topics
+from skylark.admin.message_lookup import by_offset_id, oldest_first, search_index
+from skylark.admin.topic_operations import Topics
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import ClientError, SkylarkError
 from skylark.core.names import (

@@ -14,17 +14,17 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from skylark.admin.errors import NotFoundError, ServerFailure
-from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
-from skylark.admin.members import (
+from skylark.admin.admin_session import Session
+from skylark.admin.connected_clients import (
     Members,
     Producers,
     group_members,
     producer_members,
     running_info,
 )
-from skylark.admin.progress import GroupProgress, QueueProgress, group_progress
-from skylark.admin.session import Session
+from skylark.admin.consumer_progress import GroupProgress, QueueProgress, group_progress
+from skylark.admin.errors import NotFoundError, ServerFailure
+from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import InvalidParameterError, SkylarkError

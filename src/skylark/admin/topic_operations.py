@@ -16,11 +16,11 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session, masters_of, no_topic
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import FannedOut, few_at_a_time, on_each
 from skylark.admin.queue_stats import QueueStats, topic_stats
-from skylark.admin.session import Session, masters_of, no_topic
-from skylark.admin.settings import kv_delete, kv_get, kv_put
+from skylark.admin.server_settings import kv_delete, kv_get, kv_put
 from skylark.admin.topic_configs import (
     changed_only,
     checked_count,

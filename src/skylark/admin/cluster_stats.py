@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
 from skylark.admin.queue_stats import TopicStats, topic_stats
-from skylark.admin.session import Session
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common_body import KVTable

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from skylark.admin.admin_session import Session
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import on_each
-from skylark.admin.session import Session
 from skylark.core.errors import BrokerError, ConsumerNotOnlineError, TopicNotExistError
 from skylark.wire.bodies.admin_body import (
     Connection,

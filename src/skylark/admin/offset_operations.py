@@ -1,7 +1,7 @@
 """Offsets: where queues begin and end, where groups stand, and moving groups elsewhere.
 
 A move has two steps: a *plan* says for every queue where the group stands and where it would go,
-and changes nothing; :meth:`Offsets.apply` carries it out (:mod:`skylark.admin.reset`)::
+and changes nothing; :meth:`Offsets.apply` carries it out (:mod:`skylark.admin.offset_reset_plan`)::
 
     plan = await admin.offsets.plan_reset("billing", "orders", to=datetime(2026, 11, 1, tzinfo=UTC))
     for queue in plan.queues:
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from skylark.admin.admin_session import Session
+from skylark.admin.consumer_progress import group_progress
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import on_each
-from skylark.admin.progress import group_progress
+from skylark.admin.offset_reset_plan import GroupReset, ResetPlan, ResetTo, apply_reset, make_plan
 from skylark.admin.queue_stats import TopicStats, topic_stats
-from skylark.admin.queues import (
+from skylark.admin.topic_queues import (
     Moment,
     commit_offset,
     committed_offset,
@@ -28,8 +30,6 @@ from skylark.admin.queues import (
     readable_queues,
     to_ms,
 )
-from skylark.admin.reset import GroupReset, ResetPlan, ResetTo, apply_reset, make_plan
-from skylark.admin.session import Session
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.core.errors import InvalidParameterError
 from skylark.wire.bodies.common_body import MessageQueue
