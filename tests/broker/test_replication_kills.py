@@ -20,8 +20,8 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.client.producer.producer import Producer
 from skylark.core.clock import LoopClock
 from skylark.core.errors import SkylarkError
-from skylark.launch.cluster import Cluster
-from skylark.launch.plan import LaunchOptions
+from skylark.launch.launch_plan import LaunchOptions
+from skylark.launch.local_cluster import Cluster
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command

@@ -5,9 +5,10 @@ Without ``--data`` it is the cluster on the user's own data folder, or one that 
 what is detached counts, for what is not has a terminal to be ended from. Where several run, the
 command says which, and ends none, unless ``--all`` is given.
 
-Only a process that holds the lock of its data folder is signalled (:mod:`skylark.launch.claim`).
-It gets SIGTERM and time to bring everything to disk; it is never killed. (It kills a broker
-of ``--brokers`` or ``--replicas`` that has not stopped after 50 s.)
+Only a process that holds the lock of its data folder is signalled
+(:mod:`skylark.launch.data_folder_lock`). It gets SIGTERM and time to bring everything to disk; it
+is never killed. (It kills a broker of ``--brokers`` or ``--replicas`` that has not stopped after 50
+s.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from skylark.cli.exits import ExitCode
 from skylark.cli.up import user_data_folder
 
 if TYPE_CHECKING:
-    from skylark.launch.claim import Supervisor
+    from skylark.launch.data_folder_lock import Supervisor
 
 COLUMNS = ("data", "pid", "stopped", "seconds")
 LOOK_INTERVAL_S = 0.02
@@ -74,7 +75,7 @@ def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) ->
 
 
 def _find_in(data: Path) -> list[Supervisor]:
-    from skylark.launch.claim import Supervisor
+    from skylark.launch.data_folder_lock import Supervisor
 
     supervisor = Supervisor.find(data)
     if supervisor is None:
@@ -87,7 +88,7 @@ def _find_all() -> list[Supervisor]:
     import tempfile
 
     from skylark.core.errors import SkylarkError
-    from skylark.launch.claim import LOCK_NAME, Supervisor
+    from skylark.launch.data_folder_lock import LOCK_NAME, Supervisor
 
     own = user_data_folder().absolute()
     found = [supervisor] if (supervisor := Supervisor.find(own)) else []

@@ -23,8 +23,8 @@ from skylark.cli.serving import run_server
 if TYPE_CHECKING:
     import asyncio
 
-    from skylark.launch.cluster import Cluster
-    from skylark.launch.plan import LaunchOptions
+    from skylark.launch.launch_plan import LaunchOptions
+    from skylark.launch.local_cluster import Cluster
 
 PORT = click.IntRange(0, 65_535)
 
@@ -140,7 +140,7 @@ def command(
 
     import msgspec
 
-    from skylark.launch.plan import LaunchOptions
+    from skylark.launch.launch_plan import LaunchOptions
 
     if ephemeral and data is not None:
         raise click.UsageError("--ephemeral has no folder to keep: leave out --data")
@@ -193,7 +193,7 @@ def _run(
     import os
     import shutil
 
-    from skylark.launch.claim import claimed
+    from skylark.launch.data_folder_lock import claimed
 
     try:
         with claimed(options.data, detached=detached):
@@ -211,8 +211,8 @@ def _detach(
     """Let it work in the background, wait until it is ready, and say how to end it."""
     import shutil
 
-    from skylark.launch.background import BackgroundError, in_background
-    from skylark.launch.claim import LOG_NAME, claimed
+    from skylark.launch.data_folder_lock import LOG_NAME, claimed
+    from skylark.launch.detached_process import BackgroundError, in_background
 
     log_file = options.data / LOG_NAME
     try:
@@ -275,7 +275,7 @@ async def _serve(
 ) -> None:
     import asyncio
 
-    from skylark.launch.cluster import Cluster
+    from skylark.launch.local_cluster import Cluster
 
     cluster = Cluster(options, child_arguments=child_arguments)
     metrics = {f"{name}-metrics": place for name, place in options.metrics_addresses().items()}
@@ -341,7 +341,7 @@ def _file_settings(config_file: Path | None) -> dict[str, str]:
 
     from skylark.core.config import expand, parse_properties
     from skylark.core.errors import ConfigError
-    from skylark.launch.plan import settings_of_file
+    from skylark.launch.launch_plan import settings_of_file
 
     if config_file is None:
         return {}

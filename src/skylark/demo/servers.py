@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark.core.errors import SkylarkError
-from skylark.launch.plan import EPHEMERAL
+from skylark.launch.launch_plan import EPHEMERAL
 
 STOP_WITHIN_S: Final = 30
 #: Brokers ask soon about transactions whose end they have not heard of.

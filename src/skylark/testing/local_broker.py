@@ -48,7 +48,7 @@ from skylark.client.producer.producer_settings import ProducerKeywords
 from skylark.core.clock import LoopClock
 from skylark.core.config import format_value, unknown_keys
 from skylark.core.errors import ConfigError
-from skylark.launch.plan import FRIENDLY
+from skylark.launch.launch_plan import FRIENDLY
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.transport import Network, TcpNetwork

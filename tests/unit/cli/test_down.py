@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.launch.background import LOG_SIZE_MAX
+from skylark.launch.detached_process import LOG_SIZE_MAX
 from tests.interop.process import poll_until
 from tests.unit.cli.ups import FREE_PORTS, TIMEOUT_S, command, environment, run, up
 

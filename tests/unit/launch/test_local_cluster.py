@@ -20,8 +20,8 @@ from skylark.core.clock import LoopClock, Timeout
 from skylark.core.errors import StoreError, TransportError
 from skylark.core.names import Address
 from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
-from skylark.launch.cluster import Cluster
-from skylark.launch.plan import FRIENDLY, BrokerPlace, LaunchOptions
+from skylark.launch.launch_plan import FRIENDLY, BrokerPlace, LaunchOptions
+from skylark.launch.local_cluster import Cluster
 from skylark.testing.clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

@@ -39,7 +39,7 @@ from skylark.core.errors import SkylarkError, TransportError
 from skylark.core.lifecycle import Component
 from skylark.core.names import Address
 from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
-from skylark.launch.plan import FRIENDLY, BrokerPlace, LaunchOptions, within_reach
+from skylark.launch.launch_plan import FRIENDLY, BrokerPlace, LaunchOptions, within_reach
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 

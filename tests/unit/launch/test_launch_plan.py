@@ -10,7 +10,7 @@ import pytest
 from skylark.broker.config import load_broker_config
 from skylark.core.errors import ConfigError
 from skylark.core.names import Address
-from skylark.launch.plan import METRICS_PORT, BrokerPlace, LaunchOptions, within_reach
+from skylark.launch.launch_plan import METRICS_PORT, BrokerPlace, LaunchOptions, within_reach
 
 DATA = Path("/data")
 NAMESRV = Address("127.0.0.1", 9876)

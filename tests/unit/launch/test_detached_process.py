@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from skylark.launch import background
+from skylark.launch import detached_process as background
 
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from skylark.launch.background import BackgroundError, in_background
+from skylark.launch.detached_process import BackgroundError, in_background
 
 def good(ready):
     print("hello")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.launch.claim import (
+from skylark.launch.data_folder_lock import (
     LOCK_NAME,
     DataFolderError,
     DataInUseError,
@@ -26,7 +26,7 @@ from skylark.launch.claim import (
 HOLDER = """
 import sys
 from pathlib import Path
-from skylark.launch.claim import claimed
+from skylark.launch.data_folder_lock import claimed
 with claimed(Path(sys.argv[1]), detached=True):
     print("held", flush=True)
     sys.stdin.read()
