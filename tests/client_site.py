@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from skylark.core.clock import LoopClock
-from skylark.testing.faults import FaultAction
-from skylark.testing.proxy import Direction, FaultProxy
+from skylark.testing.fault_plan import FaultAction
+from skylark.testing.tcp_proxy import Direction, FaultProxy
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv, SkylarkServer
 from tests.interop.process import draw_port
 

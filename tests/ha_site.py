@@ -34,7 +34,7 @@ from typing import Final
 from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
-from skylark.testing.proxy import Direction, FaultProxy
+from skylark.testing.tcp_proxy import Direction, FaultProxy
 from tests.client_site import BREAKS, SEEN_AT, SERVED_AT, STRIKE_WITHIN_S, start, until
 from tests.interop.ours import SkylarkBroker
 from tests.interop.process import draw_port

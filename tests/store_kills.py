@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import iter_records
 from tests.store_machine import ROOT, Machine, Queue, read_queue, records_of, sync_flush
 

@@ -2,7 +2,8 @@
 
 :class:`Machine` is the owner of a :class:`~skylark.store.message_store.MessageStore`: its time, its
 queue of posted calls and its four workers move only when the test says so, in one thread. With a
-:class:`~skylark.testing.files.FaultyFileSystem` below it, a run depends on its seed alone.
+:class:`~skylark.testing.faulty_file_system.FaultyFileSystem` below it, a run depends on its seed
+alone.
 
 :class:`Ledger` knows every message in the order of the log, and what must have become of it: after
 a crash the log is a prefix of the ledger, and :func:`check_store` compares everything that readers

@@ -26,8 +26,8 @@ from skylark.store.errors import StoreFileError
 from skylark.store.message_reader import GetResult
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.store_machine import Ledger, Machine, Queue, check_store, records_of, sync_flush
 
 QUEUES: tuple[Queue, ...] = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7), ("TopicC", 0))

@@ -20,7 +20,7 @@ from functools import cached_property
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
-CLOCK_FILES = frozenset({"src/skylark/core/clock.py", "src/skylark/testing/clock.py"})
+CLOCK_FILES = frozenset({"src/skylark/core/clock.py", "src/skylark/testing/virtual_clock.py"})
 
 # Names that read a clock or wait for one, whatever they were imported as.
 CLOCK_NAMES = frozenset(

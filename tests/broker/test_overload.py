@@ -20,8 +20,8 @@ from skylark.broker.overload.overload_guard import Reason
 from skylark.core.clock import LoopClock, TimerHandle
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
-from skylark.testing.faults import FaultAction, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.message import iter_records

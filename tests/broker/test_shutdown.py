@@ -19,8 +19,8 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
 from skylark.store.errors import StoreFileError
-from skylark.testing.faults import FaultAction, FaultPlan, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,

@@ -28,9 +28,9 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.store.inspection.check_findings import Finding, Severity
 from skylark.store.inspection.store_check import CheckReport, check_store
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import FLAG_ONEWAY, Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.golden.replay.recording import RUNS, Scenario

@@ -17,8 +17,8 @@ from skylark.replication.slave import SlavePhase
 from skylark.store.config import BrokerRole, FlushDiskType
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
 from tests.store_machine import check_store
 from tests.unit.replication.sites import QUEUES, Site, log_bytes, site

@@ -19,10 +19,10 @@ import pytest
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.core.errors import StoreError, TransportError
-from skylark.testing.clock import START_MS, VirtualClock
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from tests.unit.broker.stored import in_place, texts
 from tests.unit.broker.transaction.halves import COMMIT, ROLLBACK, Producer, Sent, Shop
 

@@ -22,8 +22,8 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.codes import RequestCode
 from tests.golden.replay.comparison import ANSWERS, asked_facts, difference, problems

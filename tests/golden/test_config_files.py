@@ -28,7 +28,7 @@ from skylark.store.config_files import (
     ConfigFiles,
 )
 from skylark.store.config_tables import BloomFilterData, OrderInfo
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import GroupRetryPolicyType, TopicFilterType
 

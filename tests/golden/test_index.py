@@ -18,7 +18,7 @@ from skylark.store.dirty_ranges import ViewSync
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.index import IndexHits, IndexService
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.frame import decode_frame
 from skylark.wire.message import MessageRecord, Verify, iter_records
 from skylark.wire.properties import find_raw_property

@@ -23,7 +23,7 @@ from skylark.store.dirty_ranges import ViewSync
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.queue_registry import ConsumeQueues
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import MessageRecord, Verify
 from tests.records import plain_records

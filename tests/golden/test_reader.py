@@ -23,7 +23,7 @@ from skylark.store.message_reader import Reader
 from skylark.store.queue_scan import PropertyMatcher, TagMatcher
 from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import GetStatus
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import (
     MessageRecord,
     decode_record,

@@ -21,7 +21,7 @@ import pytest
 from skylark.core.errors import CorruptLogError
 from skylark.store.files import OsFileSystem
 from skylark.store.recovery import RecoveryReport
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import RecordFault, format_host, inflate_record, unwrap_record
 from tests.unit.store.crash_store import CrashStore
 

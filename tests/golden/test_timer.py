@@ -24,9 +24,9 @@ from skylark.store.config_files import ConfigFiles
 from skylark.store.timer.timer_layout import SLOT, SLOT_COUNT, SLOT_SIZE, UNIT, UNIT_SIZE
 from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
-from skylark.testing.clock import VirtualClock
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.command import Command
 from skylark.wire.frame import decode_frame

@@ -13,8 +13,8 @@ from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.dispatch import Dispatcher
 from skylark.net.transport import PortInUseError
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SerializeType

@@ -11,8 +11,8 @@ from skylark.core.errors import ConfigError
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteData

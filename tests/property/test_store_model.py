@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
 from tests.store_machine import (
     Content,

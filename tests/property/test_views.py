@@ -24,8 +24,8 @@ from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError
 from skylark.store.index import IndexService
 from skylark.store.queue_registry import ConsumeQueues
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 
 ROOT = Path("/store")
 BATCH_TOPIC = "Batch"

@@ -9,9 +9,9 @@ Two protocols. :class:`TimeSource` is enough for code without an event loop (sto
     sleep, timeout, wait_for
 
 Implementations: :class:`SystemClock` (no loop), :class:`LoopClock` (production) and
-``skylark.testing.clock.VirtualClock`` (tests). ``sleep``, ``timeout`` and ``wait_for`` are written
-once, in :class:`BaseClock`, over ``monotonic`` and ``call_at``, so that a test on virtual time runs
-the code that production runs.
+``skylark.testing.virtual_clock.VirtualClock`` (tests). ``sleep``, ``timeout`` and ``wait_for`` are
+written once, in :class:`BaseClock`, over ``monotonic`` and ``call_at``, so that a test on virtual
+time runs the code that production runs.
 
 Rules for callers:
 

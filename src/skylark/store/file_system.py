@@ -1,8 +1,9 @@
 """What the store asks of an operating system: the protocols on both sides of the file seam.
 
 The store is written against :class:`FileSystem` and :class:`FileHandle`. ``OsFileSystem`` in
-:mod:`skylark.store.files` is the real thing; ``skylark.testing.files.FaultyFileSystem`` is the twin
-that fills up, fails, hangs and loses power by seed.
+:mod:`skylark.store.files` is the real thing;
+``skylark.testing.faulty_file_system.FaultyFileSystem`` is the twin that fills up, fails, hangs and
+loses power by seed.
 
 Rules of a handle (Java: MappedFile's FileChannel and MappedByteBuffer)
 

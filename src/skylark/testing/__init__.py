@@ -16,13 +16,14 @@ of pytest where Skylark is installed, so this package loads nothing before a nam
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skylark.testing.public import *  # noqa: F403 - its __all__ is the list of our names
+    from skylark.testing.testing_exports import *  # noqa: F403 - its __all__ is the list of our names
 else:
 
     def __getattr__(name: str) -> object:
         if name.startswith("__") and name != "__all__":  # what the import system asks for
             raise AttributeError(name)
-        import skylark.testing.public as public  # by its full name: it is not ours to look up yet
+        # By its full name: it is not ours to look up yet.
+        import skylark.testing.testing_exports as public
 
         if name != "__all__" and name not in public.__all__:
             raise AttributeError(f"module 'skylark.testing' has no attribute {name!r}")
@@ -30,6 +31,6 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        import skylark.testing.public as public
+        import skylark.testing.testing_exports as public
 
         return sorted({*globals(), *public.__all__})

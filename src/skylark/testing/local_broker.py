@@ -52,10 +52,10 @@ from skylark.launch.launch_plan import FRIENDLY
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.transport import Network, TcpNetwork
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultPlan
+from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.memory_net import MEMORY_HOST, MemoryNetwork
 from skylark.testing.request_faults import RequestFaults
+from skylark.testing.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from typing import Any, TypeVar, cast
 from skylark.core.clock import Clock, LoopClock, TimerHandle, yield_once
 from skylark.core.errors import ConnectError
 from skylark.net.transport import BACKLOG, Listener, connect_error, listen_error
-from skylark.testing.faults import NO_FAULT, Fault, FaultAction, FaultPlan
+from skylark.testing.fault_plan import NO_FAULT, Fault, FaultAction, FaultPlan
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Address = tuple[str, int]

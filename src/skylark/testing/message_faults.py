@@ -16,9 +16,10 @@
 ``seed``       decides all of it; drawn if it is not given
 =============  ===================================================================================
 
-A plan decides by the how-manieth request of its kind comes in, see :mod:`skylark.testing.faults`.
-So the same seed does the same to the same requests in the same order. Clients that run side by side
-may come in another order next time; what happens to the n-th request stays.
+A plan decides by the how-manieth request of its kind comes in, see
+:mod:`skylark.testing.fault_plan`. So the same seed does the same to the same requests in the same
+order. Clients that run side by side may come in another order next time; what happens to the n-th
+request stays.
 
 This is what the pytest marker ``faults`` makes of its arguments.
 """
@@ -29,7 +30,7 @@ import random
 from typing import Final
 
 from skylark.core.errors import ConfigError
-from skylark.testing.faults import Fault, FaultAction, FaultPlan
+from skylark.testing.fault_plan import Fault, FaultAction, FaultPlan
 from skylark.wire.codes import RequestCode
 
 SENDS: Final = (

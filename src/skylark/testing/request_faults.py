@@ -15,7 +15,7 @@ from skylark.core.clock import Clock
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, NoAnswerError
 from skylark.net.write_queue import ViewResponse
-from skylark.testing.faults import Fault, FaultAction, FaultInterceptor, FaultPlan
+from skylark.testing.fault_plan import Fault, FaultAction, FaultInterceptor, FaultPlan
 from skylark.wire.command import Command, response_to
 
 _INJECTED = "injected by the fault plan"

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from skylark.client.core.client_options import ClientOptions
 from skylark.net.event_loop import new_event_loop
-from skylark.testing.faults import FaultPlan
+from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.local_broker import LocalBroker, Setting, broker
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import FrameBuffer, encode_frame

@@ -14,8 +14,8 @@ from skylark.broker.config import load_broker_config
 from skylark.net.client import RemotingClient
 from skylark.net.limits import NetLimits
 from skylark.store.file_system import FileSystem
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,

@@ -12,8 +12,8 @@ from skylark.broker.app import Broker, _Refusing
 from skylark.broker.config import load_broker_config
 from skylark.core.errors import TransportError
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import FIRST_PORT, MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from tests.loops import on_both_loops
 from tests.unit.broker.stored import in_place, texts
 

@@ -31,9 +31,9 @@ from skylark.store.config_files import (
 from skylark.store.config_tables import TopicFilterTable
 from skylark.store.config_tables import TopicTable as TopicConfigs
 from skylark.store.files import OsFileSystem
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import TopicConfig
 from tests.unit.broker.tables import GOLDEN, NOW_MS, live_settings
 

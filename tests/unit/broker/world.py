@@ -30,10 +30,10 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.store.config_files import ConfigFiles
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.admin_body import ConsumerConnection
 from skylark.wire.bodies.common_body import Body
 from skylark.wire.bodies.heartbeat import (

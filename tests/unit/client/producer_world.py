@@ -12,7 +12,7 @@ from skylark.client.core.client_message import Message
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import ClientRuntime, inline_runtime
 from skylark.client.producer.producer import Producer
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.message import MessageRecord, iter_records

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import SendTimeoutError
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.client.consumer.pull_world import bodies, pull_world
 from tests.unit.client.producer_world import MESSAGE, letters, scripted, stored

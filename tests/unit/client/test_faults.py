@@ -11,7 +11,7 @@ import pytest
 
 from skylark.client.core.client_instance import ClientInstance
 from skylark.core.errors import SkylarkError
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.worlds import FakeConsumer, World, world
 

@@ -17,8 +17,8 @@ from skylark.client.core.instance_registry import InstanceTable
 from skylark.client.core.route_cache import Route
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.heartbeat import (

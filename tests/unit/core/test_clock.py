@@ -8,7 +8,7 @@ import time
 import pytest
 
 from skylark.core.clock import Clock, LoopClock, SystemClock, Timeout, TimeSource, yield_once
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from tests.loops import on_both_loops
 
 

@@ -16,7 +16,7 @@ from skylark.core.lifecycle import (
     TaskLimitError,
     Tasks,
 )
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 class Recorder:

@@ -22,7 +22,7 @@ from skylark.core.names import Address
 from skylark.launch.broker_process import BrokerDiedError, BrokerProcess
 from skylark.launch.launch_plan import FRIENDLY, BrokerPlace, LaunchOptions
 from skylark.launch.local_cluster import Cluster
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 

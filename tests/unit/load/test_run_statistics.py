@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skylark.load.run_statistics import Tally
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 async def test_figures() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skylark.load.send_rate import CATCH_UP_S, Ending, Pacer
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 async def take_turns(pacer: Pacer, times: list[float | None], count: int = 1) -> None:

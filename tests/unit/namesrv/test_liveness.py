@@ -16,8 +16,8 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from tests.namesrv.peers import BROKER_ADDR, ask_route, register_request, request

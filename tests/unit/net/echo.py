@@ -16,8 +16,8 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import decode_frame
 

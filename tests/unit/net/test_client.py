@@ -21,9 +21,9 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultPlan
+from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
 from tests.loops import on_both_loops
 from tests.unit.net.echo import ECHO, SILENT, SLOW, MemoryWorld

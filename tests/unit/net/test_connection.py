@@ -22,8 +22,8 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
 from skylark.wire.frame import encode_frame
 from tests.loops import on_both_loops

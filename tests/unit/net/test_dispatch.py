@@ -17,8 +17,8 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Answer, Dispatcher, NoAnswerError
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import encode_frame
 from tests.loops import on_both_loops

@@ -13,7 +13,7 @@ from skylark.core.metrics import Registry
 from skylark.net import metrics_http
 from skylark.net.metrics_http import MetricsServer
 from skylark.net.transport import PortInUseError, TcpNetwork
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from tests.loops import on_both_loops
 
 REAL_LIMIT_SECONDS = 10.0

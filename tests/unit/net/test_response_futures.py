@@ -8,7 +8,7 @@ import pytest
 
 from skylark.core.errors import ConnectionClosedError, RequestTimeoutError
 from skylark.net.response_futures import Calls
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.fields import INT32_MAX

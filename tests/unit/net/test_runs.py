@@ -26,8 +26,8 @@ from skylark.net.dispatch import (
 )
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,

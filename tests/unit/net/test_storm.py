@@ -19,9 +19,9 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
 from tests.loops import on_both_loops
 

@@ -17,9 +17,9 @@ from skylark.replication.slave import TailAnswer
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutStatus
-from skylark.testing.clock import VirtualClock
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command
 from tests.store_machine import HOST, ROOT, SMALL, Ledger
 

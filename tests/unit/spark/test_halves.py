@@ -11,7 +11,7 @@ import pytest
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ConnectionClosedError
 from skylark.spark.halves import PORTION_COUNT, Ended, Ends, Place
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

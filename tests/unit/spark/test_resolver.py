@@ -15,7 +15,7 @@ from skylark.core.errors import ConnectError
 from skylark.spark.decisions import Decision, Fate, Standing, Winner
 from skylark.spark.exactly_once import View
 from skylark.spark.resolver import UNDECIDED_S, Judge, Resolver
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 ATTEMPT = "00000000000000aa"
 DECIDED = Standing(

@@ -31,7 +31,7 @@ from skylark.spark.rows import RowPlan, RowReader
 from skylark.spark.sending import UNACKNOWLEDGED_MAX, Sending, Window, Written
 from skylark.spark.sink_options import SinkOptions
 from skylark.spark.txn_log import QUEUE_COUNT, TxnLog
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.batch import split_batch
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode

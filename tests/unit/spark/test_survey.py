@@ -20,7 +20,7 @@ from skylark.core.errors import (
 )
 from skylark.spark.options import source_options
 from skylark.spark.survey import Bounds, Surveyor, patiently
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.route_body import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode

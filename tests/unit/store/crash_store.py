@@ -25,7 +25,7 @@ from skylark.store.log_replay import IndexCatchUp
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
 from skylark.store.reput import Arrival, Dispatch, TagsCodes
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import MessageRecord, decode_record, pack_host

@@ -19,7 +19,7 @@ from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.reput import Dispatch, TagsCodes
 from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import MessageRecord, iter_records, pack_host
 from tests.unit.store.hands import Hands
 

@@ -26,8 +26,8 @@ from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_file import MappedFile
-from skylark.testing.faults import FaultAction, FaultPlan, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.hands import Hands
 
 SIZE = 16 * PAGE_SIZE

@@ -11,7 +11,7 @@ from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Boundary, Dispatched, QueueEntry, Tails
 from skylark.store.dirty_ranges import ViewSync
 from skylark.store.queue_files import QueueFiles, QueueHandles
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import BATCH_CQ_ENTRY
 
 SIZE = 460  # ten entries

@@ -12,7 +12,7 @@ from skylark.store.commit_log import CommitLog, Draft, topic_field
 from skylark.store.errors import StoreFullError
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.files import OsFileSystem
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from skylark.wire.message import Verify, decode_record, pack_host

@@ -20,8 +20,8 @@ from skylark.store.config_tables import ConsumerOffsetTable, TimerMetricsTable, 
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.slave_sync_body import TimerMetric

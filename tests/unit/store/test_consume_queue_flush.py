@@ -10,8 +10,8 @@ from skylark.store.checkpoint import Checkpoint
 from skylark.store.consume_queue_flush import ViewFlush
 from skylark.store.errors import StoreFileError
 from skylark.store.running_flags import StoreFlag
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.small_store import SmallStore
 
 ROOT = Path("/store")

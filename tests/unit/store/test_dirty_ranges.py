@@ -9,8 +9,8 @@ import pytest
 
 from skylark.store.dirty_ranges import ViewSync
 from skylark.store.errors import StoreFileError, StoreSyncError
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 
 A, B = Path("/views/a"), Path("/views/b")
 

@@ -13,8 +13,8 @@ from skylark.store.message_reader import Reader
 from skylark.store.put_message import Putter
 from skylark.store.reput import HIDDEN_KINDS, Dispatch, TagsCodes
 from skylark.store.running_flags import RunningFlags
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
 from skylark.wire.message import MessageRecord, decode_record, iter_records
 from tests.unit.store.crash_store import CrashStore

@@ -14,8 +14,8 @@ from skylark.store.allocator import Allocator
 from skylark.store.errors import StoreSyncError
 from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 
 SIZE = 4 * PAGE_SIZE
 LOG = Path("/store/commitlog")

@@ -29,8 +29,8 @@ from skylark.store.errors import (
 )
 from skylark.store.file_system import PAGE_SIZE, Advice, DirectoryEntry, DiskUsage, FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 
 SIZE = 4 * PAGE_SIZE + 100  # RocketMQ's index files end within a page, too
 

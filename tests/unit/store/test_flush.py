@@ -25,9 +25,9 @@ from skylark.store.kernel_sync import KernelSyncs
 from skylark.store.owner_thread import Scheduler
 from skylark.store.platform_calls import Platform
 from skylark.store.store_results import PutStatus
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultPlan, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.store.hands import Hands, Timer
 
 Ts = TypeVarTuple("Ts")

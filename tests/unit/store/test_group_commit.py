@@ -13,8 +13,8 @@ from skylark.store.errors import StoreFileError
 from skylark.store.file_sequence import file_name
 from skylark.store.group_commit import do_in_order
 from skylark.store.store_results import PutStatus
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.hands import Hands
 from tests.unit.store.test_flush import LOG, SIZE, SYNC, FlushedLog
 

@@ -12,7 +12,7 @@ from skylark.core.hashing import index_key_hash, java_hash
 from skylark.store.errors import StoreFullError
 from skylark.store.files import OsFileSystem
 from skylark.store.index_file import IndexFile, index_file_size
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
 
 PATH = Path("/20231114221320123")

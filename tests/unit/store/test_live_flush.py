@@ -13,7 +13,7 @@ from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import PAGE_SIZE
 from skylark.store.flush import FlushService
 from skylark.store.store_results import PutStatus
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.hands import Hands
 
 LOG = Path("/log")

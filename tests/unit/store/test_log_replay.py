@@ -12,8 +12,8 @@ from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue
 from skylark.store.errors import StoreFullError
 from skylark.store.log_replay import IndexCatchUp, LogScan, Replay
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1
 from skylark.wire.message import RecordFault, Verify, pack_record_into

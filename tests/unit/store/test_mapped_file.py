@@ -14,8 +14,8 @@ from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.mapped_file import MappedFile, RangeNotReadableError
-from skylark.testing.disk import UnallocatedWriteError
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.testing.memory_disk import UnallocatedWriteError
 
 SIZE = 16 * PAGE_SIZE
 LOG = Path("/log")

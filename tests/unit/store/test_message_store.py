@@ -17,8 +17,8 @@ from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.running_flags import StoreFlag
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK
 from tests.store_machine import (

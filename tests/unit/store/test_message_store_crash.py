@@ -14,8 +14,8 @@ import pytest
 from skylark.store.commit_log import Draft, topic_field
 from skylark.store.errors import StoreSyncError
 from skylark.store.message_store import MessageStore
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import RecordFault
 from tests.store_machine import (
     HOST,

@@ -21,8 +21,8 @@ from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.store_results import PutStatus
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.store_machine import (
     HOST,
     ROOT,

@@ -20,7 +20,7 @@ from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.store_results import GetStatus
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.codes import ResponseCode
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import decode_record, pack_host

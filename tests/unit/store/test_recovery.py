@@ -12,8 +12,8 @@ import pytest
 from skylark.core.errors import CorruptLogError, StoreError
 from skylark.store.consume_queue import ConsumeQueue
 from skylark.store.log_replay import LogScan
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.crash_store import (
     BODY,
     LOG,

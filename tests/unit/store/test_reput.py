@@ -15,7 +15,7 @@ from skylark.store.consume_queue import Dispatched, QueueEntry
 from skylark.store.index import IndexService
 from skylark.store.index_file import KeyedRecords
 from skylark.store.reput import Arrival, Dispatch, InnerBatch, TagsCodes, enter, inner_batch
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
 from skylark.wire.properties import find_raw_property
 from tests.unit.store.crash_store import ROOT, START_MS, CrashStore, view_files

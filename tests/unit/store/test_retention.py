@@ -17,8 +17,8 @@ from skylark.store.files import OsFileSystem
 from skylark.store.retention import QUEUES_PER_TURN, Retention
 from skylark.store.running_flags import StoreFlag
 from skylark.store.store_results import GetStatus, PutStatus
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import decode_record
 from tests.unit.store.small_store import FILE_SIZE, SmallStore, bodies, offsets
 

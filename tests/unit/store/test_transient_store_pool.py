@@ -18,8 +18,8 @@ from skylark.store.flush import FlushService
 from skylark.store.mapped_file import RangeNotReadableError
 from skylark.store.store_results import PutStatus
 from skylark.store.transient_store_pool import CommitService, PoolEmptyError, TransientPool
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.hands import Hands
 
 SIZE = 16 * PAGE_SIZE

@@ -8,9 +8,9 @@ import errno
 import pytest
 
 from skylark.core.errors import ConnectError
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from tests.loops import on_both_loops
 from tests.recorder import CLOCK, Recorder, until
 

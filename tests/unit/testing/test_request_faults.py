@@ -11,10 +11,10 @@ from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.request_faults import RequestFaults
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
 
 ECHO = 1001

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skylark.broker.admin.chunked_json import ObjectPieces
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.fastjson import encode_body
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skylark.store.retention import local_hour
-from skylark.testing.clock import START_MS
+from skylark.testing.virtual_clock import START_MS
 from skylark.wire.codes import RequestCode
 from tests.unit.broker.stored import Stored, stored
 

@@ -14,9 +14,9 @@ from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutStatus
-from skylark.testing.clock import START_MS, VirtualClock
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.codes import RequestCode
 from tests.unit.broker.stored import Stored, await_flushes, in_place, texts
 

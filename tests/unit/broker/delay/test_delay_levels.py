@@ -23,9 +23,9 @@ from skylark.store.commit_log import Draft
 from skylark.store.message_store import MessageStore
 from skylark.store.running_flags import StoreFlag
 from skylark.store.store_results import PutStatus
-from skylark.testing.clock import START_MS, VirtualClock
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.message import (
     MessageRecord,
     Verify,

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from skylark.testing.clock import START_MS
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.testing.virtual_clock import START_MS
 from tests.unit.broker.delay.schedule_world import (
     LAZY,
     SCHEDULE,

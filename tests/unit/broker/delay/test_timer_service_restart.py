@@ -22,10 +22,10 @@ from skylark.store.commit_log import Draft
 from skylark.store.errors import StoreFullError
 from skylark.store.file_system import FileSystem
 from skylark.store.timer.timer_store import TimerOptions
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.broker.delay.test_timer_service import bodies, jump, send, service, to_phase
 from tests.unit.broker.stored import Stored, await_flushes, in_place, stored, texts
 

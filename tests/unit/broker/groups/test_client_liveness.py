@@ -9,7 +9,7 @@ import pytest
 from skylark.broker.groups.client_liveness import SCAN_INTERVAL_S
 from skylark.broker.groups.consumer_table import GroupNotice
 from skylark.broker.pull.consumer_filters import DEAD_KEPT_MS
-from skylark.testing.clock import START_MS, VirtualClock
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel, SubscriptionData
 from skylark.wire.codes import RequestCode

@@ -10,8 +10,8 @@ import pytest
 
 from skylark.core.hashing import encode_offset_id, java_hash
 from skylark.net.dispatch import LATER
-from skylark.testing.faults import FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.codes import RequestCode

@@ -21,8 +21,8 @@ from skylark.broker.stats.store_stats import StoreStats
 from skylark.core.errors import StoreError
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
-from skylark.testing.faults import FaultPlan, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultPlan, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.frame import encode_frame

@@ -25,7 +25,7 @@ from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.metrics import Registry
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 #: The names of section 11 of the specification, without their prefix.
 NATIVE = re.findall(

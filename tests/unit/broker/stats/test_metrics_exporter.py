@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import encode_body

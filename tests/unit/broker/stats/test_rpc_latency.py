@@ -11,7 +11,7 @@ from skylark.broker.stats.metrics import BrokerMetrics
 from skylark.broker.stats.rpc_latency import RpcTimes
 from skylark.core.metrics import Registry
 from skylark.net.connection import Connection
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import FLAG_ONEWAY, Command, response_to
 

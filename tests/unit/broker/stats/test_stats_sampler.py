@@ -10,7 +10,7 @@ import pytest
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.stats.stats_sampler import StatsSampler
 from skylark.broker.stats.store_stats import DayTotals, StoreStats, next_morning_ms
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 class World:

@@ -25,7 +25,7 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import DataVersion, KVTable
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.register import (

@@ -14,8 +14,8 @@ from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.server import RemotingServer
-from skylark.testing.clock import VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.route_body import QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode

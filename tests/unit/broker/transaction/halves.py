@@ -19,8 +19,8 @@ from skylark.core.hashing import decode_offset_id
 from skylark.net.client import RemotingClient
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
-from skylark.testing.clock import START_MS, VirtualClock
 from skylark.testing.memory_net import MemoryNetwork
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.bodies.heartbeat import HeartbeatData, ProducerData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command

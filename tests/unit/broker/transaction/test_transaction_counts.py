@@ -6,7 +6,7 @@ from pathlib import Path
 
 from skylark.broker.transaction.transaction_counts import TransactionCounts
 from skylark.store.config_files import TRANSACTION_METRICS
-from skylark.testing.clock import START_MS, VirtualClock
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 from tests.unit.broker.transaction.halves import shop
 
 FILE = Path(__file__).parents[3] / "golden/data/store-basic/config/transactionMetrics"

@@ -23,7 +23,7 @@ from skylark.client.core.instance_registry import instance_count
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode

@@ -9,7 +9,7 @@ import pytest
 
 from skylark.client.consumer.rate_limited_log import SparingLog
 from skylark.core.errors import ConnectError
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.pushes import Seen, consuming, push_world, until
 
 log = logging.getLogger("sparing")

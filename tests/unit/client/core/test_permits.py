@@ -8,7 +8,7 @@ import pytest
 
 from skylark.client.core.permits import Permits
 from skylark.core.errors import TooManyRequestsError
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 async def test_takers_wait_in_order_for_count_and_bytes() -> None:

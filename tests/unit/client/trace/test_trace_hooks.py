@@ -21,7 +21,7 @@ from skylark.client.trace.trace_records import (
     decode_traces,
     encode_trace,
 )
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import encode_record, iter_records, pack_host
 from skylark.wire.properties import encode_properties

@@ -33,7 +33,7 @@ from skylark.spark.jobs.frame import (
     our_error,
     stream_lag,
 )
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 
 
 def offset(high: int) -> str:

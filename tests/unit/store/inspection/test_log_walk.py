@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skylark.store.inspection.log_walk import Blank, Hole, Step, begins_with_record, walk
 from skylark.store.inspection.store_directory import LogFile
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK
 from skylark.wire.message import RecordFault, encode_record
 from skylark.wire.record_scan import RecordColumns

@@ -16,7 +16,7 @@ from skylark.store.timer.timer_layout import (
     last_unit_position,
 )
 from skylark.store.timer.timer_log import TimerLog, Unit
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.timer.topics import DISK, new_disk
 
 FILE_SIZE = 300  # five units and a blank of 40 bytes

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from skylark.core.errors import StoreError
 from skylark.store.timer.timer_store import TimerStore
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.timer.topics import DISK, Topic, deliver, new_timer, place, save
 
 NOW = 1_000_000_000

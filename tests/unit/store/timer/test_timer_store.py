@@ -7,7 +7,7 @@ import pytest
 from skylark.store.errors import StoreFullError
 from skylark.store.timer.timer_layout import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 from tests.unit.store.timer.topics import DISK, Topic, deliver, new_timer, place, save
 
 NOW = 1_000_000_000

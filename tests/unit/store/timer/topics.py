@@ -9,7 +9,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.timer.timer_log import Unit
 from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import TimerOptions, TimerStore
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.faulty_file_system import FaultyFileSystem
 
 DISK = Path("disk")
 #: Small files, so that they roll, and a wheel of 20 minutes.

@@ -16,7 +16,7 @@ from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.core.client_message import MessageExt
 from skylark.core.lifecycle import Tasks
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.unit.client.consumer.samples import message, messages, queue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.monotonic_time import SteadyTime
-from skylark.testing.clock import START_MS, VirtualClock
+from skylark.testing.virtual_clock import START_MS, VirtualClock
 
 
 def test_rates_are_those_of_the_last_minute() -> None:

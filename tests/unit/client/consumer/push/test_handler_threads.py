@@ -13,7 +13,7 @@ from skylark.client.consumer.push import handler_threads as thread_workers
 from skylark.client.consumer.push.handler_threads import ThreadWorkers
 from skylark.core.clock import LoopClock
 from skylark.core.lifecycle import Tasks
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.jobs import Work
 from tests.unit.client.consumer.pushes import until
 

@@ -16,7 +16,7 @@ from skylark.client.consumer.push.message_handlers import (
 )
 from skylark.core.clock import yield_once
 from skylark.core.lifecycle import Tasks
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.jobs import Work
 from tests.unit.client.consumer.pushes import until
 

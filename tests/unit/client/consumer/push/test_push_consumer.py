@@ -17,7 +17,7 @@ from skylark.client.core.hooks import ConsumeContext
 from skylark.client.core.service_state import ServiceState
 from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoNameServerError
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.bodies.lock import LockBatchResponseBody

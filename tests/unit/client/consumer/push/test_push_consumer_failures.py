@@ -16,7 +16,7 @@ from skylark.client.consumer.push.consume_runner import Assigned
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import BrokerError
 from skylark.core.lifecycle import Tasks
-from skylark.testing.clock import VirtualClock
+from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 from skylark.wire.codes import RequestCode

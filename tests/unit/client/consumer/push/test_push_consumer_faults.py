@@ -15,7 +15,7 @@ import pytest
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import MessageExt, RetryLater
 from skylark.client.core.service_state import ServiceState
-from skylark.testing.faults import FaultAction, FaultPlan
+from skylark.testing.fault_plan import FaultAction, FaultPlan
 from tests.unit.client.consumer.pushes import PushWorld, push_world
 
 QUEUES = 3

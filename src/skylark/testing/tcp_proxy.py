@@ -43,7 +43,7 @@ from typing import cast
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import ConnectError
 from skylark.net.transport import Listener, Network, TcpNetwork
-from skylark.testing.faults import NO_FAULT, Fault, FaultAction, FaultPlan
+from skylark.testing.fault_plan import NO_FAULT, Fault, FaultAction, FaultPlan
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from skylark.testing.faults import (
+from skylark.testing.fault_plan import (
     LOG_SIZE_MAX,
     NO_FAULT,
     Fault,

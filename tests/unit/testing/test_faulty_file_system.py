@@ -21,9 +21,9 @@ from skylark.store.errors import (
     StoreSyncError,
 )
 from skylark.store.file_system import PAGE_SIZE, FileHandle
-from skylark.testing.disk import SECTOR_SIZE, UnallocatedWriteError, changed_pages
-from skylark.testing.faults import FaultAction, FaultPlan, Gate
-from skylark.testing.files import FaultyFileSystem
+from skylark.testing.fault_plan import FaultAction, FaultPlan, Gate
+from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.testing.memory_disk import SECTOR_SIZE, UnallocatedWriteError, changed_pages
 
 LOG = Path("/log")
 PAGES = 16

@@ -17,9 +17,9 @@ to happen. Rules say what: at scripted positions, or by chance::
   proves nothing.
 * ``str(plan)`` is one line with the seed, the rules and the hits: print it with a failure.
 
-Wrappers: :mod:`skylark.testing.files`, :mod:`skylark.testing.memory_net`,
-:mod:`skylark.testing.proxy`, and :class:`FaultInterceptor` for requests inside a server. A plan may
-be shared by all of them and by several threads.
+Wrappers: :mod:`skylark.testing.faulty_file_system`, :mod:`skylark.testing.memory_net`,
+:mod:`skylark.testing.tcp_proxy`, and :class:`FaultInterceptor` for requests inside a server. A plan
+may be shared by all of them and by several threads.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import pytest
 from skylark.core.clock import Clock
 from skylark.core.errors import ConnectError
 from skylark.net.transport import Listener, TcpNetwork
-from skylark.testing.clock import VirtualClock
-from skylark.testing.faults import FaultAction, FaultPlan
-from skylark.testing.proxy import HELD_SIZE_MAX, Direction, FaultProxy
+from skylark.testing.fault_plan import FaultAction, FaultPlan
+from skylark.testing.tcp_proxy import HELD_SIZE_MAX, Direction, FaultProxy
+from skylark.testing.virtual_clock import VirtualClock
 from tests.loops import on_both_loops
 from tests.recorder import CLOCK, Recorder, until
 

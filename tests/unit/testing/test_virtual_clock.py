@@ -1,4 +1,4 @@
-"""testing/clock.py: order of timers, draining, hooks, several loops, and the bounds."""
+"""testing/virtual_clock.py: order of timers, draining, hooks, several loops, and the bounds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from skylark.core.clock import Clock, yield_once
-from skylark.testing import clock as virtual
-from skylark.testing.clock import START_MS, NotDrainedError, VirtualClock
+from skylark.testing import virtual_clock as virtual
+from skylark.testing.virtual_clock import START_MS, NotDrainedError, VirtualClock
 from tests.loops import LOOP_FACTORIES, LoopFactory, on_both_loops
 
 

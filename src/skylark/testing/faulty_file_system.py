@@ -2,7 +2,7 @@
 
 :class:`FaultyFileSystem` keeps the promises of :mod:`skylark.store.file_system` and breaks whatever
 they leave open. Writes are visible at once and durable only after ``sync``; names are durable only
-after ``sync_directory`` (the model is in :mod:`skylark.testing.disk`)::
+after ``sync_directory`` (the model is in :mod:`skylark.testing.memory_disk`)::
 
     disk = FaultyFileSystem(FaultPlan(seed))
     store = MessageStore(config, files=disk)
@@ -13,7 +13,7 @@ after ``sync_directory`` (the model is in :mod:`skylark.testing.disk`)::
 ``kill`` is the gentler crash: the process dies, the page cache stays. After either, the old object
 is dead: its handles and hanging calls fail, and late writes to its buffers change nothing.
 
-Fault points and what they can do (:class:`skylark.testing.faults.FaultAction`):
+Fault points and what they can do (:class:`skylark.testing.fault_plan.FaultAction`):
 
 =======================  ==========================================================================
 files.sync               ERROR (the kernel forgets the dirty pages), HANG at a gate, DROP (the drive
@@ -29,7 +29,7 @@ after it fail, and the state is frozen for ``power_loss`` or ``kill``. ``plan.at
 action=FaultAction.CUT)`` for n = 1, 2, 3... stops at every line that touches the disk.
 
 Writing to a mapped page that was never allocated raises
-:class:`~skylark.testing.disk.UnallocatedWriteError` at the next sync, close or crash.
+:class:`~skylark.testing.memory_disk.UnallocatedWriteError` at the next sync, close or crash.
 
 Files live in memory: use small ones. Windows in time between operations are the plan's business;
 what the kernel writes back early by itself is drawn at each sync (``write_back_probability``).
@@ -63,7 +63,8 @@ from skylark.store.file_system import (
     FileLock,
     FileSystem,
 )
-from skylark.testing.disk import (
+from skylark.testing.fault_plan import FaultAction, FaultPlan, Gate
+from skylark.testing.memory_disk import (
     DirectoryNode,
     FileNode,
     Node,
@@ -72,7 +73,6 @@ from skylark.testing.disk import (
     obstacle,
     page_count,
 )
-from skylark.testing.faults import FaultAction, FaultPlan, Gate
 
 if TYPE_CHECKING:
     import numpy as np
