@@ -29,17 +29,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from skylark.spark import half_sending, halves
-from skylark.spark.decisions import Decision, Done, LogRecord, Manifest
-from skylark.spark.half_sending import HalfSending
-from skylark.spark.halves import Ends
-from skylark.spark.options import source_options
-from skylark.spark.schema import schema_columns
-from skylark.spark.sending import Sending
-from skylark.spark.sink import StreamWriter, stream_writer
-from skylark.spark.source import DefaultSource
-from skylark.spark.stream_reader import StreamReader
-from skylark.spark.txn_log import TxnLog
+from skylark.spark.data_source import DefaultSource
+from skylark.spark.exactly_once import half_message_completion as halves
+from skylark.spark.exactly_once import half_message_sender as half_sending
+from skylark.spark.exactly_once.half_message_completion import Ends
+from skylark.spark.exactly_once.half_message_sender import HalfSending
+from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.exactly_once.txn_log_records import Decision, Done, LogRecord, Manifest
+from skylark.spark.sink.sink_sender import Sending
+from skylark.spark.sink.sink_writer import StreamWriter, stream_writer
+from skylark.spark.source.schema import schema_columns
+from skylark.spark.source.source_options import source_options
+from skylark.spark.source.stream_reader import StreamReader
 
 #: Names the folder of the run, in the environment of all its processes.
 FOLDER_VARIABLE: Final = "SPARK_STORM_FOLDER"

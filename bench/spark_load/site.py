@@ -17,9 +17,9 @@ from bench.replication import run_python
 from bench.spark_load import ready
 from skylark import ClientOptions
 from skylark.client.core.broker_calls import BrokerCalls, open_caller
-from skylark.spark.cluster import close_clusters
+from skylark.spark.cluster_client import close_clusters
+from skylark.spark.data_source import DefaultSource
 from skylark.spark.session import make_session
-from skylark.spark.source import DefaultSource
 from skylark.sync import Admin
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv

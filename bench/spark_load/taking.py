@@ -14,8 +14,8 @@ import pytest
 from bench.broker_load import slope
 from bench.spark_load.site import TASKS, Site
 from bench.spark_load.watching import JVM, PYTHON, MemoryWatch, processor_s
-from skylark.spark.jobs import archive
-from skylark.spark.jobs.frame import NoReport
+from skylark.spark.jobs import archive_job as archive
+from skylark.spark.jobs.job_runner import NoReport
 from tests.interop.answered import answered_requests
 
 if TYPE_CHECKING:

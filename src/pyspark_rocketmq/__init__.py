@@ -5,6 +5,6 @@ Spark imports every installed package whose name begins with ``pyspark_`` and lo
 
 from __future__ import annotations
 
-from skylark.spark.source import DefaultSource
+from skylark.spark.data_source import DefaultSource
 
 __all__ = ["DefaultSource"]

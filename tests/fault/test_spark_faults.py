@@ -11,10 +11,10 @@ import pytest
 from skylark import ClientOptions
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import TransportError
-from skylark.spark import txn_log
-from skylark.spark.decisions import LOG_TOPIC
-from skylark.spark.sink_client import SinkClient, open_client
-from skylark.spark.txn_log import TxnLog
+from skylark.spark.exactly_once import txn_log
+from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.exactly_once.txn_log_records import LOG_TOPIC
+from skylark.spark.sink.sink_client import SinkClient, open_client
 from skylark.sync import Admin
 from tests.crash import test_spark as long_form
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv

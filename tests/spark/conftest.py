@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from skylark.spark.cluster import close_clusters
+from skylark.spark.cluster_client import close_clusters
 from skylark.spark.java import java_home
-from skylark.spark.sink_client import close_clients
+from skylark.spark.sink.sink_client import close_clients
 
 
 @pytest.fixture(scope="module", autouse=True)

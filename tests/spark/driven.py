@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from skylark.spark.source import DefaultSource
-from skylark.spark.stream_reader import StreamReader
+from skylark.spark.data_source import DefaultSource
+from skylark.spark.source.stream_reader import StreamReader
 
 Row = dict[str, Any]
 COLUMNS = "brokerName,queueId,queueOffset,body,tags"

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from skylark.spark.halves import Ends, Place
+from skylark.spark.exactly_once.half_message_completion import Ends, Place
 from skylark.spark.session import make_session, register
-from skylark.spark.sink import StreamWriter, stream_writer
+from skylark.spark.sink.sink_writer import StreamWriter, stream_writer
 from tests.interop.process import poll_until
 
 ROWS_PER_BATCH = 100

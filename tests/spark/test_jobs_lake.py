@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 from skylark import Message
 from skylark.cli.main import cli
-from skylark.spark.jobs import archive
-from skylark.spark.jobs.archive import ArchiveOptions, read_lake
-from skylark.spark.jobs.frame import JobProgress
-from skylark.spark.jobs.replay import REPLAY_OF
+from skylark.spark.jobs import archive_job as archive
+from skylark.spark.jobs.archive_job import ArchiveOptions, read_lake
+from skylark.spark.jobs.job_runner import JobProgress
+from skylark.spark.jobs.replay_job import REPLAY_OF
 from skylark.sync import read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.spark.source_site import Site

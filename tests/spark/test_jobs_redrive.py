@@ -14,7 +14,7 @@ from skylark import ClientOptions, DeadLetter, Message, MessageExt
 from skylark.admin.admin_client import Admin
 from skylark.aio import PushConsumer
 from skylark.core.errors import ClientError, ConfigError
-from skylark.spark.jobs.redrive import RedriveOptions, RedriveSummary, run
+from skylark.spark.jobs.redrive_job import RedriveOptions, RedriveSummary, run
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from tests.unit.admin.sites import Site, bury, eventually, indexed, running_site
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from skylark import ClientOptions, Message
 from skylark.cli import pipeline as pipeline_command
 from skylark.cli.main import cli
-from skylark.spark.jobs.frame import JobProgress
+from skylark.spark.jobs.job_runner import JobProgress
 from skylark.sync import Admin, Producer, read_arrow
 from tests.up import cluster
 

@@ -12,9 +12,9 @@ from pyspark.sql.types import BinaryType, StringType
 from skylark import ClientOptions
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
-from skylark.spark import half_sending
-from skylark.spark.decisions import LOG_TOPIC
-from skylark.spark.txn_log import QUEUE_COUNT, TxnLog
+from skylark.spark.exactly_once import half_message_sender as half_sending
+from skylark.spark.exactly_once.txn_log import QUEUE_COUNT, TxnLog
+from skylark.spark.exactly_once.txn_log_records import LOG_TOPIC
 from skylark.sync import Admin
 from tests.spark.test_sink_cluster import (
     QUICK_CHECKS,

@@ -31,18 +31,19 @@ from skylark.client.producer.queue_selector import shard_index
 from skylark.core.clock import LoopClock
 from skylark.core.errors import ConfigError, NoNameServerError
 from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
-from skylark.spark import half_sending, halves
-from skylark.spark.decisions import Fate, identity_prefix
-from skylark.spark.exactly_once import AbandonedError
-from skylark.spark.halves import Ended, Ends, Place
+from skylark.spark.exactly_once import half_message_completion as halves
+from skylark.spark.exactly_once import half_message_sender as half_sending
+from skylark.spark.exactly_once.commit_protocol import AbandonedError
+from skylark.spark.exactly_once.half_message_completion import Ended, Ends, Place
+from skylark.spark.exactly_once.txn_admin import abandon, list_batches
+from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.exactly_once.txn_log_records import Fate, identity_prefix
 from skylark.spark.resolver import Judge, Resolver
-from skylark.spark.rows import BadRowError
-from skylark.spark.sink import SinkMessage, SinkWriter, batch_writer, stream_writer
-from skylark.spark.sink_client import NotIdempotentError, SinkClient
-from skylark.spark.sink_options import read_sink_options
-from skylark.spark.txn_admin import abandon, list_batches
-from skylark.spark.txn_log import TxnLog
-from skylark.spark.writing import TaskId, sink_client
+from skylark.spark.sink.row_encoder import BadRowError
+from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient
+from skylark.spark.sink.sink_options import read_sink_options
+from skylark.spark.sink.sink_writer import SinkMessage, SinkWriter, batch_writer, stream_writer
+from skylark.spark.sink.task_writer import TaskId, sink_client
 from skylark.sync import Admin, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode

@@ -20,7 +20,7 @@ from skylark.admin.blocking_admin import Admin
 from skylark.core.clock import SystemClock
 from skylark.core.metrics import Registry
 from skylark.spark.errors import find_cause
-from skylark.spark.lag import LagListener
+from skylark.spark.lag_listener import LagListener
 from skylark.sync import Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.process import poll_until

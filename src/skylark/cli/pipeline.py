@@ -1,7 +1,7 @@
 """``skylark pipeline``: pipelines that a YAML file declares, run on Spark.
 
-What a file may say is in :mod:`skylark.spark.pipelines.document`. ``status`` and ``reset`` work
-without Spark, from checkpoints and brokers. ``check``, ``plan`` and ``run`` ask these first as
+What a file may say is in :mod:`skylark.spark.pipelines.pipeline_file`. ``status`` and ``reset``
+work without Spark, from checkpoints and brokers. ``check``, ``plan`` and ``run`` ask these first as
 well, so that most mistakes are told before a session starts.
 """
 
@@ -18,13 +18,13 @@ from skylark.cli.context import CliContext
 from skylark.cli.job.common import MoveBar, bars, stopping
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.frame import JobProgress
-    from skylark.spark.pipelines.document import Document, Pipeline
-    from skylark.spark.pipelines.plan import PipelinePlan
-    from skylark.spark.pipelines.resetting import ResetPlan
-    from skylark.spark.pipelines.sessions import Session
-    from skylark.spark.pipelines.starting import Start
-    from skylark.spark.pipelines.status import PipelineStatus
+    from skylark.spark.jobs.job_runner import JobProgress
+    from skylark.spark.pipelines.pipeline_file import Document, Pipeline
+    from skylark.spark.pipelines.pipeline_plan import PipelinePlan
+    from skylark.spark.pipelines.pipeline_reset import ResetPlan
+    from skylark.spark.pipelines.pipeline_session import Session
+    from skylark.spark.pipelines.pipeline_start import Start
+    from skylark.spark.pipelines.pipeline_status import PipelineStatus
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
     """Say what is wrong with a file, its topics and its queries; no data is read."""
     plans, problems = [], []
     with _planning(context, file, names) as (spark, document, starts):
-        from skylark.spark.pipelines.plan import make_plan
+        from skylark.spark.pipelines.pipeline_plan import make_plan
 
         plans = [make_plan(spark, document, pipeline, start) for pipeline, start in starts]
         if executors:
@@ -71,7 +71,7 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
 def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeline]) -> list[str]:
     import msgspec
 
-    from skylark.spark.pipelines.reach import broker_addresses, try_from_executors
+    from skylark.spark.pipelines.connectivity_check import broker_addresses, try_from_executors
 
     reached = try_from_executors(spark, broker_addresses(pipelines))
     context.output.rows(
@@ -87,7 +87,7 @@ def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeli
 def plan(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
     """Show what pipelines would do, and the offsets that they would start from."""
     with _planning(context, file, names) as (spark, document, starts):
-        from skylark.spark.pipelines.plan import make_plan
+        from skylark.spark.pipelines.pipeline_plan import make_plan
 
         plans = [make_plan(spark, document, pipeline, start) for pipeline, start in starts]
     if context.output.is_json:
@@ -149,8 +149,8 @@ def _planning(
     Only ``strict`` checks mind brokers that are away.
     """
     document = _load(file)
-    from skylark.spark.pipelines.plan import check_outside
-    from skylark.spark.pipelines.sessions import open_session
+    from skylark.spark.pipelines.pipeline_plan import check_outside
+    from skylark.spark.pipelines.pipeline_session import open_session
 
     with _connections():
         chosen = document.chosen(names)
@@ -177,7 +177,7 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
     import msgspec
 
     with _planning(context, file, names, strict=False) as (spark, document, starts):
-        from skylark.spark.pipelines.running import run_pipelines
+        from skylark.spark.pipelines.pipeline_runner import run_pipelines
 
         chosen = [pipeline for pipeline, _ in starts]
         with stopping() as stop, bars(context, [each.name for each in chosen]) as move:
@@ -210,7 +210,7 @@ class _Bars:
 @click.pass_obj
 def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
     """Show how far pipelines are, from their checkpoints and the brokers; Spark is not started."""
-    from skylark.spark.pipelines.status import pipeline_statuses
+    from skylark.spark.pipelines.pipeline_status import pipeline_statuses
 
     document = _load(file)
     with _connections():
@@ -285,7 +285,7 @@ def reset(
     A new checkpoint folder is made, whose number is one higher; the old one stays as it is. Rows
     that were written before stay too. Stop the pipelines first.
     """
-    from skylark.spark.pipelines.resetting import plan_reset, reset_position
+    from skylark.spark.pipelines.pipeline_reset import plan_reset, reset_position
 
     document = _load(file)
     wanted = reset_position(position)
@@ -334,7 +334,7 @@ def _moves(each: ResetPlan) -> list[dict[str, object]]:
 def _load(file: Path) -> Document:
     import os
 
-    from skylark.spark.pipelines.document import load
+    from skylark.spark.pipelines.pipeline_file import load
 
     return load(file, os.environ)
 
@@ -342,8 +342,8 @@ def _load(file: Path) -> Document:
 @contextmanager
 def _connections() -> Iterator[None]:
     """Close what is opened on the way."""
-    from skylark.spark.cluster import close_clusters
-    from skylark.spark.sink_client import close_clients
+    from skylark.spark.cluster_client import close_clusters
+    from skylark.spark.sink.sink_client import close_clients
 
     try:
         yield

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from skylark.client.core.client_options import ClientOptions
-    from skylark.spark.sink_client import SinkClient
+    from skylark.spark.sink.sink_client import SinkClient
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def list_batches(context: CliContext, namesrv: str | None, with_done: bool) -> N
     """List the batches that are not done."""
     from datetime import UTC, datetime
 
-    from skylark.spark import txn_admin
+    from skylark.spark.exactly_once import txn_admin
 
     states = _run(namesrv, lambda client: txn_admin.list_batches(client, with_done=with_done))
     columns = ("sink", "batch", "state", "attempts", "rows", "since")
@@ -71,7 +71,7 @@ def resolver(context: CliContext, namesrv: str | None) -> None:
 async def _resolve(options: ClientOptions, stop: asyncio.Event) -> None:
     import asyncio
 
-    from skylark.spark.decisions import RESOLVER_GROUP
+    from skylark.spark.exactly_once.txn_log_records import RESOLVER_GROUP
     from skylark.spark.resolver import resolve_forever
 
     def ready() -> None:
@@ -100,7 +100,7 @@ def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> N
     SINK is the id of a streaming query, or the txnId of a batch write. Its query can go on only
     with a new checkpoint.
     """
-    from skylark.spark import txn_admin
+    from skylark.spark.exactly_once import txn_admin
 
     if not yes:
         click.confirm(f"Roll back all undecided rows of {sink}, for good?", abort=True, err=True)
@@ -119,7 +119,7 @@ def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
     """
     import msgspec
 
-    from skylark.spark import txn_admin
+    from skylark.spark.exactly_once import txn_admin
 
     report = _run(namesrv, lambda client: txn_admin.repair(client, dry_run=dry_run))
     context.output.record(msgspec.structs.asdict(report))
@@ -129,7 +129,7 @@ def _run(namesrv: str | None, ask: Callable[[SinkClient], Awaitable[T]]) -> T:
     import asyncio
 
     from skylark.cli.name_servers import client_options
-    from skylark.spark.sink_client import open_client
+    from skylark.spark.sink.sink_client import open_client
 
     async def run() -> T:
         client = await open_client(client_options(namesrv), "skylark-txn")

@@ -17,13 +17,13 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import SkylarkError
 from skylark.core.interrupts import run_whole
 from skylark.demo import totals
-from skylark.spark.cluster import close_clusters
-from skylark.spark.jobs.frame import explained
-from skylark.spark.pipelines.document import load
-from skylark.spark.pipelines.running import run_pipelines
-from skylark.spark.pipelines.sessions import open_session
-from skylark.spark.sink_client import close_clients, open_client
-from skylark.spark.txn_admin import list_batches
+from skylark.spark.cluster_client import close_clusters
+from skylark.spark.exactly_once.txn_admin import list_batches
+from skylark.spark.jobs.job_runner import explained
+from skylark.spark.pipelines.pipeline_file import load
+from skylark.spark.pipelines.pipeline_runner import run_pipelines
+from skylark.spark.pipelines.pipeline_session import open_session
+from skylark.spark.sink.sink_client import close_clients, open_client
 
 PIPELINE_FILE: Final = Path(__file__).with_name("pipeline.yaml")
 LAKE: Final = "lake/orders"

@@ -2,7 +2,7 @@
 
 ``spark.read.format("rocketmq")`` and its kin need nothing of this package by name: Spark finds them
 through :mod:`pyspark_rocketmq`. What users import is in :mod:`skylark.spark.session` (a session
-with good settings) and :mod:`skylark.spark.lag` (how far behind streams are).
+with good settings) and :mod:`skylark.spark.lag_listener` (how far behind streams are).
 
 ===============  ==================================================================================
 the source       source; options, positions, schema; batch_reader, stream_reader (driver) with

@@ -3,9 +3,9 @@
 A driver commits the rows of a batch by itself, within their time of immunity. What it could not
 (it died, or was too slow) brokers ask about afterwards, again and again, and somebody of the group
 ``SPARK_TXN`` must be there to answer: a resolver. It looks the batch up in the log and says what
-was decided (:func:`skylark.spark.decisions.fate_of`); about batches that nobody has decided, and
-about halves that are not a sink's, it says that it does not know. Any number of resolvers may run;
-all say the same.
+was decided (:func:`skylark.spark.exactly_once.txn_log_records.fate_of`); about batches that nobody
+has decided, and about halves that are not a sink's, it says that it does not know. Any number of
+resolvers may run; all say the same.
 
 ``skylark up`` runs one, ``skylark txn resolver`` is one by itself. It makes itself known to the
 masters of all clusters that the name servers know. Without a log there is nothing to decide, so it
@@ -26,7 +26,8 @@ from skylark.client.core.client_message import MessageExt, TxState
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import SkylarkError
-from skylark.spark.decisions import (
+from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.exactly_once.txn_log_records import (
     IDENTITY_PROPERTY,
     RESOLVER_GROUP,
     Fate,
@@ -34,8 +35,7 @@ from skylark.spark.decisions import (
     fate_of,
     read_identity,
 )
-from skylark.spark.sink_client import SinkClient, open_client
-from skylark.spark.txn_log import TxnLog
+from skylark.spark.sink.sink_client import SinkClient, open_client
 
 log = logging.getLogger(__name__)
 

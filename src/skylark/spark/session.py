@@ -35,9 +35,9 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from skylark.core.errors import ConfigError
+from skylark.spark.data_source import DefaultSource
 from skylark.spark.java import java_home
 from skylark.spark.java_stderr import without_noise
-from skylark.spark.source import DefaultSource
 
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOOPBACK: Final = "127.0.0.1"

@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from skylark import ClientOptions, Message
 from skylark.cli.main import cli
 from skylark.spark import java
-from skylark.spark.offsets import StreamOffset
+from skylark.spark.source.stream_offset import StreamOffset
 from skylark.sync import Admin, Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import draw_port
-from tests.unit.spark.pipelines.test_checkpoints import plan
+from tests.unit.spark.pipelines.test_checkpoint_folders import plan
 from tests.up import cluster
 
 TIMEOUT_S = 60

@@ -15,15 +15,15 @@ import pytest
 from skylark import ClientOptions
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import LoopClock
-from skylark.spark.connection import Connection
-from skylark.spark.deciding import Deciding
-from skylark.spark.exactly_once import Prepared
-from skylark.spark.halves import Ended, Ends, Place
-from skylark.spark.rows import RowPlan
-from skylark.spark.sink_client import close_clients
-from skylark.spark.sink_options import SinkOptions
-from skylark.spark.txn_admin import repair
-from skylark.spark.writing import TaskId, sink_client, write_exactly_once
+from skylark.spark.connection_options import Connection
+from skylark.spark.exactly_once.commit_coordinator import Deciding
+from skylark.spark.exactly_once.commit_protocol import Prepared
+from skylark.spark.exactly_once.half_message_completion import Ended, Ends, Place
+from skylark.spark.exactly_once.txn_admin import repair
+from skylark.spark.sink.row_encoder import RowPlan
+from skylark.spark.sink.sink_client import close_clients
+from skylark.spark.sink.sink_options import SinkOptions
+from skylark.spark.sink.task_writer import TaskId, sink_client, write_exactly_once
 from skylark.sync import Admin, read_arrow
 from tests.unit.cli.ups import TIMEOUT_S, command, environment, run, up
 

@@ -1,11 +1,12 @@
 """The commit protocol under a seeded scheduler: every row once, whatever fails, whenever.
 
-A world of a log, half messages and drivers runs the real protocol (``skylark.spark.exactly_once``)
-and the real reading of the log (``skylark.spark.decisions``). Each request is a step of its own;
-which actor makes the next one, and what becomes of it, is drawn: done, lost before it arrives, done
-without an answer, or done much later. Drivers and their tasks die at any step, or are only believed
-dead and go on beside their successors. Halves that grow old are asked about; the answers travel
-like everything else. In the end the trouble stops, and every row must be there exactly once.
+A world of a log, half messages and drivers runs the real protocol
+(``skylark.spark.exactly_once.commit_protocol``) and the real reading of the log
+(``skylark.spark.exactly_once.txn_log_records``). Each request is a step of its own; which actor
+makes the next one, and what becomes of it, is drawn: done, lost before it arrives, done without an
+answer, or done much later. Drivers and their tasks die at any step, or are only believed dead and
+go on beside their successors. Halves that grow old are asked about; the answers travel like
+everything else. In the end the trouble stops, and every row must be there exactly once.
 
 In half of the schedules halves travel together, and so do their ends: then a request that gets no
 answer may have been done in part, from its first half on.
@@ -24,18 +25,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from skylark.spark.decisions import (
-    Fate,
-    Identity,
-    LogRecord,
-    Manifest,
-    Ruling,
-    Standing,
-    fate_of,
-    standing_of,
-    walk_back,
-)
-from skylark.spark.exactly_once import (
+from skylark.spark.exactly_once.commit_protocol import (
     Append,
     CommitHalves,
     Confirm,
@@ -47,6 +37,17 @@ from skylark.spark.exactly_once import (
     View,
     abort,
     commit,
+)
+from skylark.spark.exactly_once.txn_log_records import (
+    Fate,
+    Identity,
+    LogRecord,
+    Manifest,
+    Ruling,
+    Standing,
+    fate_of,
+    standing_of,
+    walk_back,
 )
 
 T = TypeVar("T")

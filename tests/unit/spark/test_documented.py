@@ -15,9 +15,10 @@ import pytest
 from skylark.cli.job import JOBS
 from skylark.cli.job import command as job_command
 from skylark.cli.pipeline import command as pipeline_command
-from skylark.spark import options, sink_options
 from skylark.spark.option_table import Option
-from skylark.spark.schema import ALL_TYPES, DEFAULT_TYPES
+from skylark.spark.sink import sink_options
+from skylark.spark.source import source_options as options
+from skylark.spark.source.schema import ALL_TYPES, DEFAULT_TYPES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
 #: Defaults that depend on something, or that are not kept as they are given.

@@ -12,8 +12,8 @@ import pytest
 from skylark import ClientOptions, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.core.errors import ConnectError
-from skylark.spark.decisions import Decision, Fate, Standing, Winner
-from skylark.spark.exactly_once import View
+from skylark.spark.exactly_once.commit_protocol import View
+from skylark.spark.exactly_once.txn_log_records import Decision, Fate, Standing, Winner
 from skylark.spark.resolver import UNDECIDED_S, Judge, Resolver
 from skylark.testing.virtual_clock import VirtualClock
 
@@ -96,6 +96,6 @@ def test_it_runs_where_spark_and_arrow_are_not_installed() -> None:
         "import sys\n"
         "for name in ('pyspark', 'pyarrow', 'numpy', 'pandas'):\n"
         "    sys.modules[name] = None\n"
-        "import skylark.spark.resolver, skylark.spark.txn_admin, skylark.cli.txn\n"
+        "import skylark.spark.resolver, skylark.spark.exactly_once.txn_admin, skylark.cli.txn\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import ConfigError
-from skylark.spark.admission import split_bytes, split_limit
-from skylark.spark.lag import queue_lags
-from skylark.spark.offsets import StreamOffset, decode_offset, encode_offset
-from skylark.spark.partitions import QueueRange, cut_ranges
+from skylark.spark.lag_listener import queue_lags
+from skylark.spark.source.input_partitions import QueueRange, cut_ranges
+from skylark.spark.source.read_limit import split_bytes, split_limit
+from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
 from skylark.wire.bodies.common_body import MessageQueue
 
 

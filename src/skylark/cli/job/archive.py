@@ -17,7 +17,7 @@ from skylark.cli.job.common import (
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive import LakeFormat
+    from skylark.spark.jobs.archive_job import LakeFormat
 
 
 @click.command(
@@ -41,8 +41,8 @@ def command(
     Without --checkpoint its position is kept in FOLDER.checkpoint. With --format iceberg, FOLDER is
     the name of a table.
     """
-    from skylark.spark.jobs import archive
-    from skylark.spark.jobs.frame import require_topics
+    from skylark.spark.jobs import archive_job as archive
+    from skylark.spark.jobs.job_runner import require_topics
 
     options = archive.ArchiveOptions(
         topics=topics,

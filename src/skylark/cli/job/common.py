@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from skylark.spark.jobs.frame import Job, JobProgress, QueueSpan
+    from skylark.spark.jobs.job_runner import Job, JobProgress, QueueSpan
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 #: Moves the bar with a name to where its job is.
@@ -185,7 +185,7 @@ def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -
 
     A session that runs already is used, and left running.
     """
-    from skylark.spark.jobs.frame import Job, explained, session
+    from skylark.spark.jobs.job_runner import Job, explained, session
 
     with ExitStack() as stack:
         stack.enter_context(explained())

@@ -16,7 +16,7 @@ from skylark.cli.job.common import (
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive import LakeFormat
+    from skylark.spark.jobs.archive_job import LakeFormat
 
 
 @click.command(
@@ -55,8 +55,8 @@ def command(
     A key whose latest message has the property DELETED=true is left out, and so are messages
     without a key. With --dry-run everything is read and counted.
     """
-    from skylark.spark.jobs import compact
-    from skylark.spark.jobs.frame import queue_spans
+    from skylark.spark.jobs import compact_job as compact
+    from skylark.spark.jobs.job_runner import queue_spans
 
     options = compact.CompactOptions(
         topic=topic,

@@ -55,7 +55,7 @@ def command(
     checkpoint = stream.require_checkpoint()
     import msgspec
 
-    from skylark.spark.jobs import mirror
+    from skylark.spark.jobs import mirror_job as mirror
 
     options = mirror.MirrorOptions(
         topic=topic,

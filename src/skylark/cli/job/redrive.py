@@ -16,7 +16,7 @@ from skylark.cli.name_servers import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.redrive import RedriveProgress
-    from skylark.spark.jobs.redrive import RedriveOptions, RedriveSummary
+    from skylark.spark.jobs.redrive_job import RedriveOptions, RedriveSummary
 
 
 @click.command(
@@ -59,7 +59,7 @@ def command(
     Only GROUP gets them, as retries of their topics. A run goes on where the last one ended, and no
     letter is sent twice.
     """
-    from skylark.spark.jobs.redrive import RedriveOptions
+    from skylark.spark.jobs.redrive_job import RedriveOptions
 
     context: CliContext = ctx.obj
     options = RedriveOptions(
@@ -85,7 +85,7 @@ def _run(context: CliContext, namesrv: str | None, options: RedriveOptions) -> R
 
     from skylark.admin.admin_client import Admin
     from skylark.cli.name_servers import client_options
-    from skylark.spark.jobs import redrive
+    from skylark.spark.jobs import redrive_job as redrive
 
     async def run() -> RedriveSummary:
         async with Admin(client_options(namesrv)) as admin:

@@ -17,8 +17,8 @@ from skylark.cli.job.common import (
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive import LakeFormat
-    from skylark.spark.jobs.replay import QueueReplay
+    from skylark.spark.jobs.archive_job import LakeFormat
+    from skylark.spark.jobs.replay_job import QueueReplay
 
 
 def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
@@ -75,7 +75,7 @@ def command(
     LAKE is a folder that `skylark job archive` has written. The messages of each queue keep their
     order; the property REPLAY_OF of each names the message that it is a copy of.
     """
-    from skylark.spark.jobs import replay
+    from skylark.spark.jobs import replay_job as replay
 
     if (to_topic is None) != to_original:
         raise click.UsageError("Say where the messages go: --to TOPIC or --to-original.")

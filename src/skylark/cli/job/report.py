@@ -13,7 +13,7 @@ from skylark.cli.job.common import job_options, running
 
 if TYPE_CHECKING:
     from skylark.cli.output import Output
-    from skylark.spark.jobs.report_data import TopicReport
+    from skylark.spark.jobs.topic_report import TopicReport
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 #: Spans of time in a table: one screen.
@@ -67,8 +67,8 @@ def command(
     """
     import msgspec
 
-    from skylark.spark.jobs import report
-    from skylark.spark.jobs.frame import queue_spans
+    from skylark.spark.jobs import report_job as report
+    from skylark.spark.jobs.job_runner import queue_spans
     from skylark.spark.jobs.report_charts import png_chart, require_charts
     from skylark.spark.jobs.report_page import html_page
 
@@ -102,7 +102,7 @@ def command(
 
 def show(output: Output, report: TopicReport) -> None:
     """The report as tables."""
-    from skylark.spark.jobs.report_data import amount
+    from skylark.spark.jobs.topic_report import amount
 
     record: dict[str, object] = {
         "topic": report.topic,
@@ -153,7 +153,7 @@ def show(output: Output, report: TopicReport) -> None:
 
 
 def _show_percentiles(output: Output, report: TopicReport) -> None:
-    from skylark.spark.jobs.report_data import amount, duration
+    from skylark.spark.jobs.topic_report import amount, duration
 
     sizes, latencies = report.sizes, report.latencies_ms
     if sizes is None or latencies is None:
@@ -174,7 +174,7 @@ def _show_percentiles(output: Output, report: TopicReport) -> None:
 
 def _show_spans(output: Output, report: TopicReport) -> None:
     """The last spans of time."""
-    from skylark.spark.jobs.report_data import duration
+    from skylark.spark.jobs.topic_report import duration
 
     shown = report.spans[-_SPANS_SHOWN:]
     unread = ("unread",) if report.group is not None else ()

@@ -17,7 +17,7 @@ from skylark.cli.job.common import (
 )
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.transform import Delivery, TransformPlan
+    from skylark.spark.jobs.transform_job import Delivery, TransformPlan
 
 _EXAMPLE = (
     "Example: skylark job transform orders paid --checkpoint /data/ck/paid --sql"
@@ -67,7 +67,7 @@ def command(
     if (sql is None) == (sql_file is None):
         raise click.UsageError("Give --sql or --sql-file: one of them says what is done.")
     checkpoint = stream.require_checkpoint()
-    from skylark.spark.jobs import transform
+    from skylark.spark.jobs import transform_job as transform
 
     options = transform.TransformOptions(
         topic=topic,

@@ -11,8 +11,8 @@ from skylark.cli.exits import ExitCode
 from skylark.cli.job.common import format_option, job_options, running
 
 if TYPE_CHECKING:
-    from skylark.spark.jobs.archive import LakeFormat
-    from skylark.spark.jobs.verify import VerifySummary
+    from skylark.spark.jobs.archive_job import LakeFormat
+    from skylark.spark.jobs.verify_job import VerifySummary
 
 
 @click.command("verify", epilog="Example: skylark job verify orders --lake /data/lake/orders")
@@ -50,8 +50,8 @@ def command(
     Counts and CRC sums are compared by ranges of offsets, over all that the topic holds now. Exit
     code 1 says that they differ.
     """
-    from skylark.spark.jobs import verify
-    from skylark.spark.jobs.frame import queue_spans
+    from skylark.spark.jobs import verify_job as verify
+    from skylark.spark.jobs.job_runner import queue_spans
 
     options = verify.VerifyOptions(
         topic=topic,

@@ -15,5 +15,5 @@ report      a topic                                       figures, a page, pictu
 
 Every module has a frozen Struct of options, ``run(spark, options, report, stop=None)``, which
 returns a Struct with the figures of the run, and ``plan(spark, options)`` for a dry run where it
-writes. :mod:`skylark.spark.jobs.frame` holds what they share. Nothing here prints.
+writes. :mod:`skylark.spark.jobs.job_runner` holds what they share. Nothing here prints.
 """

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from skylark.core.errors import ConfigError
-from skylark.spark.jobs.report_data import KeyShare, TopicReport, amount, duration
+from skylark.spark.jobs.topic_report import KeyShare, TopicReport, amount, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 from skylark.spark.jobs.report_charts import headline, moment, printable, svg_charts
-from skylark.spark.jobs.report_data import (
+from skylark.spark.jobs.topic_report import (
     KeyShare,
     Percentiles,
     TopicReport,

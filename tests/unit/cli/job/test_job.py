@@ -17,7 +17,7 @@ from skylark.cli.context import CliContext
 from skylark.cli.job import JOBS, command, common
 from skylark.cli.main import cli
 from skylark.cli.output import Output
-from skylark.spark.jobs.frame import JobProgress
+from skylark.spark.jobs.job_runner import JobProgress
 
 
 def run(*arguments: str) -> tuple[int, str]:

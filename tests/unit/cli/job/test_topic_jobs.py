@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from skylark import ClientOptions, Message
 from skylark.aio import Admin, Producer
 from skylark.cli.main import cli
-from skylark.spark.cluster import close_clusters
+from skylark.spark.cluster_client import close_clusters
 from tests.unit.admin.sites import bury, eventually
 from tests.unit.cli.ups import run, up
 

@@ -10,7 +10,8 @@ import pytest
 
 from skylark.core.errors import ConfigError
 from skylark.spark.jobs.report_charts import panels, png_chart, printable, svg_charts
-from skylark.spark.jobs.report_data import (
+from skylark.spark.jobs.report_page import html_page
+from skylark.spark.jobs.topic_report import (
     GroupLag,
     HotKey,
     KeyShare,
@@ -20,7 +21,6 @@ from skylark.spark.jobs.report_data import (
     Span,
     TopicReport,
 )
-from skylark.spark.jobs.report_page import html_page
 
 START_MS = 1_790_000_000_000
 NASTY = ("<script>alert(1)</script>", "$\\alpha", "a\nb\x1b[2J", "客户", "x" * 300, "&amp;")

@@ -1,0 +1,59 @@
+"""The data source ``rocketmq``: what Spark finds, and who does the work.
+
+Spark makes a :class:`DefaultSource` from the options in a process of its own, long before anything
+is read, and imports this module whenever it looks for a source: so it is small, asks nobody, and
+loads the rest when it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from skylark.spark.source.schema import schema_columns, source_schema
+from skylark.spark.source.source_options import read_source_options, source_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+
+FORMAT = "rocketmq"
+
+
+class DefaultSource(DataSource):
+    """``spark.read.format("rocketmq")`` and its kin."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The usual columns, or those of the option ``columns``; raises ConfigError."""
+        return source_schema(read_source_options(self.options).get("columns"))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from skylark.spark.source.batch_reader import BatchReader
+
+        return BatchReader(source_options(self.options, streaming=False), schema_columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from skylark.spark.source.stream_reader import StreamReader
+
+        return StreamReader(source_options(self.options, streaming=True), schema_columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from skylark.spark.sink.sink_writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Spark calls it by position and by keyword: the names of the parameters are fixed."""
+        from skylark.spark.sink.sink_writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)

@@ -1,0 +1,1 @@
+"""Exactly-once writes: commit protocol, transaction log and half messages."""

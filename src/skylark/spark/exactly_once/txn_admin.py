@@ -1,0 +1,165 @@
+"""Exactly-once sinks as an operator sees them: list, abandon, repair.
+
+* **list**: which batches are decided and not done, undecided, or abandoned.
+* **abandon** a sink whose driver will never come back: its undecided halves are rolled back, and a
+  driver that comes back nevertheless cannot commit them.
+* **repair**: halves that brokers gave up asking about, because no resolver was there for a long
+  time, lie in TRANS_CHECK_MAX_TIME_TOPIC. Those that are decided to be committed are brought back
+  (RESUME_CHECK_HALF_MESSAGE), the broker asks about them again, and a resolver answers. One that
+  was committed before is not committed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from skylark.admin.errors import NotFoundError
+from skylark.client.consumer.range_reader import fixed_address, pull_range
+from skylark.client.core.broker_calls import make_request
+from skylark.core.errors import BrokerError
+from skylark.core.names import CHECK_MAX_TIME_TOPIC
+from skylark.spark.exactly_once.txn_log import Entry, TxnLog
+from skylark.spark.exactly_once.txn_log_records import (
+    IDENTITY_PROPERTY,
+    RESOLVER_GROUP,
+    Abandon,
+    Decision,
+    Done,
+    Fate,
+    Manifest,
+)
+from skylark.spark.resolver import Judge
+from skylark.spark.sink.sink_client import SinkClient
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers.txn import ResumeCheckHalfMessageRequestHeader
+from skylark.wire.message import MessageRecord, iter_records
+from skylark.wire.properties import PROPERTY_PGROUP
+
+RESUME_FAILED: Final = "Put message back"
+
+
+class BatchState(msgspec.Struct, kw_only=True):
+    """One batch of one sink."""
+
+    sink: str
+    batch: int
+    state: str = "undecided"  #: undecided, decided, done, abandoned
+    attempts: int = 0  #: tasks that have written everything
+    rows: int = 0  #: of the decision; while there is none, of all attempts
+    since_ms: int = 0  #: time of the last record
+
+
+class RepairReport(msgspec.Struct, kw_only=True):
+    """What became of the halves that were given up."""
+
+    resumed: int = 0  #: will be asked about again, and committed
+    committed_before: int = 0
+    losers: int = 0  #: decided to be rolled back: nothing to do
+    undecided: int = 0
+    foreign: int = 0  #: not a sink's
+
+
+async def list_batches(client: SinkClient, *, with_done: bool = False) -> list[BatchState]:
+    """The batches that the log still knows, by sink and number."""
+    found: dict[tuple[str, int], BatchState] = {}
+    try:
+        async for entry in TxnLog(client, make=False).everything():
+            _note(found, entry)
+    except NotFoundError:
+        return []
+    states = [found[key] for key in sorted(found)]
+    return [state for state in states if with_done or state.state in ("undecided", "decided")]
+
+
+def _note(found: dict[tuple[str, int], BatchState], entry: Entry) -> None:
+    record = entry.record
+    key = (record.sink, record.batch)
+    state = found.get(key)
+    if state is None:
+        state = found[key] = BatchState(sink=record.sink, batch=record.batch)
+    state.since_ms = max(state.since_ms, entry.time_ms)
+    match record:
+        case Manifest():
+            state.attempts += record.chunk == 0
+            if state.state == "undecided":
+                state.rows += len(record.targets)
+        case Decision():
+            if state.state == "undecided":
+                state.state = "decided"
+                state.rows = sum(winner.count for winner in record.winners)
+        case Done():
+            state.state = "done"
+        case Abandon():
+            for (sink, batch), other in found.items():
+                if sink == record.sink and batch >= record.batch and other.state == "undecided":
+                    other.state = "abandoned"
+
+
+async def abandon(client: SinkClient, sink: str) -> Abandon:
+    """Give up what is undecided of a sink; raises NotFoundError if the log does not know it."""
+    txn_log = TxnLog(client, make=False)
+    batches = [state for state in await list_batches(client, with_done=True) if state.sink == sink]
+    if not batches:
+        raise NotFoundError(f"no exactly-once sink {sink} is known", hint="see skylark txn list")
+    rulings = await txn_log.rulings(sink)
+    decided = [ruling.batch for ruling in rulings if isinstance(ruling, Decision)]
+    record = Abandon(sink=sink, batch=max(decided, default=-1) + 1)
+    await txn_log.append(record)
+    return record
+
+
+async def repair(client: SinkClient, *, dry_run: bool = False) -> RepairReport:
+    """Bring halves back that were given up although they are decided to be committed."""
+    judge = Judge(TxnLog(client, make=False), client.clock)
+    report = RepairReport()
+    group = client.namespace.wrap(RESOLVER_GROUP)
+    async for address, record in _given_up(client):
+        text = record.properties.get(IDENTITY_PROPERTY)
+        if text is None or record.properties.get(PROPERTY_PGROUP) != group:
+            report.foreign += 1
+            continue
+        match await judge.fate(text):
+            case Fate.UNKNOWN:
+                report.undecided += 1
+            case Fate.ROLLBACK:
+                report.losers += 1
+            case Fate.COMMIT if dry_run or await _resume(client, address, record):
+                report.resumed += 1
+            case Fate.COMMIT:
+                report.committed_before += 1
+    return report
+
+
+async def _resume(client: SinkClient, address: str, record: MessageRecord) -> bool:
+    """Have a broker ask about a half again; False if it was committed before."""
+    header = ResumeCheckHalfMessageRequestHeader(
+        topic=CHECK_MAX_TIME_TOPIC, msg_id=record.offset_id
+    )
+    try:
+        await client.session.call(
+            address, make_request(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        )
+    except BrokerError as error:
+        if error.remark.startswith(RESUME_FAILED):
+            return False
+        raise
+    return True
+
+
+async def _given_up(client: SinkClient) -> AsyncIterator[tuple[str, MessageRecord]]:
+    for broker, address in (await client.session.masters()).items():
+        queue = MessageQueue(topic=CHECK_MAX_TIME_TOPIC, broker_name=broker, queue_id=0)
+        calls = client.link.calls
+        first = await calls.min_offset(address, queue)
+        end = await calls.max_offset(address, queue)
+        pulls = pull_range(calls, fixed_address(address), queue, max(first, 0), end, client.clock)
+        try:
+            async for pulled in pulls:
+                for record in iter_records(pulled.body):
+                    yield address, record
+        finally:
+            await pulls.aclose()

@@ -1,0 +1,283 @@
+"""The log of exactly-once sinks on a cluster: append, look, read.
+
+The topic ``SPARK_TXN_LOG`` is on *one* broker, with a fixed number of queues, and the queue of a
+sink is a matter of its name alone. So two drivers can never find the log of one sink in two places,
+whichever brokers are up; if the one is down, exactly-once waits. It is made with the first use, and
+which broker has it is written down at the name servers before: they forget the topics of a broker
+that is down, and without its log a decided batch would be written again. Its broker should flush
+synchronously: what is decided must not be lost with the power while halves on other brokers are
+committed.
+
+Rulings (D, X, A) have the tag ``D.<sink>``, manifests ``M.<sink>``: a reader of rulings is sent
+nothing else. The key is ``<sink>/<batch>``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Final, NamedTuple
+
+from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.admin.server_settings import kv_get, kv_put
+from skylark.admin.topic_operations import Topics
+from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
+from skylark.client.core.broker_calls import Pulled
+from skylark.client.core.client_message import Message, SendStatus
+from skylark.client.producer.send_retry import RETRY_CODES, SendMode
+from skylark.core.errors import (
+    BrokerError,
+    ConfigError,
+    RemoteProtocolError,
+    SkylarkError,
+    TransportError,
+)
+from skylark.core.hashing import java_hash
+from skylark.spark.exactly_once.commit_protocol import DecisionLostError, View
+from skylark.spark.exactly_once.txn_log_records import (
+    LOG_TOPIC,
+    LogRecord,
+    Manifest,
+    Ruling,
+    Standing,
+    decode_record,
+    encode_record,
+    standing_of,
+    walk_back,
+)
+from skylark.spark.sink.sink_client import SinkClient
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.message import MessageRecord, inflate_record, iter_records
+
+log = logging.getLogger(__name__)
+
+#: Never to be changed: the queue of a sink follows from it.
+QUEUE_COUNT: Final = 16
+#: Where the name servers keep which broker has the log.
+KV_NAMESPACE: Final = "SPARK_TXN"
+APPEND_TIMEOUT_S: Final = 5.0
+#: How long an append is tried again.
+PATIENCE_S: Final = 60.0
+_PAUSE_FIRST_S: Final = 0.1
+_PAUSE_MOST_S: Final = 2.0
+
+
+class Entry(NamedTuple):
+    """A record of the log, where it is and since when."""
+
+    offset: int
+    time_ms: int
+    record: LogRecord
+
+
+class TxnLog:
+    """The log, over a client."""
+
+    def __init__(self, client: SinkClient, *, make: bool = True, strict_ack: bool = False) -> None:
+        """``make``: whether the log is made where there is none, or NotFoundError raised.
+
+        ``strict_ack``: a record whose flush or replica was late does not count as stored.
+        """
+        self._client = client
+        self._make_it = make
+        self._strict_ack = strict_ack
+        self._queues: list[MessageQueue] | None = None
+
+    # ---- where -----------------------------------------------------------------------------------
+
+    async def find(self) -> list[MessageQueue]:
+        """The queues of the log; raises NotFoundError, ConfigError."""
+        if self._queues is None:
+            try:
+                queues = await self._client.queues(LOG_TOPIC, fresh=True)
+            except NotFoundError:
+                if not self._make_it:
+                    raise
+                queues = await self._make()
+            self._queues = _checked(queues)
+        return self._queues
+
+    async def _make(self) -> Sequence[MessageQueue]:
+        """Make the log, or wait for its broker; raises TransportError."""
+        clock = self._client.clock
+        deadline = clock.monotonic() + PATIENCE_S
+        is_made = False
+        while True:
+            broker = await self._chosen_broker()
+            if not is_made and broker in await self._masters():
+                topics = Topics(self._client.session)
+                await topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT, broker=broker)
+                log.info("the log of exactly-once sinks, %s, is on %s", LOG_TOPIC, broker)
+                is_made = True
+            try:
+                return await self._client.queues(LOG_TOPIC, fresh=True)
+            except NotFoundError:
+                if clock.monotonic() > deadline:
+                    raise TransportError(
+                        f"broker {broker or 'of any name'} is away, and exactly-once needs it:"
+                        f" it has the log {LOG_TOPIC}",
+                        hint="start it",
+                    ) from None
+            await clock.sleep(_PAUSE_FIRST_S)
+
+    async def _chosen_broker(self) -> str | None:
+        """The broker that has the log, or is to have it; None if there are none."""
+        session, key = self._client.session, self._client.namespace.wrap(LOG_TOPIC)
+        broker = await kv_get(session, KV_NAMESPACE, key)
+        if broker is None:
+            broker = min(await self._masters(), default=None)
+            if broker is not None:
+                await kv_put(session, KV_NAMESPACE, key, broker)
+        return broker
+
+    async def _masters(self) -> Collection[str]:
+        try:
+            return await self._client.session.masters()
+        except NoBrokerError:
+            return ()
+
+    async def queue_of(self, sink: str) -> MessageQueue:
+        """The queue that holds everything about a sink."""
+        return (await self.find())[abs(java_hash(sink)) % QUEUE_COUNT]
+
+    async def broker(self) -> str:
+        """The broker that has the log."""
+        return (await self.find())[0].broker_name
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    async def append(self, record: LogRecord) -> int:
+        """Store a record, more than once if an answer is lost or late; the offset of the last."""
+        client = self._client
+        queue = await self.queue_of(record.sink)
+        kind = "M" if isinstance(record, Manifest) else "D"
+        message = Message(
+            client.namespace.unwrap(queue.topic),
+            encode_record(record),
+            tag=f"{kind}.{record.sink}",
+            keys=[f"{record.sink}/{record.batch}"],
+        )
+        state = client.sender.checked(message)
+        parcel = await client.sender.parcel(message)
+        deadline = client.clock.monotonic() + PATIENCE_S
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            began = client.clock.monotonic()
+            try:
+                result = await client.sender.send(
+                    state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue
+                )
+                if result.status is SendStatus.SEND_OK or not self._strict_ack:
+                    return result.queue_offset
+                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
+            except SkylarkError as error:
+                if not may_repeat(error):
+                    raise
+                problem = error
+            if client.clock.monotonic() + pause_s > deadline:
+                raise problem
+            log.info("a record of %s is appended again: %s", LOG_TOPIC, problem)
+            await client.clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """The first offset of a queue of the log, and the one after its last."""
+        address = await self._client.master(queue)
+        calls = self._client.link.calls
+        return await calls.min_offset(address, queue), await calls.max_offset(address, queue)
+
+    async def look(self, sink: str, batch: int) -> View:
+        """What the log says about a batch now."""
+        queue = await self.queue_of(sink)
+        first, end = await self.bounds(queue)
+        walk = walk_back(batch, first, end)
+        try:
+            low, high = next(walk)
+            while True:
+                low, high = walk.send(await self._rulings(queue, sink, low, high))
+        except StopIteration as stop:
+            standing: Standing = stop.value
+        return View(standing, end)
+
+    async def confirm(self, sink: str, batch: int, start: int, end: int) -> Standing:
+        """What the records from ``start`` to ``end``, which exists, say about a batch."""
+        queue = await self.queue_of(sink)
+        return standing_of(await self._rulings(queue, sink, start, end + 1), batch)
+
+    async def rulings(self, sink: str) -> list[Ruling]:
+        """All decisions of a sink that the log still has, with those to be done and given up."""
+        queue = await self.queue_of(sink)
+        first, end = await self.bounds(queue)
+        return await self._rulings(queue, sink, first, end)
+
+    async def _rulings(self, queue: MessageQueue, sink: str, low: int, high: int) -> list[Ruling]:
+        found = [
+            entry.record async for entry in self._entries(queue, low, high, f"D.{sink}")
+        ]  # tags are compared by hash: others may be among them
+        return [r for r in found if not isinstance(r, Manifest) and r.sink == sink]
+
+    async def manifest(self, sink: str, position: int) -> LogRecord:
+        """The record at an offset; raises DecisionLostError."""
+        queue = await self.queue_of(sink)
+        async for entry in self._entries(queue, position, position + 1, "*"):
+            return entry.record
+        raise DecisionLostError(f"{LOG_TOPIC} has nothing at offset {position} of {queue.queue_id}")
+
+    async def everything(self) -> AsyncIterator[Entry]:
+        """All records of all sinks, queue by queue."""
+        for queue in await self.find():
+            first, end = await self.bounds(queue)
+            async for entry in self._entries(queue, first, end, "*"):
+                yield entry
+
+    async def _entries(
+        self, queue: MessageQueue, low: int, high: int, tags: str
+    ) -> AsyncIterator[Entry]:
+        client = self._client
+        address = await client.master(queue)
+        pulls = pull_range(
+            client.link.calls,
+            fixed_address(address),
+            queue,
+            low,
+            high,
+            client.clock,
+            RangeTerms(expression=tags),
+            lambda missing: log.info("%d records of %s expired", missing.count, LOG_TOPIC),
+        )
+        try:
+            async for pulled in pulls:
+                for record in _records(pulled):
+                    if low <= record.queue_offset < high:
+                        inflate_record(record)
+                        yield Entry(
+                            record.queue_offset, record.store_timestamp, decode_record(record.body)
+                        )
+        finally:
+            await pulls.aclose()
+
+
+def _records(pulled: Pulled) -> list[MessageRecord]:
+    if pulled.offset_delta:
+        raise RemoteProtocolError(f"{LOG_TOPIC} must not be a static topic")
+    return list(iter_records(pulled.body))
+
+
+def _checked(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    brokers = {queue.broker_name for queue in queues}
+    if len(brokers) != 1 or len(queues) < QUEUE_COUNT:
+        raise ConfigError(
+            f"topic {LOG_TOPIC} is on {', '.join(sorted(brokers))} with {len(queues)} queues:"
+            f" it must be on one broker, with {QUEUE_COUNT} queues",
+            hint="delete it where it has no messages; exactly-once makes it by itself",
+        )
+    return sorted(queues, key=lambda queue: queue.queue_id)[:QUEUE_COUNT]
+
+
+def may_repeat(error: SkylarkError) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(error, BrokerError):
+        return error.code in RETRY_CODES
+    return isinstance(error, TransportError)

@@ -1,0 +1,255 @@
+"""Archive: topics as files of a lake, every message once.
+
+::
+
+    <output>/_spark_metadata/...            which files count: readers must honour it
+    <output>/dt=2026-11-01/topic=orders/part-....parquet
+    <output>.checkpoint/...                 how far the archive is
+
+All columns of the source are kept, and partitions are by the UTC day of ``storeTimestamp`` and by
+topic. Spark's file sink makes it exactly once: a file that a crash has left over is in no list.
+Delta and Iceberg need their jars; an Iceberg table is named, not put into a folder.
+
+**Folder and checkpoint belong together.** Spark counts batches in both, and passes over a batch
+that the folder has already. With a new checkpoint it would therefore drop the first batches of an
+old folder without a word. :func:`check_output` refuses whatever does not fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from threading import Event
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.utils import is_remote
+
+from skylark.core.errors import ConfigError
+from skylark.spark.jobs.checkpoint_state import checkpoint_state
+from skylark.spark.jobs.job_runner import (
+    QueueSpan,
+    Report,
+    cluster_options,
+    condition_of,
+    drive,
+    explained,
+    is_sparks,
+    queue_spans,
+)
+from skylark.spark.source.schema import ALL_TYPES, source_schema
+from skylark.spark.source.stream_offset import StreamOffset
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LakeFormat = Literal["parquet", "delta", "iceberg"]
+ROWS_PER_BATCH: Final = 1_000_000
+DAY: Final = "dt"
+_JARS: Final = {
+    "delta": "io.delta:delta-spark_2.13:VERSION",
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:VERSION",
+}
+_BATCH_FILE: Final = re.compile(r"(\d+)(?:\.compact)?")
+
+
+class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is archived, and where to."""
+
+    topics: tuple[str, ...]
+    output: str  #: a folder, or the name of an Iceberg table
+    namesrv: str | None = None
+    format: LakeFormat = "parquet"
+    checkpoint: str | None = None  #: by default beside the folder
+    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
+    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    tags: str | None = None
+    group: str | None = None  #: the consumer group that shows how far the archive is
+    rows_per_batch: int = ROWS_PER_BATCH
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise ConfigError("no topic is given")
+        if self.format == "iceberg" and self.checkpoint is None:
+            raise ConfigError("an archive in Iceberg needs a checkpoint", hint="say --checkpoint")
+
+    @property
+    def checkpoint_folder(self) -> str:
+        return self.checkpoint or f"{self.output.rstrip('/')}.checkpoint"
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options of the source."""
+        given = {
+            **cluster_options(self.namesrv),
+            "topics": ",".join(self.topics),
+            "columns": ",".join(ALL_TYPES),
+            "startingOffsets": self.start,
+            "maxOffsetsPerTrigger": str(self.rows_per_batch),
+        }
+        optional = {"tags": self.tags, "group": self.group}
+        return given | {name: value for name, value in optional.items() if value is not None}
+
+
+class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done."""
+
+    output: str
+    checkpoint: str
+    rows: int
+    batches: int
+    seconds: float
+    rows_per_second: int
+    lag: int | None
+    stopped: bool
+
+
+def run(
+    spark: SparkSession, options: ArchiveOptions, report: Report, stop: Event | None = None
+) -> ArchiveSummary:
+    """Archive what there is, or go on until ``stop`` is set; raises SkylarkError."""
+    with explained():
+        _require_format(spark, options)
+        check_output(spark, options)
+        frame = spark.readStream.format("rocketmq").options(**options.source).load()
+        writer = (
+            frame.withColumn(DAY, utc_day("storeTimestamp"))
+            .writeStream.format(options.format)
+            .option("checkpointLocation", options.checkpoint_folder)
+            .partitionBy(DAY, "topic")
+            .queryName(f"archive of {', '.join(options.topics)}")
+        )
+        if options.interval_ms is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        if options.format == "iceberg":
+            query = writer.toTable(options.output)
+        else:
+            query = writer.start(options.output)
+        totals = drive(query, report, stop)
+    return ArchiveSummary(
+        output=options.output,
+        checkpoint=options.checkpoint_folder,
+        rows=totals.rows,
+        batches=totals.batches,
+        seconds=totals.seconds,
+        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        lag=totals.lag,
+        stopped=totals.stopped,
+    )
+
+
+def plan(spark: SparkSession, options: ArchiveOptions) -> list[QueueSpan]:
+    """What a run would archive now; raises SkylarkError."""
+    with explained():
+        _require_format(spark, options)
+        return queue_spans(options.source, check_output(spark, options))
+
+
+def utc_day(column: str) -> Column:
+    """The day of a time, whatever the time zone of the session is."""
+    return F.to_date(F.to_utc_timestamp(F.col(column), F.current_timezone()))
+
+
+# ---- folder and checkpoint -----------------------------------------------------------------------
+
+
+def check_output(spark: SparkSession, options: ArchiveOptions) -> StreamOffset | None:
+    """Where the archive goes on, None if it is new.
+
+    Raises ConfigError if the checkpoint is one of other topics or of another folder.
+    """
+    state = checkpoint_state(spark, options.checkpoint_folder)
+    output, checkpoint = options.output, options.checkpoint_folder
+    known = state.planned_offset
+    if known is not None and known.topics != set(options.topics):
+        raise ConfigError(
+            f"the checkpoint {checkpoint} is one of topic {', '.join(sorted(known.topics))},"
+            f" not of {', '.join(options.topics)}",
+            hint="every archive has a folder of its own",
+        )
+    # With Spark Connect the folder is on the other side, where Spark shows it to nobody.
+    if options.format == "parquet" and not is_remote():
+        # The folder gets its batch first; after a crash it may be one ahead.
+        done = -1 if state.done is None else state.done
+        stored = _last_stored(spark, output)
+        if stored not in (done, done + 1) or (stored >= 0 and state.planned is None):
+            raise ConfigError(
+                f"{output} was not written with the checkpoint {checkpoint}: the folder has"
+                f" {stored + 1} batches, the checkpoint {done + 1}",
+                hint="name the checkpoint it has, or begin with a new folder and checkpoint",
+            )
+    return state.offset
+
+
+def _last_stored(spark: SparkSession, output: str) -> int:
+    """The last batch in the log of the file sink, on any file system; -1 if there is none.
+
+    Sources of Spark pass over folders of this name, so that Hadoop has to be asked.
+    """
+    context = spark.sparkContext
+    assert context._jvm is not None
+    path = context._jvm.org.apache.hadoop.fs.Path(f"{output.rstrip('/')}/_spark_metadata")
+    system = path.getFileSystem(context._jsc.hadoopConfiguration())
+    if not system.exists(path):
+        return -1
+    names = (str(entry.getPath().getName()) for entry in system.listStatus(path))
+    found = (_BATCH_FILE.fullmatch(name) for name in names)
+    return max((int(each[1]) for each in found if each), default=-1)
+
+
+# ---- the lake ------------------------------------------------------------------------------------
+
+
+def read_lake(spark: SparkSession, path: str, lake_format: LakeFormat) -> DataFrame:
+    """An archive, with all columns of the source that it has, and ``dt``.
+
+    Raises NotFoundError if there is none, ConfigError if it is none.
+    """
+    with explained():
+        if lake_format != "parquet":
+            frame = spark.read.format(lake_format).load(path)
+            return frame.select(*_known_columns(path, frame.columns))
+        try:
+            columns = spark.read.parquet(path).columns
+        except AnalysisException as error:
+            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+                raise
+            columns = [*ALL_TYPES, DAY]  # nothing was archived yet
+        fields = source_schema([name for name in _known_columns(path, columns) if name != DAY])
+        schema = StructType([*fields, *[StructField(DAY, DateType())] * (DAY in columns)])
+        # The types are said, for Spark would take a topic called 2026 for a number.
+        return spark.read.schema(schema).parquet(path)
+
+
+def _known_columns(path: str, columns: Iterable[str]) -> list[str]:
+    known = [name for name in columns if name in ALL_TYPES or name == DAY]
+    needed = ("topic", "brokerName", "queueId", "queueOffset", "body")
+    if missing := [name for name in needed if name not in known]:
+        raise ConfigError(
+            f"{path} is no archive: it has no column {', '.join(missing)}",
+            hint="skylark job archive makes one",
+        )
+    return known
+
+
+def _require_format(spark: SparkSession, options: ArchiveOptions) -> None:
+    """Raise ConfigError if the jars of the format are not there."""
+    if options.format == "parquet":
+        return
+    try:
+        spark.read.format(options.format).load(options.output)
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        # All others are about a table that is not there yet.
+        if condition_of(error) == "DATA_SOURCE_NOT_FOUND":
+            raise ConfigError(
+                f"Spark has no jars of {options.format}",
+                hint=f"name them with --conf spark.jars.packages={_JARS[options.format]},"
+                " or archive as parquet",
+            ) from None

@@ -1,0 +1,353 @@
+"""Mirror: a topic copied to another cluster, message by message, in order.
+
+**What is kept.** Body, tag, keys, flag, the user's properties, and the message id: the copy has
+the same unique id, so a consumer that recognises repeated messages recognises them here too. What
+the system writes stays behind (:data:`~skylark.spark.sink.row_properties.RESERVED_NAMES`).
+
+**Order.** Queue *i* goes to queue *i* mod *n* of the target's *n* queues, where queues are counted
+by number and then by broker (:func:`queue_map`). One task reads a queue from end to end and sends
+one request at a time to its target, so what one source queue has stays in order. More queues, or a
+new broker, may move queues that exist; their order holds again from then on.
+
+**No loops.** A copy carries ``MIRROR_FROM``, the clusters that it was mirrored from, the latest at
+the end, with commas. Rows that carry the name of the target's cluster come from there, and are
+skipped. So clusters that mirror each other need different names.
+
+**Offsets.** A table of pairs says where messages went, for moving consumer groups::
+
+    <pairs>/query=<id>/batch=<n>/*.parquet
+    sourceTopic, sourceBroker, sourceQueueId, sourceOffset,
+    targetTopic, targetBroker, targetQueueId, targetOffset, count
+
+Each row is a run: message ``sourceOffset + k`` is at ``targetOffset + k``, for ``k < count``. The
+offset of a group is translated by the row with ``sourceOffset <= offset < sourceOffset + count``.
+Targets come from the brokers' answers to the sends. A batch that runs again after a crash is sent
+again, at least once, and replaces its rows in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark.sql import functions as F
+from pyspark.sql.observation import Observation
+
+from skylark.admin.admin_session import masters_of
+from skylark.client.core.route_cache import make_route
+from skylark.core.errors import ConfigError
+from skylark.spark.jobs.checkpoint_state import checkpoint_offset
+from skylark.spark.jobs.job_runner import (
+    QueueSpan,
+    Report,
+    cluster_options,
+    drive,
+    explained,
+    queue_spans,
+    topic_route,
+    user_properties,
+)
+from skylark.spark.jobs.mirror_task import PAIR_SCHEMA, send_rows
+from skylark.spark.sink.sink_options import read_sink_options
+from skylark.spark.source.source_options import source_options
+from skylark.wire.bodies.common_body import MessageQueue
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from skylark.wire.bodies.route_body import TopicRouteData
+
+MIRROR_FROM: Final = "MIRROR_FROM"
+ROWS_PER_BATCH: Final = 200_000
+_SEPARATOR: Final = ","
+_COLUMNS: Final = (
+    *("brokerName", "queueId", "queueOffset", "msgId"),
+    *("tags", "keys", "body", "flag", "properties"),
+)
+_WHOLE_QUEUES: Final = str(1 << 62)
+
+
+class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is copied, and where to; raises ConfigError."""
+
+    topic: str
+    to_namesrv: str
+    checkpoint: str
+    to_topic: str | None = None  #: by default the same name
+    namesrv: str | None = None
+    pairs: str | None = None  #: folder of the offset pairs, by default beside the checkpoint
+    name: str | None = None  #: of the source's cluster in MIRROR_FROM, by default its own
+    to_name: str | None = None
+    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
+    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    tags: str | None = None
+    group: str | None = None  #: the consumer group that shows how far the mirror is
+    rows_per_batch: int = ROWS_PER_BATCH
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise ConfigError("a mirror needs a checkpoint")
+        for name in (self.name, self.to_name):
+            if name is not None and (not name or _SEPARATOR in name):
+                raise ConfigError(f"{name!r} cannot be the name of a cluster here")
+        source_options(self.source, streaming=True)
+        read_sink_options(self.sink)
+
+    @property
+    def target(self) -> str:
+        """The topic that is written to."""
+        return self.to_topic or self.topic
+
+    @property
+    def pairs_folder(self) -> str:
+        return (self.pairs or f"{self.checkpoint.rstrip('/')}.pairs").rstrip("/")
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options of the source."""
+        given = {
+            **cluster_options(self.namesrv),
+            "topic": self.topic,
+            "columns": ",".join(_COLUMNS),
+            "startingOffsets": self.start,
+            "maxOffsetsPerTrigger": str(self.rows_per_batch),
+            "maxRecordsPerPartition": _WHOLE_QUEUES,
+        }
+        optional = {"tags": self.tags, "group": self.group}
+        return given | {name: value for name, value in optional.items() if value is not None}
+
+    @property
+    def sink(self) -> dict[str, str]:
+        """The options of the sink."""
+        return {
+            **cluster_options(self.to_namesrv),
+            "topic": self.target,
+            "explicitQueue": "true",
+            "preserveMsgId": "true",
+        }
+
+
+class MirrorSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done."""
+
+    topic: str
+    from_cluster: str
+    to_topic: str
+    to_cluster: str
+    pairs: str
+    rows_read: int
+    rows_sent: int
+    rows_skipped: int  #: they came from there
+    batches: int
+    seconds: float
+    rows_per_second: int
+    lag: int | None
+    stopped: bool
+
+
+class MirroredQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would read of a queue, and where it would go."""
+
+    broker_name: str
+    queue_id: int
+    start: int
+    end: int
+    rows: int
+    to_broker_name: str
+    to_queue_id: int
+
+
+class _Ends(msgspec.Struct, frozen=True, kw_only=True):
+    """Both clusters, as they are now."""
+
+    from_cluster: str
+    to_cluster: str
+    source: tuple[MessageQueue, ...]
+    target: tuple[MessageQueue, ...]
+
+    def routed(self) -> dict[MessageQueue, MessageQueue]:
+        return queue_map(self.source, self.target)
+
+
+def run(
+    spark: SparkSession, options: MirrorOptions, report: Report, stop: Event | None = None
+) -> MirrorSummary:
+    """Copy what there is, or go on until ``stop`` is set; raises SkylarkError."""
+    ends = look(options)
+    sent = _Sent()
+    with explained():
+        frame = spark.readStream.format("rocketmq").options(**options.source).load()
+        writer = (
+            frame.writeStream.foreachBatch(partial(_copy, options, sent))
+            .option("checkpointLocation", options.checkpoint)
+            .queryName(f"mirror {options.topic} to {ends.to_cluster}")
+        )
+        if options.interval_ms is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        totals = drive(writer.start(), report, stop)
+    return MirrorSummary(
+        topic=options.topic,
+        from_cluster=ends.from_cluster,
+        to_topic=options.target,
+        to_cluster=ends.to_cluster,
+        pairs=options.pairs_folder,
+        rows_read=totals.rows,
+        rows_sent=sent.rows,
+        rows_skipped=max(0, totals.rows - sent.rows),
+        batches=totals.batches,
+        seconds=totals.seconds,
+        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        lag=totals.lag,
+        stopped=totals.stopped,
+    )
+
+
+def plan(spark: SparkSession, options: MirrorOptions) -> list[MirroredQueue]:
+    """What a run would do now; raises what it would raise before its first batch."""
+    routed = look(options).routed()
+    with explained():
+        spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
+    return [_mirrored(span, routed[_queue_of(span)]) for span in spans]
+
+
+# ---- one batch -----------------------------------------------------------------------------------
+
+
+class _Sent:
+    """Rows that this run has sent; batches add to it, one at a time."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+
+def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
+    """Send one micro-batch, and write its pairs; runs in the driver."""
+    ends = look(options)
+    query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    observation = Observation()
+    send: Callable[..., Iterator[object]] = partial(
+        send_rows, source_topic=options.topic, options=read_sink_options(options.sink)
+    )
+    (
+        mirrored_rows(frame, ends.routed(), ends.target, ends.from_cluster, ends.to_cluster)
+        .mapInArrow(send, PAIR_SCHEMA)
+        .observe(observation, F.sum("count").alias("rows"))
+        .write.mode("overwrite")
+        .parquet(f"{options.pairs_folder}/query={query}/batch={batch}")
+    )
+    sent.rows += observation.get["rows"] or 0
+
+
+def mirrored_rows(
+    frame: DataFrame,
+    routed: Mapping[MessageQueue, MessageQueue],
+    targets: Sequence[MessageQueue],
+    from_cluster: str,
+    to_cluster: str,
+) -> DataFrame:
+    """The rows that are to be copied, with the queues that they go to, as the sink wants them."""
+    before = F.element_at("properties", MIRROR_FROM)
+    passed = F.array_contains(F.split(F.coalesce(before, F.lit("")), _SEPARATOR), to_cluster)
+    mark = F.concat_ws(_SEPARATOR, before, F.lit(from_cluster))
+    others = F.map_filter("properties", lambda name, _: name != MIRROR_FROM)
+    properties = F.map_concat(
+        user_properties(F.coalesce(others, F.create_map())), F.create_map(F.lit(MIRROR_FROM), mark)
+    )
+    target = _target_column(routed, targets)
+    return frame.where(~passed).select(
+        F.col("brokerName").alias("sourceBroker"),
+        F.col("queueId").alias("sourceQueueId"),
+        F.col("queueOffset").alias("sourceOffset"),
+        *("msgId", "tags", "keys", "body", "flag"),
+        properties.alias("properties"),
+        target["broker"].alias("brokerName"),
+        target["queue"].alias("queueId"),
+    )
+
+
+def _target_column(
+    routed: Mapping[MessageQueue, MessageQueue], targets: Sequence[MessageQueue]
+) -> Column:
+    """The queue that a row goes to; one that is in no route any more is taken by its number."""
+
+    def place(queue: MessageQueue) -> Column:
+        broker, number = F.lit(queue.broker_name), F.lit(queue.queue_id)
+        return F.struct(broker.alias("broker"), number.alias("queue"))
+
+    entries = [
+        part
+        for queue, target in routed.items()
+        for part in (F.lit(f"{queue.broker_name}\x01{queue.queue_id}"), place(target))
+    ]
+    known = F.try_element_at(F.create_map(*entries), F.concat_ws("\x01", "brokerName", "queueId"))
+    any_of = F.array(*map(place, sorted(targets, key=_rank)))
+    return F.coalesce(known, F.element_at(any_of, F.col("queueId") % len(targets) + 1))
+
+
+# ---- the clusters --------------------------------------------------------------------------------
+
+
+def queue_map(
+    source: Sequence[MessageQueue], target: Sequence[MessageQueue]
+) -> dict[MessageQueue, MessageQueue]:
+    """Where each queue goes; both counted by number, then by broker."""
+    places = sorted(target, key=_rank)
+    return {
+        queue: places[index % len(places)] for index, queue in enumerate(sorted(source, key=_rank))
+    }
+
+
+def _rank(queue: MessageQueue) -> tuple[int, str]:
+    return queue.queue_id, queue.broker_name
+
+
+def look(options: MirrorOptions) -> _Ends:
+    """Both topics; raises NotFoundError for one that is not there, ConfigError for a loop."""
+    source = topic_route(options.source, options.topic)
+    target = topic_route(options.sink, options.target)
+    readable = make_route(options.topic, source).subscribe
+    writable = make_route(options.target, target).publish
+    if not writable:
+        raise ConfigError(f"topic {options.target} of the target cannot be written to")
+    same = {*masters_of(source).values()} & {*masters_of(target).values()}
+    if same and options.topic == options.target:
+        raise ConfigError(
+            f"both clusters are the same one: topic {options.topic} would be copied to itself",
+            hint="check -n and --to-namesrv, or give --to-topic",
+        )
+    return _Ends(
+        from_cluster=options.name or _cluster_name(source, options.topic, "--cluster-name"),
+        to_cluster=options.to_name or _cluster_name(target, options.target, "--to-cluster-name"),
+        source=tuple(readable),
+        target=tuple(writable),
+    )
+
+
+def _cluster_name(route: TopicRouteData, topic: str, option: str) -> str:
+    names = sorted({data.cluster for data in route.broker_datas})
+    if len(names) != 1:
+        raise ConfigError(
+            f"topic {topic} is in several clusters: {', '.join(names)}", hint=f"say {option}"
+        )
+    return names[0]
+
+
+def _queue_of(span: QueueSpan) -> MessageQueue:
+    return MessageQueue(topic=span.topic, broker_name=span.broker_name, queue_id=span.queue_id)
+
+
+def _mirrored(span: QueueSpan, target: MessageQueue) -> MirroredQueue:
+    return MirroredQueue(
+        broker_name=span.broker_name,
+        queue_id=span.queue_id,
+        start=span.start,
+        end=span.end,
+        rows=span.rows,
+        to_broker_name=target.broker_name,
+        to_queue_id=target.queue_id,
+    )

@@ -1,0 +1,398 @@
+"""Replay: messages of a lake into topics again, each queue in its old order.
+
+The messages of one old queue are sent by one task, by offset, into one queue: into the queue of the
+same name if the topic has all of them, otherwise the old queues are dealt out over the new ones.
+What the system had written into their properties is left out, and ``REPLAY_OF`` names the message
+that each is a copy of. Sending is at least once: a task that Spark repeats sends again.
+
+**Pace.** Without one it goes as fast as brokers take it. ``rate`` is messages per second in all; a
+task gets the share of it that its rows are of all rows, so that all end together. ``time_scale``
+keeps the distances of the store times: 1 as they were, 2 twice as fast. Both need all tasks to run
+at once, so there are never more of them than Spark has cores for.
+
+The tasks send by themselves and do not write through Spark's sink: between two steps Spark collects
+thousands of rows before it hands them on, which no pace would survive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.core.clock import SystemClock, TimeSource
+from skylark.core.errors import ConfigError
+from skylark.spark.jobs.archive_job import DAY, LakeFormat, read_lake
+from skylark.spark.jobs.job_runner import (
+    Report,
+    cluster_options,
+    cores,
+    explained,
+    follow,
+    user_properties,
+)
+from skylark.spark.sink.row_encoder import plan_rows
+from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
+from skylark.spark.sink.task_writer import TaskId, sink_client, write_at_least_once
+from skylark.wire.bodies.common_body import MessageQueue
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+REPLAY_OF: Final = "REPLAY_OF"
+#: How often a task that keeps a pace sends.
+SLICE_S: Final = 0.05
+_QUEUE: Final = ("topic", "brokerName", "queueId")
+_RESULT: Final = "count bigint, size bigint, retries bigint"
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sent again, and where to."""
+
+    lake: str
+    to_topic: str | None = None  #: None: every message to the topic that it came from
+    namesrv: str | None = None
+    format: LakeFormat = "parquet"
+    topics: tuple[str, ...] = ()  #: of the lake; all if there are none
+    since: datetime | None = None  #: by store time
+    until: datetime | None = None
+    rate: float | None = None  #: messages per second
+    time_scale: float | None = None
+    keep_ids: bool = False  #: messages keep their unique ids
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and self.time_scale is not None:
+            raise ConfigError("a rate and a time scale exclude each other", hint="give one")
+        for name, value in (("rate", self.rate), ("time scale", self.time_scale)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"the {name} must be more than 0, and is {value}")
+
+    @property
+    def sink(self) -> SinkOptions:
+        """The options of the sink."""
+        given = {
+            **cluster_options(self.namesrv),
+            "explicitQueue": "true",
+            "preserveMsgId": str(self.keep_ids).lower(),
+            "allowSameTopic": "true",
+        }
+        return read_sink_options(given | ({"topic": self.to_topic} if self.to_topic else {}))
+
+
+class QueueReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue of the lake, and where its messages go."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    rows: int
+    first_offset: int
+    last_offset: int
+    first_stored: datetime | None
+    body_size: int
+    to_topic: str
+    to_broker: str
+    to_queue: int
+
+
+class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done."""
+
+    lake: str
+    to: list[str]
+    queues: int
+    rows: int
+    body_size: int
+    retries: int
+    seconds: float
+    rows_per_second: int
+
+
+def plan(spark: SparkSession, options: ReplayOptions) -> list[QueueReplay]:
+    """What a run would send, by queue; raises SkylarkError."""
+    with explained():
+        return _plan(_chosen(spark, options), options)
+
+
+def run(
+    spark: SparkSession, options: ReplayOptions, report: Report, stop: Event | None = None
+) -> ReplaySummary:
+    """Send everything; raises SkylarkError, and KeyboardInterrupt if ``stop`` is set before."""
+    clock = SystemClock()
+    start = clock.monotonic()
+    with explained():
+        frame = _chosen(spark, options)
+        queues = _plan(frame, options)
+        total = sum(queue.rows for queue in queues)
+        sent = (0, 0, 0)
+        if queues:
+            tasks = deal([queue.rows for queue in queues], cores(spark))
+            ready = _ordered(frame, options, queues, tasks)
+            rows = ready.mapInArrow(_sender(options, ready, queues, tasks), _RESULT)
+            sums = rows.agg(*(F.sum(name).alias(name) for name in ("count", "size", "retries")))
+            row = follow(
+                spark,
+                sums.first,
+                report,
+                stop,
+                counted="shuffleReadRecords",
+                total=total,
+                before=total if options.time_scale is not None else 0,
+            )
+            assert row is not None, "sums are one row"
+            sent = row["count"], row["size"], row["retries"]
+    seconds = clock.monotonic() - start
+    return ReplaySummary(
+        lake=options.lake,
+        to=sorted({queue.to_topic for queue in queues}),
+        queues=len(queues),
+        rows=sent[0],
+        body_size=sum(queue.body_size for queue in queues),
+        retries=sent[2],
+        seconds=round(seconds, 3),
+        rows_per_second=round(sent[0] / max(seconds, 0.001)),
+    )
+
+
+def check_target(options: ReplayOptions) -> None:
+    """See that the topic is there, without Spark; raises NotFoundError, NoNameServerError."""
+    client = sink_client(options.sink)
+    if options.to_topic is not None:
+        shared_portal().call(client.queues(options.to_topic))
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def _chosen(spark: SparkSession, options: ReplayOptions) -> DataFrame:
+    """The rows of the lake that are sent again."""
+    frame = read_lake(spark, options.lake, options.format)
+    if options.topics:
+        frame = frame.where(F.col("topic").isin(*options.topics))
+    has_days = DAY in frame.columns
+    if options.since is not None:
+        frame = frame.where(F.col("storeTimestamp") >= F.lit(options.since))
+        if has_days:  # spares Spark the folders of other days
+            frame = frame.where(F.col(DAY) >= F.lit(options.since.astimezone(UTC).date()))
+    if options.until is not None:
+        frame = frame.where(F.col("storeTimestamp") < F.lit(options.until))
+        if has_days:
+            frame = frame.where(F.col(DAY) <= F.lit(options.until.astimezone(UTC).date()))
+    return frame
+
+
+def _plan(frame: DataFrame, options: ReplayOptions) -> list[QueueReplay]:
+    sink = options.sink
+    found = (
+        frame.groupBy(*_QUEUE)
+        .agg(
+            F.count("*").alias("rows"),
+            F.min("queueOffset").alias("first_offset"),
+            F.max("queueOffset").alias("last_offset"),
+            F.min(F.unix_micros("storeTimestamp")).alias("first_stored"),
+            F.sum(F.octet_length("body")).alias("body_size"),
+        )
+        .sort(*_QUEUE)
+        .toLocalIterator()
+    )
+    old = [(MessageQueue(topic=row[0], broker_name=row[1], queue_id=row[2]), row) for row in found]
+    targets = {queue.topic: options.to_topic or queue.topic for queue, _ in old}
+    client = sink_client(sink)
+    portal = shared_portal()
+    new = {topic: portal.call(client.queues(topic)) for topic in sorted(set(targets.values()))}
+    plans = []
+    for topic, target in targets.items():
+        mine = [(queue, row) for queue, row in old if queue.topic == topic]
+        where = match_queues([queue for queue, _ in mine], new[target])
+        plans += [
+            QueueReplay(
+                topic=topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                rows=row.rows,
+                first_offset=row.first_offset,
+                last_offset=row.last_offset,
+                first_stored=_moment(row.first_stored),
+                body_size=row.body_size or 0,
+                to_topic=target,
+                to_broker=where[queue].broker_name,
+                to_queue=where[queue].queue_id,
+            )
+            for queue, row in mine
+        ]
+    return plans
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else datetime.fromtimestamp(micros / 1e6, tz=UTC)
+
+
+def match_queues(
+    old: Sequence[MessageQueue], new: Sequence[MessageQueue]
+) -> dict[MessageQueue, MessageQueue]:
+    """The new queue for each old one: the one of its name if all have one, else one after another.
+
+    The queues of a topic on the same brokers keep their names; elsewhere each new queue gets as
+    many old ones as any other, give or take one.
+    """
+    by_name = {(queue.broker_name, queue.queue_id): queue for queue in new}
+    if all((queue.broker_name, queue.queue_id) in by_name for queue in old):
+        return {queue: by_name[queue.broker_name, queue.queue_id] for queue in old}
+    targets = sorted(new)
+    return {queue: targets[at % len(targets)] for at, queue in enumerate(sorted(old))}
+
+
+def deal(sizes: Sequence[int], count_max: int) -> list[int]:
+    """The task of each queue: large ones first, each to the task that has least."""
+    count = max(1, min(count_max, len(sizes)))
+    loads = [0] * count
+    tasks = [0] * len(sizes)
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        tasks[at] = loads.index(min(loads))
+        loads[tasks[at]] += sizes[at]
+    return tasks
+
+
+def _ordered(
+    frame: DataFrame, options: ReplayOptions, queues: Sequence[QueueReplay], tasks: Sequence[int]
+) -> DataFrame:
+    """The rows as messages, each queue in one partition and in its order."""
+    by_queue = F.create_map(
+        *(
+            part
+            for queue, task in zip(queues, tasks, strict=True)
+            for part in (
+                F.lit(_name(queue.topic, queue.broker_name, queue.queue_id)),
+                F.struct(
+                    F.lit(task).alias("task"),
+                    F.lit(queue.to_broker).alias("broker"),
+                    F.lit(queue.to_queue).alias("queue"),
+                ),
+            )
+        )
+    )
+    has = set(frame.columns)
+    frame = frame.withColumn("_to", by_queue[F.concat_ws("/", *_QUEUE)])
+    order = [F.col("_to.task"), *map(F.col, _QUEUE), F.col("queueOffset")]
+    if options.time_scale is not None:
+        # A clock may have been set back: the order of the offsets holds nevertheless.
+        before = Window.partitionBy(*_QUEUE).orderBy("queueOffset")
+        frame = frame.withColumn("_at", F.max("storeTimestamp").over(before))
+        order.insert(1, F.col("_at"))
+    frame = frame.repartitionById(max(tasks) + 1, F.col("_to.task").cast("int"))
+    frame = frame.sortWithinPartitions(*order)
+    columns: dict[str, Column] = {
+        "topic": F.lit(options.to_topic) if options.to_topic else F.col("topic"),
+        "brokerName": F.col("_to.broker"),
+        "queueId": F.col("_to.queue"),
+        "body": F.col("body"),
+        "properties": _properties(has),
+    }
+    columns |= {
+        name: F.col(name) for name in ("tags", "keys", "shardingKey", "flag") if name in has
+    }
+    if options.keep_ids and "msgId" in has:
+        columns["msgId"] = F.col("msgId")
+    if options.time_scale is not None:
+        columns["_at"] = F.unix_micros("_at")
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _name(topic: str, broker: str, queue_id: int) -> str:
+    return f"{topic}/{broker}/{queue_id}"
+
+
+def _properties(has: set[str]) -> Column:
+    ids = [F.col(name) for name in ("offsetMsgId", "msgId") if name in has]
+    original = F.coalesce(*ids, F.concat_ws("/", *_QUEUE, "queueOffset"))
+    mark = F.create_map(F.lit(REPLAY_OF), original)
+    if "properties" not in has:
+        return mark
+    known = F.coalesce(F.col("properties"), F.create_map().cast("map<string,string>"))
+    theirs = F.map_filter(user_properties(known), lambda name, _: name != REPLAY_OF)
+    return F.map_concat(theirs, mark)
+
+
+# ---- the tasks -----------------------------------------------------------------------------------
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast tasks send; travels to them."""
+
+    rates: Mapping[int, float] = {}  #: by task, messages per second
+    time_scale: float | None = None
+    first_micros: int = 0  #: the store time that the scale begins with
+
+    def slices(
+        self, batches: Iterator[pa.RecordBatch], task: int, clock: TimeSource, wait: Event
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, each when its time has come and not before."""
+        if task not in self.rates and self.time_scale is None:
+            yield from batches
+            return
+        start: float | None = None
+        count = 0
+        for batch in batches:
+            start = clock.monotonic() if start is None else start
+            due = self._due(batch, count, task)
+            first = 0
+            while first < len(due):
+                now_s = clock.monotonic() - start
+                if due[first] > now_s:
+                    wait.wait(due[first] - now_s)
+                    now_s = due[first]
+                last = max(first + 1, bisect_right(due, now_s + SLICE_S))
+                yield batch.slice(first, last - first)
+                first = last
+            count += batch.num_rows
+
+    def _due(self, batch: pa.RecordBatch, count: int, task: int) -> list[float]:
+        """When each row is sent, in seconds since the start; they never decrease."""
+        if self.time_scale is None:
+            rate = self.rates[task]
+            return [(count + number) / rate for number in range(batch.num_rows)]
+        times: list[int] = batch.column("_at").to_pylist()
+        return [(at - self.first_micros) / 1e6 / self.time_scale for at in times]
+
+
+def _sender(
+    options: ReplayOptions, ready: DataFrame, queues: Sequence[QueueReplay], tasks: Sequence[int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What each task does; raises ConfigError."""
+    sink = options.sink
+    types = {field.name: field.dataType.simpleString() for field in ready.schema}
+    types.pop("_at", None)
+    row_plan = plan_rows(types, sink)
+    total = sum(queue.rows for queue in queues)
+    rates: dict[int, float] = {}
+    if options.rate is not None:
+        for queue, task in zip(queues, tasks, strict=True):
+            rates[task] = rates.get(task, 0) + options.rate * queue.rows / total
+    stored = [queue.first_stored for queue in queues if queue.first_stored is not None]
+    pace = Pace(
+        rates=rates,
+        time_scale=options.time_scale,
+        first_micros=round(min(stored).timestamp() * 1e6) if stored else 0,
+    )
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        task = TaskId(sink="replay", batch=0, partition=partition)
+        paced = pace.slices(batches, partition, SystemClock(), Event())
+        written = write_at_least_once(paced, sink, row_plan, task)
+        figures = {"count": written.count, "size": written.size, "retries": written.retries}
+        yield pa.RecordBatch.from_pylist([figures])
+
+    return send

@@ -1,0 +1,262 @@
+"""Transform: a topic through SQL into another topic.
+
+The messages are the view ``input``, with the columns of the source; what the statement selects are
+the columns of the sink, of which ``body`` must be one::
+
+    SELECT to_json(struct(o.id, o.total)) AS body, o.id AS keys, 'PAID' AS tags
+    FROM (SELECT from_json(cast(body AS string), 'id STRING, total DOUBLE') AS o FROM input)
+    WHERE o.total > 100
+
+The checkpoint says how far the job is, so it cannot do without one. A crash between sending and
+noting it repeats the rows of one batch, unless ``delivery`` is ``exactly-once``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
+
+from skylark.admin.admin_session import masters_of
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.core.errors import ConfigError
+from skylark.spark.jobs.checkpoint_state import checkpoint_offset
+from skylark.spark.jobs.job_runner import (
+    QueueSpan,
+    Report,
+    cluster_options,
+    drive,
+    explained,
+    queue_spans,
+    topic_route,
+)
+from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
+from skylark.spark.sink.sink_options import read_sink_options
+from skylark.spark.sink.task_writer import sink_client
+from skylark.spark.source.source_options import source_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+VIEW: Final = "input"
+Delivery = Literal["at-least-once", "exactly-once"]
+#: Rows of a batch; half messages should not wait long for their decision.
+_ROWS_PER_BATCH: Final[dict[Delivery, int]] = {"at-least-once": 200_000, "exactly-once": 20_000}
+
+#: Loggers that repeat every error of a statement on stderr, as JSON.
+_ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read, what becomes of it, and where it goes; raises ConfigError."""
+
+    topic: str
+    to_topic: str
+    sql: str
+    checkpoint: str
+    namesrv: str | None = None
+    to_namesrv: str | None = None  #: by default the cluster that is read
+    delivery: Delivery = "at-least-once"
+    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
+    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    tags: str | None = None
+    group: str | None = None  #: the consumer group that shows how far the job is
+    rows_per_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sql.strip():
+            raise ConfigError("there is no SQL", hint="for example SELECT body FROM input")
+        if not self.checkpoint:
+            raise ConfigError("a transformation needs a checkpoint")
+        if self.topic == self.to_topic and self.to_namesrv in (None, self.namesrv):
+            raise _feeds_itself(self.topic)
+        source_options(self.source, streaming=True)
+        read_sink_options(self.sink)
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options of the source."""
+        given = {
+            **cluster_options(self.namesrv),
+            "topic": self.topic,
+            "startingOffsets": self.start,
+            "maxOffsetsPerTrigger": str(self.rows_per_batch or _ROWS_PER_BATCH[self.delivery]),
+        }
+        optional = {"tags": self.tags, "group": self.group}
+        return given | {name: value for name, value in optional.items() if value is not None}
+
+    @property
+    def sink(self) -> dict[str, str]:
+        """The options of the sink."""
+        return {
+            **cluster_options(self.to_namesrv or self.namesrv),
+            "topic": self.to_topic,
+            "delivery": self.delivery,
+        }
+
+
+def _feeds_itself(topic: str) -> ConfigError:
+    return ConfigError(
+        f"the job would read what it writes: {topic} is both its topics",
+        hint="send to another topic",
+    )
+
+
+class TransformSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done."""
+
+    topic: str
+    to_topic: str
+    delivery: Delivery
+    checkpoint: str
+    rows_read: int
+    batches: int
+    seconds: float
+    rows_per_second: int
+    lag: int | None
+    stopped: bool
+
+
+class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that the SQL selects."""
+
+    column: str
+    type: str
+    used: bool  #: by the sink
+
+
+class TransformPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would do."""
+
+    columns: tuple[OutputColumn, ...]
+    queues: tuple[QueueSpan, ...]
+
+
+def run(
+    spark: SparkSession, options: TransformOptions, report: Report, stop: Event | None = None
+) -> TransformSummary:
+    """Transform what there is, or go on until ``stop`` is set; raises SkylarkError."""
+    with explained(), _transformed(spark, options) as frame:
+        _check(frame, options)
+        writer = (
+            frame.writeStream.format("rocketmq")
+            .options(**options.sink)
+            .option("checkpointLocation", options.checkpoint)
+            .queryName(f"transform {options.topic} to {options.to_topic}")
+        )
+        if options.interval_ms is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        with _sql_errors():
+            query = writer.start()
+        totals = drive(query, report, stop)
+    return TransformSummary(
+        topic=options.topic,
+        to_topic=options.to_topic,
+        delivery=options.delivery,
+        checkpoint=options.checkpoint,
+        rows_read=totals.rows,
+        batches=totals.batches,
+        seconds=totals.seconds,
+        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        lag=totals.lag,
+        stopped=totals.stopped,
+    )
+
+
+def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
+    """What a run would do now; raises what it would raise before its first batch."""
+    with explained(), _transformed(spark, options) as frame:
+        _check(frame, options)
+        spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
+        columns = tuple(
+            OutputColumn(
+                column=field.name,
+                type=field.dataType.simpleString(),
+                used=field.name in SINK_TYPES and field.name not in _UNUSED,
+            )
+            for field in frame.schema
+        )
+        return TransformPlan(columns=columns, queues=tuple(spans))
+
+
+def look(options: TransformOptions) -> None:
+    """Raise NotFoundError if the topic is not there, ConfigError if the job would feed itself.
+
+    Two clusters are one if they share a master, however their name servers are written.
+    """
+    source = topic_route(options.source, options.topic)
+    if options.topic != options.to_topic:
+        return
+    target = topic_route(options.sink, options.to_topic)
+    if {*masters_of(source).values()} & {*masters_of(target).values()}:
+        raise _feeds_itself(options.topic)
+
+
+#: Columns of the sink that count only with options that this job does not give.
+_UNUSED: Final = frozenset({"topic", "brokerName", "queueId", "msgId"})
+
+
+@contextmanager
+def _transformed(spark: SparkSession, options: TransformOptions) -> Iterator[DataFrame]:
+    """What the SQL makes of the topic; raises ConfigError."""
+    source = spark.readStream.format("rocketmq").options(**options.source).load()
+    source.createOrReplaceTempView(VIEW)
+    try:
+        with _sql_errors():
+            frame = spark.sql(options.sql)
+        if not frame.isStreaming:
+            raise ConfigError(
+                f"the SQL does not read the messages: they are the view {VIEW}",
+                hint="SELECT ... FROM input",
+            )
+        yield frame
+    finally:
+        spark.catalog.dropTempView(VIEW)
+
+
+@contextmanager
+def _sql_errors() -> Iterator[None]:
+    """What Spark says about a statement, as one sentence and nowhere else."""
+    echoes = [PySparkLogger.getLogger(name) for name in _ECHOES]
+    for echo in echoes:
+        echo.disabled = True
+    try:
+        yield
+    except AnalysisException as error:
+        raise ConfigError(f"the SQL is not valid: {sql_problem(str(error))}") from error
+    finally:
+        for echo in echoes:
+            echo.disabled = False
+
+
+def sql_problem(text: str) -> str:
+    """The line that matters in what Spark says about a statement, and where it is."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    line = line.strip().rstrip(";")
+    head, state, place = line.partition("SQLSTATE: ")
+    if line.startswith("["):
+        head = head.partition("] ")[2]
+    place = place[5:].strip(" ;()").replace(", ", " ") if state else ""
+    return f"{head.strip().rstrip('.')}{f' ({place})' if place else ''}"
+
+
+def _check(frame: DataFrame, options: TransformOptions) -> None:
+    """Raise what the sink would say, before anything runs."""
+    look(options)
+    sink = read_sink_options(options.sink)
+    plan_rows({field.name: field.dataType.simpleString() for field in frame.schema}, sink)
+    client = sink_client(sink)
+
+    async def ask() -> None:
+        brokers = {queue.broker_name for queue in await client.queues(options.to_topic)}
+        if sink.exactly_once:
+            await client.require_idempotent(sorted(brokers))
+
+    shared_portal().call(ask())

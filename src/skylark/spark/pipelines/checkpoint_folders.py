@@ -1,0 +1,279 @@
+"""The checkpoint folders of a pipeline: which one counts, what it says, and how a new one is made.
+
+::
+
+    <checkpoints>/<pipeline>/0        the first; made by Spark when the pipeline first runs
+    <checkpoints>/<pipeline>/1        made by `skylark pipeline reset`
+    <checkpoints>/<pipeline>/2 ...    the highest number counts
+
+A folder that exists is never edited: a reset makes the next one, under a name that begins with a
+dot, and gives it its number when it is complete. To take a reset back before the pipeline ran
+again, delete the folder.
+
+In a folder Spark keeps, for each batch, a file with the offsets at its end (``offsets/<n>``,
+written before the batch runs) and one that says that it is done (``commits/<n>``)::
+
+    v1
+    {"batchWatermarkMs": 0, "batchTimestampMs": ..., "conf": {...}}
+    {"v": 1, "q": {...}}                     one line per source; see
+    skylark.spark.source.stream_offset
+
+What :func:`write_checkpoint` makes is a folder in which a batch was planned and no row was read: it
+ends where reading shall begin. Numbers of batches go on from the old folder, because file sinks
+keep a log of them beside the data (see :mod:`skylark.spark.pipelines.pipeline_start`). Only queries
+with state begin with batch 0 again: their state has the number of the batch as well. The id of the
+query is a new one, so that exactly-once sinks take its batches for what they are.
+
+Folders on other file systems than the local one are for Spark alone: number 0 is used there, and
+nothing is known about it. This module needs no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
+from skylark.wire.bodies.common_body import MessageQueue
+
+VERSION: Final = "v1"
+FILE_SIZE_MAX: Final = 64 << 20
+_NUMBER: Final = re.compile(r"\d{1,18}")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_NO_METADATA: Final = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+
+
+def local_path(text: str, base: Path) -> Path | None:
+    """A path or ``file:`` URI, relative ones below ``base``; None for other file systems."""
+    if not _SCHEME.match(text):
+        return base / text
+    parts = urlsplit(text)
+    return Path(unquote(parts.path)) if parts.scheme.lower() == "file" else None
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch in the offsets log: where it ends, per source, and how Spark was set."""
+
+    number: int
+    ends: tuple[StreamOffset, ...]
+    metadata: str
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The end of each queue; the least, if a query reads it twice."""
+        found: dict[MessageQueue, int] = {}
+        for end in self.ends:
+            for queue, offset in end.queues.items():
+                found[queue] = min(offset, found.get(queue, offset))
+        return found
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder."""
+
+    folder: Path
+    number: int
+    query_id: str | None
+    done: Planned | None  #: the last batch that is complete
+    unfinished: Planned | None  #: a batch behind it that was planned and is to be run (again)
+    has_state: bool
+    changed_ms: int | None  #: when a batch was last planned or completed
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """What has been read for good; where the next run begins."""
+        if self.done is not None:
+            return self.done.positions
+        if self.unfinished is None:
+            return {}
+        found: dict[MessageQueue, int] = {}
+        for end in self.unfinished.ends:
+            # An end that is still fresh is that of a first batch without rows.
+            found |= end.queues if end.fresh else end.first_start or {}
+        return found
+
+    @property
+    def last(self) -> Planned | None:
+        """The last batch that was planned."""
+        return self.unfinished or self.done
+
+    @property
+    def next_number(self) -> int:
+        """The number of the batch that runs next."""
+        if self.unfinished is not None:
+            return self.unfinished.number
+        return 0 if self.done is None else self.done.number + 1
+
+    @property
+    def topics(self) -> set[str]:
+        return set() if self.last is None else {queue.topic for queue in self.last.positions}
+
+
+class Checkpoints:
+    """The folder that the key ``checkpoints`` of a file names."""
+
+    def __init__(self, text: str, base: Path) -> None:
+        self._text = text.rstrip("/")
+        self.root = local_path(text, base)
+
+    def location(self, pipeline: str) -> str:
+        """What Spark is told: the newest folder, or the first."""
+        if self.root is None:
+            return f"{self._text}/{pipeline}/0"
+        newest = self.newest(pipeline)
+        return (newest.folder if newest else self.folder(pipeline) / "0").absolute().as_uri()
+
+    def folder(self, pipeline: str) -> Path:
+        """Where the numbered folders are; raises ConfigError if that is not on this machine."""
+        if self.root is None:
+            raise ConfigError(
+                f"the checkpoints are at {self._text}, where only Spark can look at them",
+                hint="keep them in a folder that is mounted here, file:///...",
+            )
+        return self.root / pipeline
+
+    def newest(self, pipeline: str) -> Checkpoint | None:
+        """The folder that counts, if the pipeline has one; raises ConfigError."""
+        numbers = _numbers(self.folder(pipeline))
+        if not numbers:
+            return None
+        return _read(self.folder(pipeline) / str(numbers[-1]), numbers[-1])
+
+    def check_writable(self, pipeline: str) -> None:
+        """Raise ConfigError if no checkpoint can be kept here; makes nothing."""
+        if self.root is None:
+            return
+        at = self.folder(pipeline)
+        while not at.exists() and at != at.parent:
+            at = at.parent
+        if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
+            why = "may not be written to" if at.is_dir() else "is no folder"
+            raise ConfigError(
+                f"pipeline {pipeline} cannot keep its checkpoint in {self.folder(pipeline)}:"
+                f" {at} {why}",
+                hint="change its permissions, or the key checkpoints of the file",
+            )
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = [each.name for each in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error.strerror or str(error)) from None
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+
+def _read(folder: Path, number: int) -> Checkpoint:
+    planned, done = _numbers(folder / "offsets"), _numbers(folder / "commits")
+    last_done = done[-1] if done else None
+    unfinished = planned[-1] if planned and planned[-1] != last_done else None
+    files = [folder / "offsets" / str(planned[-1])] if planned else []
+    files += [folder / "commits" / str(done[-1])] if done else []
+    changes_ms = [file.stat().st_mtime_ns // 1_000_000 for file in files]
+    return Checkpoint(
+        folder=folder,
+        number=number,
+        query_id=_query_id(folder / "metadata"),
+        done=None if last_done is None else _planned(folder, last_done),
+        unfinished=None if unfinished is None else _planned(folder, unfinished),
+        has_state=(folder / "state").is_dir(),
+        changed_ms=max(changes_ms, default=None),
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > FILE_SIZE_MAX:
+            raise _unreadable(file, f"it has more than {FILE_SIZE_MAX} bytes")
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _unreadable(file, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise _unreadable(file, "it is no text") from None
+
+
+def _query_id(file: Path) -> str | None:
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(_text(file))
+    except ValueError:
+        return None
+    return str(found["id"]) if isinstance(found, Mapping) and "id" in found else None
+
+
+def _planned(folder: Path, number: int) -> Planned:
+    file = folder / "offsets" / str(number)
+    version, metadata, *lines = (*_text(file).splitlines(), "", "")[:66]
+    if version != VERSION:
+        raise _unreadable(file, f"it begins with {version[:20]!r} and not with {VERSION}")
+    # A dash is a source that had nothing yet.
+    ends = [decode_offset(_json(line, file)) for line in lines if line not in ("", "-")]
+    return Planned(number=number, ends=tuple(ends), metadata=metadata)
+
+
+def _json(line: str, file: Path) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise _unreadable(file, "a line of it is no JSON") from None
+
+
+def _unreadable(file: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"the checkpoint {file} cannot be read: {why}",
+        hint="is it one of a pipeline, and of this user?",
+    )
+
+
+# ---- a new folder --------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    parent: Path,
+    old: Checkpoint | None,
+    positions: Mapping[MessageQueue, int],
+    next_number: int,
+) -> Path:
+    """Make the next folder below ``parent`` and return it; its query begins at ``positions``.
+
+    Its first batch that may have rows has ``next_number``, or 1 if that is 0. Raises OSError;
+    whoever else made the folder at the same time wins.
+    """
+    last = None if old is None else old.last
+    # An unfinished batch 0 whose end is its start, "s", is run by Spark and reads nothing. Others
+    # must be complete, and Spark looks for the end of the one before.
+    start = StreamOffset(positions, first_start=None if next_number else positions)
+    line = json.dumps(encode_offset(start), separators=(",", ":"))
+    metadata = last.metadata if last is not None and next_number else _NO_METADATA
+    source_count = max(1, len(last.ends)) if last is not None else 1
+    text = "\n".join([VERSION, metadata, *[line] * source_count])
+    done = next_number - 1
+    planned = [number for number in (done - 1, done) if number >= 0] or [0]
+    draft = parent / f".{uuid.uuid4()}"
+    (draft / "offsets").mkdir(parents=True)
+    (draft / "commits").mkdir()
+    try:
+        (draft / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        for number in planned:
+            (draft / "offsets" / str(number)).write_text(text)
+        if done >= 0:
+            (draft / "commits" / str(done)).write_text(f'{VERSION}\n{{"nextBatchWatermarkMs":0}}')
+        target = parent / str(0 if old is None else old.number + 1)
+        draft.rename(target)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return target

@@ -1,0 +1,357 @@
+"""A pipeline file: what it may say, and what it says.
+
+::
+
+    name: orders
+    cluster: {nameServer: "${NAMESRV:-127.0.0.1:9876}"}
+    checkpoints: file:///data/checkpoints
+    spark: {master: "local[*]", conf: {spark.sql.shuffle.partitions: "4"}}
+    pipelines:
+      - name: paid-to-lake
+        source: {format: rocketmq, options: {topic: orders, tags: PAID}}
+        sql: SELECT *, to_date(storeTimestamp) AS dt FROM input
+        sink: {format: parquet, path: file:///lake/paid, partitionBy: [dt]}
+        trigger: {processingTime: 10 seconds}
+      - name: alerts
+        source: {format: rocketmq, options: {topic: orders}}
+        python: alerting:transform
+        sink: {format: rocketmq, options: {topic: alerts, delivery: exactly-once}}
+
+``cluster`` holds options that every source and every sink of format rocketmq get, unless they have
+them themselves. A pipeline may have ``sql`` over the view ``input``, a ``python`` function from
+DataFrame to DataFrame, neither, or both: then the function gets the result of the SQL. Without a
+trigger a batch follows the one before at once; ``availableNow: true`` ends when all that was there
+at the start is done.
+
+Everything that can be known without asking anybody is checked here: keys, names, and the options of
+sources and sinks. All mistakes are told together (:class:`DocumentError`), with line and column.
+This module needs no Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from skylark.core.errors import ConfigError, SkylarkError
+from skylark.spark.connection_options import CONNECTION_OPTIONS
+from skylark.spark.option_table import duration_ms
+from skylark.spark.pipelines.yaml_reader import Mistake, Walker, compose, nearest
+from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
+from skylark.spark.source.source_options import SourceOptions, source_options
+
+if TYPE_CHECKING:
+    from yaml.nodes import Node
+
+T = TypeVar("T")
+
+FORMAT: Final = "rocketmq"
+PIPELINES_MAX: Final = 64
+OUTPUT_MODES: Final = ("append", "complete", "update")
+#: Sinks that write files below a path, and keep a log of their batches there.
+FILE_FORMATS: Final = ("parquet", "orc", "json", "csv", "text", "avro")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline reads: the options as Spark gets them, and what they mean."""
+
+    given: Mapping[str, str]
+    options: SourceOptions
+
+
+class Sink(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a pipeline writes; ``topic_options`` are those of a sink of format rocketmq."""
+
+    format: str
+    path: str | None = None
+    given: Mapping[str, str] = {}
+    partition_by: tuple[str, ...] = ()
+    output_mode: str = "append"
+    topic_options: SinkOptions | None = None
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """When batches run."""
+
+    available_now: bool = False
+    interval_ms: int = 0
+
+    def __str__(self) -> str:
+        if self.available_now:
+            return "what is there now"
+        return f"every {self.interval_ms} ms" if self.interval_ms else "batch after batch"
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One query; ``line`` says where it stands in the file."""
+
+    name: str
+    line: int
+    source: Source
+    sink: Sink
+    sql: str | None = None
+    python: str | None = None
+    trigger: Trigger = Trigger()
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline file."""
+
+    path: Path
+    name: str
+    checkpoints: str
+    pipelines: tuple[Pipeline, ...]
+    master: str = "local[*]"
+    conf: Mapping[str, str] = {}
+
+    def chosen(self, names: tuple[str, ...]) -> tuple[Pipeline, ...]:
+        """The pipelines with these names, all if there are none; raises ConfigError."""
+        known = {pipeline.name: pipeline for pipeline in self.pipelines}
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"{self.path.name} has no pipeline {name}", hint=nearest(name, list(known))
+                )
+        return tuple(known[name] for name in dict.fromkeys(names)) or self.pipelines
+
+
+class DocumentError(ConfigError):
+    """A file with mistakes; its text names all of them."""
+
+    def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
+        self.mistakes = tuple(sorted(mistakes, key=lambda each: (each.line, each.column)))
+        super().__init__(f"{path.name}: " + "; ".join(map(str, self.mistakes)))
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Document:
+    """Read a file; raises ConfigError, and DocumentError for what is wrong in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text", hint="pipeline files are YAML in UTF-8") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"the pipeline file {path} cannot be read", hint=reason) from None
+    tree = compose(text)
+    if isinstance(tree, Mistake):
+        raise DocumentError(path, [tree])
+    walker = Walker(environ)
+    document = _Reading(walker, environ).document(tree, path)
+    if walker.mistakes or document is None:
+        raise DocumentError(path, walker.mistakes)
+    return document
+
+
+class _Reading:
+    """One function per part of a file; what is wrong is with the walker."""
+
+    def __init__(self, walker: Walker, environ: Mapping[str, str]) -> None:
+        self._walker = walker
+        self._environ = environ
+        self._cluster: dict[str, str] | None = {}  #: None if it is broken
+
+    def document(self, node: Node, path: Path) -> Document | None:
+        walker = self._walker
+        required = ("name", "checkpoints", "pipelines")
+        parts = walker.mapping(node, "the file", (*required, "cluster", "spark"), required)
+        if "cluster" in parts:
+            self._read_cluster(parts["cluster"])
+        master, conf = "local[*]", {}
+        if "spark" in parts:
+            spark = walker.mapping(parts["spark"], "spark", ("master", "conf"))
+            if "master" in spark:
+                master = walker.text(spark["master"], "spark.master")
+            if "conf" in spark:
+                conf = self._plain(spark["conf"], "spark.conf")
+        pipelines = self._pipelines(parts["pipelines"]) if "pipelines" in parts else ()
+        if not all(name in parts for name in required):
+            return None
+        name = self._name(parts["name"], "name")
+        checkpoints = walker.text(parts["checkpoints"], "checkpoints")
+        if not checkpoints:
+            walker.wrong(parts["checkpoints"], "checkpoints must be a folder")
+        return Document(
+            path=path,
+            name=name,
+            checkpoints=checkpoints,
+            pipelines=pipelines,
+            master=master,
+            conf=conf,
+        )
+
+    def _read_cluster(self, node: Node) -> None:
+        names = [option.name for option in CONNECTION_OPTIONS]
+        count = len(self._walker.mistakes)
+        parts = self._walker.mapping(node, "cluster", names)
+        found = {name: self._walker.text(parts[name], f"cluster.{name}") for name in parts}
+        self._cluster = found if len(self._walker.mistakes) == count else None
+
+    def _plain(self, node: Node, what: str) -> dict[str, str]:
+        return {name: text for name, (text, _) in self._walker.texts(node, what).items()}
+
+    def _name(self, node: Node, what: str) -> str:
+        name = self._walker.text(node, what)
+        if not _NAME.fullmatch(name):
+            self._walker.wrong(
+                node, f"{what} must be letters, digits, dots, dashes and underscores, 100 at most"
+            )
+        return name
+
+    def _pipelines(self, node: Node) -> tuple[Pipeline, ...]:
+        found: dict[str, Pipeline] = {}
+        items = self._walker.items(node, "pipelines")
+        if len(items) > PIPELINES_MAX:
+            self._walker.wrong(node, f"there are more than {PIPELINES_MAX} pipelines")
+            return ()
+        for item in items:
+            pipeline = self._pipeline(item)
+            if pipeline is None:
+                continue
+            if pipeline.name in found:
+                line = found[pipeline.name].line
+                self._walker.wrong(item, f"line {line} has a pipeline {pipeline.name} already")
+            found[pipeline.name] = pipeline
+        return tuple(found.values())
+
+    def _pipeline(self, node: Node) -> Pipeline | None:
+        walker = self._walker
+        required = ("name", "source", "sink")
+        keys = (*required, "sql", "python", "trigger")
+        parts = walker.mapping(node, "a pipeline", keys, required)
+        source = self._source(parts["source"]) if "source" in parts else None
+        sink = self._sink(parts["sink"]) if "sink" in parts else None
+        trigger = self._trigger(parts["trigger"]) if "trigger" in parts else Trigger()
+        sql = walker.text(parts["sql"], "sql") if "sql" in parts else None
+        python = walker.text(parts["python"], "python") if "python" in parts else None
+        if sql is not None and not sql.strip():
+            walker.wrong(parts["sql"], "sql must be a query over the view input")
+        if python is not None and not _FUNCTION.fullmatch(python):
+            walker.wrong(parts["python"], "python must be module:function")
+        name = self._name(parts["name"], "the name of a pipeline") if "name" in parts else ""
+        if source is None or sink is None:
+            return None
+        return Pipeline(
+            name=name,
+            line=node.start_mark.line + 1,
+            source=source,
+            sink=sink,
+            sql=sql,
+            python=python,
+            trigger=trigger,
+        )
+
+    def _source(self, node: Node) -> Source | None:
+        walker = self._walker
+        parts = walker.mapping(node, "a source", ("format", "options"), ("options",))
+        if "format" in parts and walker.text(parts["format"], "format").lower() != FORMAT:
+            walker.wrong(parts["format"], f"a source has the format {FORMAT}")
+        if "options" not in parts:
+            return None
+        given = self._options(parts["options"], "a source")
+        if given is None:
+            return None
+        options = self._checked(
+            parts["options"],
+            lambda: source_options(given, streaming=True, environ=self._environ),
+        )
+        return None if options is None else Source(given=given, options=options)
+
+    def _sink(self, node: Node) -> Sink | None:
+        walker = self._walker
+        keys = ("format", "path", "options", "partitionBy", "outputMode")
+        parts = walker.mapping(node, "a sink", keys, ("format",))
+        if "format" not in parts:
+            return None
+        sink_format = walker.text(parts["format"], "format")
+        to_topic = sink_format.lower() == FORMAT
+        path = walker.text(parts["path"], "path") if "path" in parts else None
+        mode = "append"
+        if "outputMode" in parts:
+            mode = walker.text(parts["outputMode"], "outputMode").lower()
+            if mode not in OUTPUT_MODES:
+                walker.wrong(parts["outputMode"], f"outputMode must be {' or '.join(OUTPUT_MODES)}")
+        columns: tuple[str, ...] = ()
+        if "partitionBy" in parts:
+            columns = walker.names(parts["partitionBy"], "partitionBy")
+        if to_topic:
+            return self._topic_sink(node, parts, mode)
+        given = self._plain(parts["options"], "options") if "options" in parts else {}
+        if sink_format.lower() in FILE_FORMATS and not path:
+            # Among the options it means the same: one rule for both. To others it may be a name.
+            path = next((given.pop(name) for name in list(given) if name.lower() == "path"), None)
+            if not path:
+                walker.wrong(node, f"a sink of format {sink_format} needs path")
+        return Sink(
+            format=sink_format, path=path, given=given, partition_by=columns, output_mode=mode
+        )
+
+    def _topic_sink(self, node: Node, parts: Mapping[str, Node], mode: str) -> Sink | None:
+        walker = self._walker
+        for key in ("path", "partitionBy"):
+            if key in parts:
+                walker.wrong(parts[key], f"a sink of format {FORMAT} has no {key}")
+        if mode != "append":
+            walker.wrong(parts["outputMode"], "a topic takes rows by outputMode append only")
+        given = self._options(parts.get("options"), "a sink")
+        if given is None:
+            return None
+        at = parts.get("options", node)
+        options = self._checked(at, lambda: read_sink_options(given, self._environ))
+        return Sink(format=FORMAT, given=given, topic_options=options)
+
+    def _trigger(self, node: Node) -> Trigger:
+        walker = self._walker
+        parts = walker.mapping(node, "a trigger", ("processingTime", "availableNow"))
+        if len(parts) > 1:
+            walker.wrong(node, "processingTime and availableNow exclude each other")
+        if "availableNow" in parts:
+            return Trigger(available_now=walker.flag(parts["availableNow"], "availableNow"))
+        if "processingTime" not in parts:
+            return Trigger()
+        try:
+            interval_ms = duration_ms(walker.text(parts["processingTime"], "processingTime"))
+        except ValueError:
+            walker.wrong(
+                parts["processingTime"], "processingTime must be a time such as 10 seconds"
+            )
+            return Trigger()
+        return Trigger(interval_ms=interval_ms)
+
+    # ---- options ---------------------------------------------------------------------------------
+
+    def _options(self, node: Node | None, what: str) -> dict[str, str] | None:
+        """The given options, and those of the cluster that are not among them; None if broken."""
+        if self._cluster is None:
+            return None
+        count = len(self._walker.mistakes)
+        own = {} if node is None else self._plain(node, f"the options of {what}")
+        if len(self._walker.mistakes) > count:
+            return None
+        taken = {name.lower() for name in own}
+        return {n: text for n, text in self._cluster.items() if n.lower() not in taken} | own
+
+    def _checked(self, node: Node, read: Callable[[], T]) -> T | None:
+        """What ``read`` makes of options; its error stands where the option does that it names."""
+        try:
+            return read()
+        except SkylarkError as error:
+            self._walker.wrong(_named(node, error.message), str(error))
+            return None
+
+
+def _named(node: Node, message: str) -> Node:
+    """The key that a message is about."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        words = set(re.split(r"[^\w.]+", message.lower()))
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value.lower() in words:
+                return key
+    return node

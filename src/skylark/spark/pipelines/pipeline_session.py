@@ -1,0 +1,66 @@
+"""The session that the pipelines of a file run in.
+
+``spark.master`` of a file is what Spark takes: ``local[*]``, ``spark://host:7077``, ``yarn``,
+``k8s://...``, or ``sc://host:15002`` for a Spark Connect server. Every pipeline gets a child of the
+session: views of its own, so that each can have its rows as the view ``input``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+from pyspark.sql import SparkSession
+
+from skylark.spark.pipelines.error_translation import explained
+from skylark.spark.pipelines.pipeline_file import Document
+from skylark.spark.session import make_session
+
+Session: TypeAlias = SparkSession
+
+_CONNECT: Final = "sc://"
+#: Loggers of pyspark that repeat every error which is raised, as JSON on stderr.
+_ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+@contextmanager
+def open_session(document: Document, *, quiet: bool = True) -> Iterator[SparkSession]:
+    """A session for a file; one that runs already is used, and left running. Raises ConfigError.
+
+    ``quiet`` turns the log of the JVM off: what fails is told in one sentence, and not in its stack
+    traces as well.
+    """
+    active = SparkSession.getActiveSession()
+    if quiet:
+        for name in _ECHOES:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    with explained():
+        spark = _make(document, quiet=quiet and active is None)
+    try:
+        yield spark
+    finally:
+        if active is None:
+            spark.stop()
+
+
+def _make(document: Document, *, quiet: bool) -> SparkSession:
+    if not document.master.startswith(_CONNECT):
+        app_name = f"skylark pipeline {document.name}"
+        return make_session(document.master, app_name=app_name, conf=document.conf, quiet=quiet)
+    builder = SparkSession.builder.remote(document.master)
+    for name, value in document.conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def child_session(spark: SparkSession, document: Document) -> SparkSession:
+    """A session of its own for a pipeline, with the settings of the file."""
+    child = spark.newSession()
+    for name in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions"):
+        child.conf.set(name, str(spark.conf.get(name)))
+    for name, value in document.conf.items():
+        if child.conf.isModifiable(name):
+            child.conf.set(name, value)
+    return child

@@ -1,0 +1,1 @@
+"""Writing topics with Spark: options, rows to messages, task writers."""

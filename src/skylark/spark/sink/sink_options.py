@@ -1,0 +1,214 @@
+"""The options of the sink, checked once on the driver; tasks get them as they are.
+
+======================  ==========================================================================
+option                  default
+======================  ==========================================================================
+nameServer, accessKey,  as for the source
+secretKey, ...
+topic                   none: the column ``topic`` decides; the option wins
+producerGroup           spark-sink
+delivery                at-least-once, or exactly-once
+batchBytes, batchRows   1m, 512: a request holds so much at most
+maxInFlight             16 requests per broker; 1 per queue where order counts
+queueSelector           roundrobin; for rows with a sharding key hash, consistent or siphash
+compressOver,           4096 bytes, zlib (or lz4, zstd)
+compressType
+sendTimeoutMs, retries, 3000, 8, 120000
+deliveryTimeoutMs
+strictAck               false: a message whose flush or replica was late counts as stored
+onBadRow, badRowTopic   fail; skip; dlq, which puts bad rows to the other topic
+reservedProperties      strip; fail: a row with such a property is bad
+explicitQueue           false; true: the columns brokerName and queueId decide
+preserveMsgId           false; true: the column msgId becomes the unique id
+stampId                 false; true: property SPARK_ID=query/batch/partition/number
+ignoreExtraColumns      false
+allowSameTopic          false; true: rows of the source may go back to where they came from
+txnId                   of exactly-once batch writes: the same id again writes nothing
+txnImmunitySec          900: so long brokers ask nobody about undecided rows
+txnVerify               false; true: exactly-once as well as an Apache broker can
+======================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from skylark.client.producer.send_request import COMPRESS_OVER
+from skylark.core.errors import ConfigError
+from skylark.core.names import check_group, check_topic
+from skylark.spark.connection_options import CONNECTION_OPTIONS, Connection, make_connection
+from skylark.spark.exactly_once.txn_log_records import is_sink_id
+from skylark.spark.option_table import (
+    Option,
+    boolean,
+    byte_count,
+    duration_ms,
+    one_of,
+    read_options,
+    text_of,
+    whole,
+)
+
+BATCH_BYTES_MAX: Final = 3 << 20  # with its properties a batch must stay below maxMessageSize
+IMMUNITY_SEC_MAX: Final = 7 * 86_400
+
+
+def _sink_id(text: str) -> str:
+    if not is_sink_id(text):
+        raise ValueError("it must be letters, digits, dots, dashes and underscores, 64 at most")
+    return text
+
+
+#: The name of each option in :class:`SinkOptions`.
+_FIELDS: Final = {
+    "topic": "topic",
+    "producerGroup": "producer_group",
+    "delivery": "delivery",
+    "batchBytes": "batch_size_max",
+    "batchRows": "batch_count_max",
+    "maxInFlight": "in_flight_max",
+    "queueSelector": "queue_selector",
+    "compressOver": "compress_over",
+    "compressType": "compress_type",
+    "sendTimeoutMs": "send_timeout_ms",
+    "retries": "retries",
+    "deliveryTimeoutMs": "delivery_timeout_ms",
+    "strictAck": "strict_ack",
+    "onBadRow": "on_bad_row",
+    "badRowTopic": "bad_row_topic",
+    "reservedProperties": "reserved_properties",
+    "explicitQueue": "explicit_queue",
+    "preserveMsgId": "preserve_msg_id",
+    "stampId": "stamp_id",
+    "ignoreExtraColumns": "ignore_extra_columns",
+    "allowSameTopic": "allow_same_topic",
+    "txnId": "txn_id",
+    "txnImmunitySec": "immunity_sec",
+    "txnVerify": "verify",
+}
+_TABLE: Final = (
+    *CONNECTION_OPTIONS,
+    Option("topic", text_of("the name of a topic")),
+    Option("producerGroup", text_of("the name of a group"), ("group",)),
+    Option("delivery", one_of("at-least-once", "exactly-once")),
+    Option("batchBytes", byte_count),
+    Option("batchRows", whole(1, 65_536)),
+    Option("maxInFlight", whole(1, 1024)),
+    Option("queueSelector", one_of("roundrobin", "hash", "consistent", "siphash")),
+    Option("compressOver", byte_count),
+    Option("compressType", one_of("zlib", "lz4", "zstd")),
+    Option("sendTimeoutMs", duration_ms),
+    Option("retries", whole(0, 1_000_000)),
+    Option("deliveryTimeoutMs", duration_ms),
+    Option("strictAck", boolean),
+    Option("onBadRow", one_of("fail", "skip", "dlq"), ("errorPolicy",)),
+    Option("badRowTopic", text_of("the name of a topic")),
+    Option("reservedProperties", one_of("strip", "fail")),
+    Option("explicitQueue", boolean),
+    Option("preserveMsgId", boolean),
+    Option("stampId", boolean),
+    Option("ignoreExtraColumns", boolean),
+    Option("allowSameTopic", boolean),
+    Option("txnId", _sink_id),
+    Option("txnImmunitySec", whole(1, IMMUNITY_SEC_MAX)),
+    Option("txnVerify", boolean),
+)
+assert {option.name for option in _TABLE} >= _FIELDS.keys()
+
+
+class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user said; see the module."""
+
+    connection: Connection
+    topic: str | None = None
+    producer_group: str = "spark-sink"
+    delivery: str = "at-least-once"
+    batch_size_max: int = 1 << 20
+    batch_count_max: int = 512
+    in_flight_max: int = 16
+    queue_selector: str = "roundrobin"
+    compress_over: int = COMPRESS_OVER
+    compress_type: str = "zlib"
+    send_timeout_ms: int = 3_000
+    retries: int = 8
+    delivery_timeout_ms: int = 120_000
+    strict_ack: bool = False
+    on_bad_row: str = "fail"
+    bad_row_topic: str | None = None
+    reserved_properties: str = "strip"
+    explicit_queue: bool = False
+    preserve_msg_id: bool = False
+    stamp_id: bool = False
+    ignore_extra_columns: bool = False
+    allow_same_topic: bool = False
+    txn_id: str | None = None
+    immunity_sec: int = 900
+    verify: bool = False
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.delivery == "exactly-once"
+
+
+def read_sink_options(
+    given: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> SinkOptions:
+    """Options as Spark hands them over; raises ConfigError."""
+    values = read_options(given, _TABLE)
+    settings: dict[str, Any] = {
+        field: values[name] for name, field in _FIELDS.items() if name in values
+    }
+    try:
+        connection = make_connection(values, environ)
+    except ConfigError as error:
+        if given:
+            raise
+        raise _no_options() from error
+    options = SinkOptions(connection=connection, **settings)
+    _check(options)
+    return options
+
+
+def _check(options: SinkOptions) -> None:
+    check_group(options.producer_group)
+    for topic in (options.topic, options.bad_row_topic):
+        if topic is not None:
+            check_topic(topic)
+    if (options.on_bad_row == "dlq") != (options.bad_row_topic is not None):
+        raise ConfigError(
+            "onBadRow=dlq and badRowTopic belong together",
+            hint="say which topic takes the bad rows, or leave both out",
+        )
+    if options.batch_size_max > BATCH_BYTES_MAX:
+        raise ConfigError(
+            f"option batchBytes={options.batch_size_max} is too much",
+            hint=f"a request holds {BATCH_BYTES_MAX} bytes at most",
+        )
+    if options.exactly_once and options.on_bad_row == "dlq":
+        raise ConfigError(
+            "onBadRow=dlq does not go with delivery=exactly-once",
+            hint="bad rows would be there twice after a failure: use skip or fail",
+        )
+    if not options.exactly_once and (options.txn_id is not None or options.verify):
+        raise ConfigError("txnId and txnVerify are options of delivery=exactly-once")
+
+
+def _no_options() -> ConfigError:
+    return ConfigError(
+        "the sink got no options: Spark does not hand those of a table on with INSERT INTO",
+        hint="name them, INSERT INTO t WITH ('nameServer' = '...', 'topic' = '...') SELECT ...,"
+        ' insert into a temporary view, or use df.write.format("rocketmq")',
+    )
+
+
+def no_topic_known(*, has_options: bool) -> ConfigError:
+    """Neither an option nor a column says where rows go."""
+    if not has_options:
+        return _no_options()
+    return ConfigError(
+        "nothing says which topic the rows go to",
+        hint='give .option("topic", "...") or a column topic',
+    )

@@ -1,0 +1,203 @@
+"""The sink: ``df.write.format("rocketmq")`` and ``df.writeStream.format("rocketmq")``.
+
+Spark makes a writer on the driver, pickles it to the tasks, calls ``write`` in each and ``commit``
+or ``abort`` on the driver, for streams on a fresh writer every time. So a writer holds nothing but
+options; who a stream is, the tasks learn from Spark (its query id stays the same over restarts) and
+tell the driver in their messages. What is done is in :mod:`skylark.spark.sink.task_writer` (tasks)
+and :mod:`skylark.spark.exactly_once.commit_coordinator` (driver).
+
+Order of the rows of one task is kept per sharding key. ``overwrite`` and output mode ``complete``
+are refused: a topic cannot be emptied.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.core.errors import ConfigError
+from skylark.spark.exactly_once.commit_coordinator import Deciding
+from skylark.spark.exactly_once.commit_protocol import Prepared
+from skylark.spark.exactly_once.txn_log import TxnLog
+from skylark.spark.sink.row_encoder import RowPlan, plan_rows
+from skylark.spark.sink.sink_client import SinkClient
+from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
+from skylark.spark.sink.sink_sender import Written
+from skylark.spark.sink.task_writer import (
+    TaskId,
+    sink_client,
+    write_at_least_once,
+    write_exactly_once,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+@dataclass
+class SinkMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    written: Written
+    prepared: Prepared | None = None  #: with exactly-once
+
+
+class SinkWriter:
+    """What batch and stream writers have in common."""
+
+    def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
+        self.options = options
+        self.plan = plan
+
+    def write_task(self, batches: Iterator[pa.RecordBatch], task: TaskId) -> SinkMessage:
+        """The rows of one task."""
+        if self.options.exactly_once:
+            written, prepared = write_exactly_once(batches, self.options, self.plan, task)
+            return SinkMessage(written, prepared)
+        return SinkMessage(write_at_least_once(batches, self.options, self.plan, task))
+
+    def decide(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        """All tasks of a batch have ended well."""
+        found = [message for message in messages if isinstance(message, SinkMessage)]
+        _summarise(found, batch)
+        prepared = [message.prepared for message in found if message.prepared is not None]
+        if self.options.exactly_once and prepared:
+            deciding = self._deciding()
+            shared_portal().call(deciding.commit(prepared[0].sink, batch, prepared))
+
+    def give_up(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """A task has failed, or the commit has."""
+        if not self.options.exactly_once:
+            return
+        prepared = [
+            message.prepared if isinstance(message, SinkMessage) else None for message in messages
+        ]
+        shared_portal().call(self._deciding().abort(prepared))
+
+    def _deciding(self) -> Deciding:
+        options = self.options
+        client = sink_client(options)
+        return Deciding(
+            client,
+            options.delivery_timeout_ms / 1000,
+            verify=options.verify,
+            strict_ack=options.strict_ack,
+        )
+
+
+class BatchWriter(SinkWriter, DataSourceArrowWriter):
+    """``df.write``."""
+
+    def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
+        super().__init__(options, plan)
+        self.sink = options.txn_id or str(uuid.uuid4())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        return self.write_task(iterator, TaskId(sink=self.sink, batch=0, partition=partition))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.decide(messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.give_up(messages)
+
+
+class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
+    """``df.writeStream``."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        context = TaskContext.get()
+        sink = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
+        batch = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+        if context is None or sink is None or batch is None:
+            raise ConfigError(
+                "Spark does not say which query and batch this task belongs to",
+                hint="is this a Spark before 4.3?",
+            )
+        task = TaskId(sink=sink, batch=int(batch), partition=context.partitionId())
+        return self.write_task(iterator, task)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.decide(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        del batchId
+        self.give_up(messages)
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """The writer of a batch; raises ConfigError and whatever the cluster says."""
+    return BatchWriter(*_prepare(options, schema, overwrite))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """The writer of one micro-batch; raises ConfigError and whatever the cluster says."""
+    return StreamWriter(*_prepare(options, schema, overwrite))
+
+
+def _prepare(
+    given: Mapping[str, str], schema: StructType, overwrite: bool
+) -> tuple[SinkOptions, RowPlan]:
+    if overwrite:
+        raise ConfigError(
+            "a topic cannot be overwritten",
+            hint='use .mode("append"), for streams .outputMode("append")',
+        )
+    options = read_sink_options(given)
+    types = {field.name: field.dataType.simpleString() for field in schema}
+    plan = plan_rows(types, options, has_options=bool(given))
+    shared_portal().call(_check_cluster(sink_client(options), options))
+    return options, plan
+
+
+async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
+    """Say before anything runs what cannot work."""
+    brokers: set[str] = set()
+    for topic in (options.topic, options.bad_row_topic):
+        if topic is not None:
+            brokers |= {queue.broker_name for queue in await client.queues(topic)}
+    if not options.exactly_once:
+        return
+    brokers.add(log_broker := await TxnLog(client).broker())
+    if options.verify:
+        log.warning("txnVerify=true: exactly-once is a best effort, an index may lag behind")
+    else:
+        await client.require_idempotent(sorted(brokers))
+    settings = await client.broker_settings(log_broker)
+    if settings.get("flushDiskType") != "SYNC_FLUSH":
+        log.info("decisions on %s survive a crash, but not a loss of power: set"
+                 " flushDiskType=SYNC_FLUSH there", log_broker)  # fmt: skip
+
+
+def _summarise(messages: Sequence[SinkMessage], batch: int) -> None:
+    log.info(
+        "batch %d: %d rows in %d bytes, %d requests repeated, %d bad rows",
+        batch,
+        sum(message.written.count for message in messages),
+        sum(message.written.size for message in messages),
+        sum(message.written.retries for message in messages),
+        sum(message.written.bad for message in messages),
+    )

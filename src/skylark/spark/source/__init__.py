@@ -1,0 +1,1 @@
+"""Reading topics with Spark: options, offset planning, partitions and readers."""

@@ -1,0 +1,190 @@
+"""What a task does: the messages of one range as Arrow batches.
+
+The broker's files are read if the task can reach them
+(:mod:`skylark.spark.source.store_file_reader`), and where that ends, for whatever reason, pulling
+goes on (:mod:`skylark.client.consumer.range_reader`): the next pull is on its way while Spark takes
+the last batch. The first pull goes to the address that came with the partition; when one fails, the
+route is asked for again.
+
+Files are trusted if their first message is byte by byte the one that the broker sends. An address
+on this machine may lead into a container; and a folder that the user names is that of one broker,
+while the topic may be on several.
+
+Messages that are gone end the task, or are counted in the log and skipped (``failOnDataLoss``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from skylark.admin.admin_session import Session
+from skylark.client.arrow.arrow_reader import ArrowDecoder, read_range
+from skylark.client.consumer.range_reader import Find, RangeTerms, fixed_address, pull_range
+from skylark.client.core.route_cache import make_route
+from skylark.client.errors import Missing, MissingError
+from skylark.core.errors import SkylarkError, TransportError
+from skylark.spark.cluster_client import Cluster, shared_cluster
+from skylark.spark.errors import aged_out
+from skylark.spark.source.input_partitions import QueueRange
+from skylark.spark.source.queue_bounds import choose_address
+from skylark.spark.source.source_options import SourceOptions
+from skylark.spark.source.store_file_reader import StoreReader, UnusableFilesError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+#: What Spark's own Arrow batches have at most.
+BATCH_ROWS_MAX: Final = 10_000
+
+_told: Final[set[str | None]] = set()  # stores of which was said that they cannot be read
+
+
+def read_partition(
+    partition: QueueRange, options: SourceOptions, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a range; raises DataLossError and whatever keeps it from being read."""
+    reader = _Reader(partition, options, columns)
+    for batch in reader.batches():
+        for first in range(0, batch.num_rows, BATCH_ROWS_MAX):
+            yield batch.slice(first, BATCH_ROWS_MAX)
+
+
+class _Reader:
+    def __init__(
+        self, partition: QueueRange, options: SourceOptions, columns: Sequence[str]
+    ) -> None:
+        self._range = partition
+        self._options = options
+        self._columns = columns
+        self._next = partition.start
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        if self._range.store_path is not None:
+            try:
+                yield from self._from_files(Path(self._range.store_path))
+            except UnusableFilesError as error:
+                self._tell_unusable(error)
+        if self._next < self._range.end:
+            yield from self._from_broker()
+
+    def _tell_unusable(self, error: UnusableFilesError) -> None:
+        """Once aloud: the newest messages of a queue are often still to be written."""
+        aloud = self._range.store_given and self._range.store_path not in _told
+        _told.add(self._range.store_path)
+        log.log(
+            logging.WARNING if aloud else logging.INFO,
+            "%s is pulled from offset %d: %s",
+            self._range.queue,
+            self._next,
+            error,
+        )
+
+    # ---- files -----------------------------------------------------------------------------------
+
+    def _from_files(self, root: Path) -> Iterator[pa.RecordBatch]:
+        part = self._range
+        decoder = ArrowDecoder(
+            part.queue, self._columns, tags=self._options.tags, inflate=self._options.decompress
+        )
+        with StoreReader(root, part.queue, tag_list(self._options.tags)) as store:
+            self._check_store(root)
+            for piece in store.read(part.start, part.end):
+                if piece.body:
+                    yield from decoder.decode(piece.body, part.start, part.end)
+                self._next = piece.next_offset
+
+    def _check_store(self, root: Path) -> None:
+        """The first message is the same here and there."""
+        part = self._range
+        with StoreReader(root, part.queue) as store:
+            ours = next(store.read(part.start, part.start + 1)).body
+        try:
+            theirs = self._cluster.run(self._first_message(len(ours)))
+        except SkylarkError as error:
+            raise UnusableFilesError(f"there is nothing to compare {root} with: {error}") from None
+        if ours != theirs:
+            raise UnusableFilesError(f"{root} is not the store of {part.queue.broker_name}")
+
+    async def _first_message(self, size: int) -> bytes:
+        session, part = self._cluster.session, self._range
+        address = choose_address(part.addresses, self._options.read_from)
+        if address is None:
+            raise TransportError(f"broker {part.queue.broker_name} has no address now")
+        terms = RangeTerms(group=session.wrap(self._options.group), count_max=1, patience_s=3.0)
+        find, start = fixed_address(address), part.start
+        answers = pull_range(
+            session.calls, find, part.queue, start, start + 1, session.clock, terms
+        )
+        async for pulled in answers:
+            return pulled.body[:size]
+        return b""
+
+    # ---- broker ----------------------------------------------------------------------------------
+
+    @property
+    def _cluster(self) -> Cluster:
+        return shared_cluster(self._options.connection)
+
+    def _from_broker(self) -> Iterator[pa.RecordBatch]:
+        options, session = self._options, self._cluster.session
+        patience_s = options.pull_timeout_ms / 1000
+        terms = RangeTerms(
+            expression=options.sql92 or "*",
+            expression_type="TAG" if options.sql92 is None else "SQL92",
+            group=session.wrap(options.group),
+            count_max=options.pull_batch_size,
+            size_max=options.pull_size_max,
+            timeout_s=patience_s,
+            patience_s=patience_s,
+        )
+        batches = read_range(
+            session.calls,
+            _finder(session, self._range, options.read_from),
+            self._range.queue,
+            self._next,
+            self._range.end,
+            tags=options.tags,
+            columns=self._columns,
+            terms=terms,
+            on_missing=None if options.fail_on_data_loss else _tell_missing,
+            clock=session.clock,
+            inflate=options.decompress,
+        )
+        try:
+            yield from self._cluster.iterate(batches)
+        except MissingError as error:
+            raise aged_out(error.missing) from None
+
+
+def tag_list(tags: str | None) -> list[str]:
+    """The tags of ``TagA || TagB``; none for all."""
+    parts = [part.strip() for part in (tags or "").split("||")]
+    return [] if parts == ["*"] else [part for part in parts if part]
+
+
+def _tell_missing(missing: Missing) -> None:
+    log.warning("reading goes on: %s", aged_out(missing).message)
+
+
+def _finder(session: Session, part: QueueRange, read_from: str) -> Find:
+    addresses: Mapping[int, str] = part.addresses
+
+    async def find(attempt: int) -> str:
+        nonlocal addresses
+        if attempt or not addresses:
+            data = await session.find_route(part.queue.topic)
+            route = None if data is None else make_route(part.queue.topic, data)
+            addresses = (route and route.brokers.get(part.queue.broker_name)) or {}
+        address = choose_address(addresses, read_from, attempt)
+        if address is None:
+            raise TransportError(
+                f"broker {part.queue.broker_name} has no address now", hint="is it running?"
+            )
+        return address
+
+    return find

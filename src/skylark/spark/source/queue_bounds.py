@@ -1,0 +1,297 @@
+"""What the cluster holds now: the queues of the topics, and the first and next offset of each.
+
+A :class:`Surveyor` asks for routes (105, at most once a second), then each broker for all queues of
+a topic at once (202). Where a broker refuses that, and for queues that a route does not name any
+more, it asks for the two ends of each queue (31, 30). A broker without address or answer is
+*silent*: its queues are held where they are, and nothing else stops.
+
+A queue that is known is *cut off* if its route names others of its broker, but not this one: the
+topic has fewer queues to read now, and a broker refuses pulls of the rest.
+
+A topic without a route is *gone* if a broker that had it is registered; otherwise its brokers are
+away, which looks the same to a name server. If no name server answers, the last routes serve on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from skylark.admin.admin_session import Session, no_topic
+from skylark.admin.fan_out import few_at_a_time
+from skylark.admin.topic_operations import Topics
+from skylark.client.core.broker_calls import make_request
+from skylark.client.core.route_cache import MASTER_ID, Route, make_route
+from skylark.core.errors import (
+    BrokerError,
+    ConfigError,
+    NoNameServerError,
+    RemoteProtocolError,
+    SkylarkError,
+    TransportError,
+)
+from skylark.core.names import DLQ_PREFIX, RETRY_PREFIX
+from skylark.spark.errors import queue_name
+from skylark.spark.source.source_options import SourceOptions
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.stats import TopicStatsTable
+from skylark.wire.codes import RequestCode
+from skylark.wire.fastjson import decode_body
+from skylark.wire.headers.common import TopicRequestHeader
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ROUTE_AGE_S: Final = 1.0
+
+
+class Bounds(msgspec.Struct, frozen=True, gc=False):
+    """The first offset of a queue, and that of its next message."""
+
+    low: int
+    high: int
+
+
+class Survey(msgspec.Struct, kw_only=True):
+    """One look at the cluster; topics are named as the application knows them."""
+
+    bounds: dict[MessageQueue, Bounds] = msgspec.field(default_factory=dict)
+    addresses: dict[str, Mapping[int, str]] = msgspec.field(default_factory=dict)
+    silent: dict[str, str] = msgspec.field(default_factory=dict)  #: broker -> what is wrong
+    slaves: set[str] = msgspec.field(default_factory=set)  #: brokers that only a slave spoke for
+    gone: set[str] = msgspec.field(default_factory=set)  #: topics
+    #: Known queues that their broker does not let read any more: the topic has fewer now.
+    cut_off: set[MessageQueue] = msgspec.field(default_factory=set)
+    versions: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def address(self, broker: str, read_from: str = "master") -> str:
+        """Where to ask a broker; raises TransportError."""
+        found = choose_address(self.addresses.get(broker, {}), read_from)
+        if found is None:
+            raise TransportError(f"broker {broker} has no address now", hint="is it running?")
+        return found
+
+
+def choose_address(addresses: Mapping[int, str], read_from: str, attempt: int = 0) -> str | None:
+    """An address out of those of a broker; further attempts may go elsewhere."""
+    slaves = [addresses[broker_id] for broker_id in sorted(addresses) if broker_id != MASTER_ID]
+    masters = [addresses[MASTER_ID]] if MASTER_ID in addresses else []
+    usable = {"master": masters, "slave": slaves + masters, "any": masters + slaves}[read_from]
+    return usable[attempt % len(usable)] if usable else None
+
+
+async def patiently(
+    session: Session, options: SourceOptions, work: Callable[[], Awaitable[T]]
+) -> T:
+    """Do it again for a while if the network or a server is at fault."""
+    for _ in range(options.fetch_retries):
+        try:
+            return await work()
+        except (SkylarkError, TimeoutError) as error:
+            if not isinstance(error, (TransportError, TimeoutError)) and not error.retriable:
+                raise
+            log.info("tried again: %s", error)
+            await session.clock.sleep(options.fetch_retry_ms / 1000)
+    return await work()
+
+
+class Surveyor:
+    """Looks at the cluster again and again."""
+
+    def __init__(self, session: Session, options: SourceOptions) -> None:
+        self._session = session
+        self._options = options
+        self._routes: dict[str, Route | None] = {}
+        self._routes_at: float | None = None
+        self._topics: tuple[str, ...] = options.topics
+        self._topics_at: float | None = None
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    async def survey(self, known: Collection[MessageQueue] = ()) -> Survey:
+        """The queues that the options name; ``known`` ones also where routes have forgotten them.
+
+        Raises NoNameServerError if it never knew a route.
+        """
+        await self._refresh(known)
+        found = Survey()
+        wanted: dict[tuple[str, str], set[MessageQueue]] = {}
+        for topic, route in self._routes.items():
+            if route is not None:
+                found.addresses |= route.brokers
+                for queue in route.subscribe:
+                    mine = self._session.unwrap_queue(queue)
+                    if self._options.wants(mine):
+                        wanted.setdefault((topic, mine.broker_name), set()).add(mine)
+        await self._add_forgotten(known, wanted, found)
+        await asyncio.gather(
+            *(self._ask(topic, broker, wanted[topic, broker], found) for topic, broker in wanted)
+        )
+        return found
+
+    async def first_survey(self) -> Survey:
+        """As :meth:`survey`, when nothing is known yet: topics must exist, and brokers answer."""
+        found = await self.survey()
+        for topic, route in self._routes.items():
+            if route is None:
+                raise no_topic(topic)
+        if not self._topics:
+            raise ConfigError(f"no topic matches {self._options.topics_pattern!r}")
+        if found.silent:
+            raise TransportError(_silence(found.silent), hint="is it running and reachable?")
+        self._check_queues(found)
+        return found
+
+    def _check_queues(self, found: Survey) -> None:
+        """All queues that were asked for one by one are there."""
+        there = ", ".join(map(queue_name, sorted(found.bounds))) or "none"
+        for queue in sorted(self._options.assigned or ()):
+            if queue not in found.bounds:
+                raise ConfigError(f"there is no {queue_name(queue)}", hint=f"readable are {there}")
+        pairs = {(queue.broker_name, queue.queue_id) for queue in found.bounds}
+        for broker, queue_id in sorted((self._options.queues or set()) - pairs):
+            raise ConfigError(
+                f"no topic has the queue {broker}:{queue_id}", hint=f"readable are {there}"
+            )
+
+    # ---- routes ----------------------------------------------------------------------------------
+
+    async def _refresh(self, known: Collection[MessageQueue]) -> None:
+        now = self._session.clock.monotonic()
+        if self._routes_at is not None and now < self._routes_at + ROUTE_AGE_S:
+            return
+        try:
+            await self._refresh_topics(now)
+            topics = dict.fromkeys((*self._topics, *(queue.topic for queue in known)))
+            found = await few_at_a_time(list(topics), self._route)
+            routes = dict(zip(topics, found, strict=True))
+        except NoNameServerError as error:
+            if self._routes_at is None:
+                raise
+            log.warning("the routes stay as they were: %s", error)
+        else:
+            self._routes = routes
+        self._routes_at = now
+
+    async def _route(self, topic: str) -> Route | None:
+        name = self._session.wrap(topic)
+        data = await self._session.find_route(name)
+        return None if data is None else make_route(name, data)
+
+    async def _refresh_topics(self, now: float) -> None:
+        if self._options.topics_pattern is None:
+            return
+        refresh_s = self._options.topic_refresh_ms / 1000
+        if self._topics_at is not None and now < self._topics_at + refresh_s:
+            return
+        internal = self._options.topics_pattern.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        names = await Topics(self._session).names(with_internal=internal)
+        self._topics = tuple(filter(self._options.wants_topic, map(self._session.unwrap, names)))
+        self._topics_at = now
+
+    async def _add_forgotten(
+        self,
+        known: Iterable[MessageQueue],
+        wanted: dict[tuple[str, str], set[MessageQueue]],
+        found: Survey,
+    ) -> None:
+        """Queues in use that no route names: of shrunk or deleted topics, or of brokers away."""
+        missing = [
+            queue
+            for queue in known
+            if queue not in wanted.get((queue.topic, queue.broker_name), ())
+            and self._options.wants(queue)
+        ]
+        if not missing:
+            return
+        try:
+            brokers = (await self._session.cluster_info()).broker_addr_table
+        except NoNameServerError as error:
+            found.silent |= {queue.broker_name: str(error) for queue in missing}
+            return
+        for queue in missing:
+            data = brokers.get(queue.broker_name)
+            if data is None:
+                found.silent[queue.broker_name] = "it is not registered with the name server"
+            elif await self._is_gone(queue.topic):
+                found.gone.add(queue.topic)
+            else:
+                found.addresses[queue.broker_name] = dict(data.broker_addrs)
+                wanted.setdefault((queue.topic, queue.broker_name), set()).add(queue)
+                if self._offers_others(queue):
+                    found.cut_off.add(queue)
+
+    def _offers_others(self, queue: MessageQueue) -> bool:
+        """Whether the route of the topic names queues of this broker to be read, but not this one.
+
+        A route that was asked for just now may name it: its broker is back.
+        """
+        route = self._routes.get(queue.topic)
+        if route is None:
+            return False
+        offered = {
+            self._session.unwrap_queue(other)
+            for other in route.subscribe
+            if other.broker_name == queue.broker_name
+        }
+        return bool(offered) and queue not in offered
+
+    async def _is_gone(self, topic: str) -> bool:
+        """Whether a topic of a registered broker has no route.
+
+        What the last look found may be from before the broker registered: it is asked again.
+        """
+        if self._routes.get(topic) is None:
+            self._routes[topic] = await self._route(topic)
+        return self._routes[topic] is None
+
+    # ---- brokers ---------------------------------------------------------------------------------
+
+    async def _ask(self, topic: str, broker: str, queues: set[MessageQueue], found: Survey) -> None:
+        addresses = found.addresses[broker]
+        address = choose_address(addresses, "master")
+        if address is None and self._options.read_from != "master":
+            address = choose_address(addresses, self._options.read_from)
+            found.slaves.add(broker)
+        if address is None:
+            found.silent[broker] = "it has no master now"
+            return
+        try:
+            found.bounds |= await self._bounds(topic, address, queues, found, broker)
+        except (TransportError, RemoteProtocolError, BrokerError, TimeoutError) as error:
+            found.silent[broker] = str(error)
+
+    async def _bounds(
+        self, topic: str, address: str, queues: set[MessageQueue], found: Survey, broker: str
+    ) -> dict[MessageQueue, Bounds]:
+        session = self._session
+        bounds: dict[MessageQueue, Bounds] = {}
+        header = TopicRequestHeader(topic=session.wrap(topic))
+        request = make_request(RequestCode.GET_TOPIC_STATS_INFO, header, broker_name=broker)
+        try:
+            answer = await session.call(address, request)
+            table = decode_body(TopicStatsTable, answer.body or b"{}").offset_table
+        except (BrokerError, RemoteProtocolError) as error:
+            log.info("broker %s gives no statistics of topic %s: %s", broker, topic, error)
+        else:
+            found.versions[broker] = answer.version
+            for queue, ends in table.items():
+                mine = session.unwrap_queue(queue)
+                if mine in queues:
+                    bounds[mine] = Bounds(ends.min_offset, ends.max_offset)
+        for queue in sorted(queues - bounds.keys()):
+            wrapped = session.namespace.wrap_queue(queue)
+            low = await session.calls.min_offset(address, wrapped)
+            bounds[queue] = Bounds(low, await session.calls.max_offset(address, wrapped))
+        return bounds
+
+
+def _silence(silent: Mapping[str, str]) -> str:
+    return "; ".join(f"broker {name} does not answer: {what}" for name, what in silent.items())

@@ -1,0 +1,295 @@
+"""The options of the source.
+
+:func:`source_options` makes :class:`SourceOptions` of what the user gave, or says in one sentence
+what is wrong. The names of Spark's Kafka source that mean something here are known as well:
+
+=============================  ================================================
+``kafka.bootstrap.servers``    ``nameServer``
+``subscribe``                  ``topics``
+``subscribePattern``           ``topicsPattern``
+``assign``                     topics and queues, ``{"T": {"broker-a": [0, 1]}}``
+``kafka.group.id``             ``group``
+``includeHeaders``             nothing: properties are a column
+=============================  ================================================
+
+The others have the same names there. Options that only batches or only streams know are errors
+where they would change what is read (``endingOffsets`` in a stream) and pass where they only
+would pace it (``maxOffsetsPerTrigger`` in a batch).
+
+The options travel to the tasks inside readers: they are plain values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from skylark.core.errors import ConfigError
+from skylark.core.names import group_problem, topic_problem
+from skylark.spark.connection_options import CONNECTION_OPTIONS, Connection, make_connection
+from skylark.spark.option_table import (
+    Option,
+    boolean,
+    byte_count,
+    duration_ms,
+    moment_ms,
+    names,
+    one_of,
+    read_options,
+    text_of,
+    whole,
+)
+from skylark.spark.source.offset_options import (
+    At,
+    Named,
+    Position,
+    assigned_queues,
+    chosen_queues,
+    ending_position,
+    starting_position,
+)
+from skylark.wire.bodies.common_body import MessageQueue
+
+DEFAULT_GROUP: Final = "spark-source"
+FILE_RECORDS_PER_PARTITION: Final = 500_000
+#: What a Skylark broker may put into one answer; others stop at 32 messages whatever is asked.
+PULL_BATCH_SIZE: Final = 65_536
+#: Larger answers are decoded more slowly, for they leave the caches of the processor.
+PULL_SIZE: Final = 2 * 1024 * 1024
+
+
+def _topic(text: str) -> str:
+    if problem := topic_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    return tuple(map(_topic, names(text)))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"it must be a regular expression: {error}") from None
+    return text
+
+
+def _group(text: str) -> str:
+    if problem := group_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _tags(text: str) -> str:
+    if not any(part.strip() for part in text.split("||")):
+        raise ValueError("it must be tags, TagA || TagB, or * for all")
+    return text
+
+
+def _default_position(text: str) -> Named:
+    return Named[one_of("earliest", "latest")(text).upper()]
+
+
+def _scan(text: str) -> str:
+    if one_of("queue", "commitlog")(text) == "commitlog":
+        raise ValueError("scanning the whole commit log is not supported yet; leave it out")
+    return "queue"
+
+
+_POSITIVE: Final = whole(1)
+
+OPTIONS: Final = (
+    *CONNECTION_OPTIONS,
+    Option("topic", _topic),
+    Option("topics", _topics, ("subscribe",)),
+    Option("topicsPattern", _pattern, ("subscribePattern",)),
+    Option("assign", assigned_queues),
+    Option("topicRefreshMs", duration_ms),
+    Option("group", _group, ("kafka.group.id", "consumerGroup")),
+    Option("commitGroupOffsets", boolean),
+    Option("startingOffsets", starting_position),
+    Option("startingDefault", _default_position),
+    Option("startingTimestamp", moment_ms),
+    Option("endingTimestamp", moment_ms),
+    Option("endingOffsets", ending_position),
+    Option("tags", _tags, ("subExpression",)),
+    Option("sql92", text_of("a condition")),
+    Option("queues", chosen_queues),
+    Option("maxOffsetsPerTrigger", _POSITIVE),
+    Option("maxBytesPerTrigger", byte_count),
+    Option("minOffsetsPerTrigger", _POSITIVE),
+    Option("maxTriggerDelay", duration_ms),
+    Option("minPartitions", whole(1, 1_000_000)),
+    Option("maxRecordsPerPartition", _POSITIVE),
+    Option("failOnDataLoss", boolean),
+    Option("brokerDownGraceMs", duration_ms),
+    Option("readMode", one_of("auto", "pull", "file")),
+    Option("storePath", text_of("the folder of the broker's store")),
+    Option("scan", _scan),
+    Option("columns", names),
+    Option("decompress", boolean),
+    Option("includeHeaders", boolean),
+    Option("pullBatchSize", whole(1, 1 << 20)),
+    Option("pullMaxBytes", byte_count),
+    Option("pullTimeoutMs", duration_ms),
+    Option("idlePollMs", duration_ms),
+    Option("readFrom", one_of("master", "slave", "any")),
+    Option("fetchOffset.numRetries", whole(0, 1000)),
+    Option("fetchOffset.retryIntervalMs", duration_ms),
+)
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read, and how."""
+
+    connection: Connection
+    topics: tuple[str, ...] = ()
+    topics_pattern: str | None = None
+    assigned: frozenset[MessageQueue] | None = None
+    queues: frozenset[tuple[str, int]] | None = None
+    topic_refresh_ms: int = 30_000
+    group: str = DEFAULT_GROUP
+    commit_group_offsets: bool = False
+    start: Position = Named.LATEST
+    start_default: Named = Named.EARLIEST
+    end: Position = Named.LATEST
+    tags: str | None = None
+    sql92: str | None = None
+    offsets_per_trigger_max: int | None = None
+    bytes_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_ms: int = 15 * 60_000
+    partitions_min: int | None = None
+    records_per_partition_max: int | None = None
+    fail_on_data_loss: bool = True
+    broker_down_grace_ms: int = 600_000
+    read_mode: str = "auto"
+    store_path: str | None = None
+    decompress: bool = True
+    pull_batch_size: int = PULL_BATCH_SIZE
+    pull_size_max: int = PULL_SIZE
+    pull_timeout_ms: int = 30_000
+    idle_poll_ms: int = 200
+    read_from: str = "master"
+    fetch_retries: int = 5
+    fetch_retry_ms: int = 200
+
+    def wants(self, queue: MessageQueue) -> bool:
+        """Whether the options let this queue be read; its topic is one that was asked for."""
+        if self.assigned is not None:
+            return queue in self.assigned
+        return self.queues is None or (queue.broker_name, queue.queue_id) in self.queues
+
+    def wants_topic(self, topic: str) -> bool:
+        """Whether the options name this topic."""
+        if self.topics_pattern is not None:
+            return re.fullmatch(self.topics_pattern, topic) is not None
+        return topic in self.topics
+
+
+_FIELDS: Final = {
+    "topicRefreshMs": "topic_refresh_ms",
+    "group": "group",
+    "startingDefault": "start_default",
+    "tags": "tags",
+    "sql92": "sql92",
+    "queues": "queues",
+    "maxOffsetsPerTrigger": "offsets_per_trigger_max",
+    "maxBytesPerTrigger": "bytes_per_trigger_max",
+    "minOffsetsPerTrigger": "offsets_per_trigger_min",
+    "maxTriggerDelay": "trigger_delay_max_ms",
+    "minPartitions": "partitions_min",
+    "maxRecordsPerPartition": "records_per_partition_max",
+    "failOnDataLoss": "fail_on_data_loss",
+    "brokerDownGraceMs": "broker_down_grace_ms",
+    "readMode": "read_mode",
+    "storePath": "store_path",
+    "decompress": "decompress",
+    "pullBatchSize": "pull_batch_size",
+    "pullMaxBytes": "pull_size_max",
+    "pullTimeoutMs": "pull_timeout_ms",
+    "idlePollMs": "idle_poll_ms",
+    "readFrom": "read_from",
+    "fetchOffset.numRetries": "fetch_retries",
+    "fetchOffset.retryIntervalMs": "fetch_retry_ms",
+}
+
+
+def read_source_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """The values that were given, checked one by one; raises ConfigError."""
+    return read_options(given, OPTIONS)
+
+
+def source_options(
+    given: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str] | None = None
+) -> SourceOptions:
+    """What the user gave, checked as a whole; raises ConfigError."""
+    values = read_source_options(given)
+    if streaming:
+        for name in _BATCH_ONLY:
+            if name in values:
+                raise ConfigError(
+                    f"option {name} has no meaning in a stream", hint="leave it out, or use read"
+                )
+    _check_together(values)
+    fields = {field: values[name] for name, field in _FIELDS.items() if name in values}
+    low = values.get("minOffsetsPerTrigger")
+    high = values.get("maxOffsetsPerTrigger")
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"minOffsetsPerTrigger={low} is more than maxOffsetsPerTrigger={high}")
+    return SourceOptions(
+        connection=make_connection(values, environ),
+        **_chosen_topics(values),
+        start=_start(values, streaming=streaming),
+        end=_end(values),
+        commit_group_offsets=values.get("commitGroupOffsets", "group" in values),
+        **fields,
+    )
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    for one, other in (("tags", "sql92"), ("assign", "queues")):
+        if one in values and other in values:
+            raise ConfigError(f"options {one} and {other} exclude each other")
+    if values.get("readMode") == "file" and "storePath" not in values:
+        raise ConfigError(
+            "readMode=file needs the folder of the broker's store",
+            hint="give storePath, or use readMode=auto, which asks brokers on this machine",
+        )
+    if "sql92" in values and values.get("readMode") == "file":
+        raise ConfigError("conditions in SQL are for brokers to evaluate", hint="use readMode=pull")
+
+
+def _chosen_topics(values: Mapping[str, Any]) -> dict[str, Any]:
+    ways = [way for way in ("topic", "topics", "topicsPattern", "assign") if way in values]
+    if len(ways) != 1:
+        given = f"{' and '.join(ways)} are given" if ways else "none is given"
+        raise ConfigError(f"one of topic, topics and topicsPattern says what is read; {given}")
+    value = values[ways[0]]
+    if ways[0] == "topicsPattern":
+        return {"topics_pattern": value}
+    if ways[0] == "assign":
+        topics = tuple(sorted({queue.topic for queue in value}))
+        return {"topics": topics, "assigned": value}
+    return {"topics": (value,) if ways[0] == "topic" else value}
+
+
+def _start(values: Mapping[str, Any], *, streaming: bool) -> Position:
+    if "startingTimestamp" in values:
+        return At(values["startingTimestamp"])
+    default = Named.LATEST if streaming else Named.EARLIEST
+    position: Position = values.get("startingOffsets", default)
+    return position
+
+
+def _end(values: Mapping[str, Any]) -> Position:
+    if "endingTimestamp" in values:
+        return At(values["endingTimestamp"])
+    position: Position = values.get("endingOffsets", Named.LATEST)
+    return position

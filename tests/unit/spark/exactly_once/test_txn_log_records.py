@@ -1,0 +1,172 @@
+"""Records of exactly-once sinks, and what a log of them says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skylark.core.errors import RemoteProtocolError
+from skylark.spark.exactly_once.half_message_completion import places_of
+from skylark.spark.exactly_once.txn_log_records import (
+    Abandon,
+    Decision,
+    Done,
+    Fate,
+    Identity,
+    LogRecord,
+    Manifest,
+    Ruling,
+    Standing,
+    Winner,
+    decode_record,
+    differences,
+    encode_record,
+    fate_of,
+    identity_prefix,
+    is_sink_id,
+    read_identity,
+    standing_of,
+    sums,
+    unique_id,
+    unique_prefix,
+    walk_back,
+)
+
+WON, LOST = "00000000000000aa", "00000000000000bb"
+
+
+def decision(batch: int, attempt: str = WON, seen: int = 0, void: tuple[int, ...] = ()) -> Decision:
+    winner = Winner(partition=0, attempt=attempt, count=3, manifests=(1,), void=void)
+    return Decision(sink="s", batch=batch, winners=(winner,), seen=seen)
+
+
+def done(batch: int) -> Done:
+    return Done(sink="s", batch=batch)
+
+
+def abandon(batch: int) -> Abandon:
+    return Abandon(sink="s", batch=batch)
+
+
+def half(attempt: str = WON, batch: int = 1, seq: int = 0) -> Identity:
+    return Identity("s", batch, 0, attempt, seq)
+
+
+@pytest.mark.spec("spark.9.33")
+@pytest.mark.parametrize(
+    ("rulings", "identity", "fate"),
+    [
+        ([decision(1)], half(), Fate.COMMIT),
+        ([decision(1)], half(LOST), Fate.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=4), Fate.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=5), Fate.COMMIT),
+        ([decision(1), decision(1, LOST)], half(LOST), Fate.ROLLBACK),  # the first one counts
+        ([], half(), Fate.UNKNOWN),
+        ([decision(0), done(0)], half(), Fate.UNKNOWN),
+        ([decision(2)], half(), Fate.ROLLBACK),  # a later batch: this one was never decided
+        ([abandon(1)], half(), Fate.ROLLBACK),
+        ([abandon(0)], half(), Fate.ROLLBACK),
+        ([abandon(2)], half(), Fate.UNKNOWN),
+        ([abandon(1), decision(1)], half(), Fate.ROLLBACK),
+        ([decision(1), abandon(1)], half(), Fate.COMMIT),
+    ],
+)
+def test_what_becomes_of_a_half(rulings: list[Ruling], identity: Identity, fate: Fate) -> None:
+    assert fate_of(identity, standing_of(rulings, 1)) is fate
+
+
+def test_done_belongs_to_its_batch() -> None:
+    rulings: list[Ruling] = [decision(0), done(0), decision(1)]
+    assert standing_of(rulings, 0).done
+    assert not standing_of(rulings, 1).done
+
+
+def walk(log: list[Ruling | None], batch: int, window: int) -> tuple[Standing, int]:
+    """Walk over a log in which None is a record of somebody else; also how much was read."""
+    walking = walk_back(batch, 0, len(log), window)
+    read = 0
+    try:
+        low, high = next(walking)
+        while True:
+            read += high - low
+            part = [ruling for ruling in log[low:high] if ruling is not None]
+            low, high = walking.send(part)
+    except StopIteration as stop:
+        standing: Standing = stop.value
+    return standing, read
+
+
+def test_a_walk_ends_where_the_batch_cannot_have_been_decided() -> None:
+    log: list[Ruling | None] = [None] * 1_000
+    log += [decision(6, seen=1_000), done(6), None, None]
+    standing, read = walk(log, 7, window=2)
+    assert standing == Standing()
+    assert read < 20
+    standing, read = walk(log, 6, window=2)
+    assert standing.decision is not None
+    assert read == len(log)  # nothing says that the batch before was decided
+
+
+def test_a_late_decision_of_an_earlier_batch_hides_nothing() -> None:
+    """A driver that was believed dead appends behind those who went on without it."""
+    first = decision(1, WON, seen=0)
+    log: list[Ruling | None] = [first, done(1), decision(2, seen=2), decision(1, LOST, seen=0)]
+    standing, _ = walk(log, 2, window=1)
+    assert standing.decision == decision(2, seen=2)
+    standing, _ = walk(log, 1, window=1)
+    assert standing.decision == first
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.lists(st.integers(0, 2), max_size=12))
+def test_a_walk_finds_what_reading_everything_finds(window: int, gaps: list[int]) -> None:
+    log: list[Ruling | None] = []
+    for batch, gap in enumerate(gaps):
+        seen = len(log)
+        log += [None] * gap
+        log += [decision(batch, seen=seen), done(batch)]
+    rulings = [ruling for ruling in log if ruling is not None]
+    for batch in range(len(gaps) + 1):
+        standing, _ = walk(log, batch, window)
+        assert standing == standing_of(rulings, batch)
+
+
+def test_identities() -> None:
+    prefix = identity_prefix("5f3c-q", 12, 3, WON)
+    assert prefix == f"5f3c-q:12:3:{WON}:"
+    assert read_identity(f"{prefix}77") == Identity("5f3c-q", 12, 3, WON, 77)
+    for text in (None, "", prefix, f"{prefix}x", f"a b:1:2:{WON}:3", f"s:1:2:{WON}:3:4"):
+        assert read_identity(text) is None
+    ids = {unique_id(unique_prefix("s", b, p, WON), 5) for b in range(9) for p in range(9)}
+    assert len(ids) == 81
+    assert {len(each) for each in ids} == {32}
+    assert is_sink_id("daily-2026.11_15")
+    assert not is_sink_id("a:b")
+
+
+def test_records_survive_the_log() -> None:
+    manifest = Manifest(
+        sink="s", batch=1, partition=0, attempt=WON, chunk=0, ordered=True,
+        queues=(("T", "broker-a", 1), ("T", "broker-b", 0)), targets=(0, 1, 0),
+        log_offsets=differences([700, 300, 900]), queue_offsets=differences([5, 1, 6]),
+        seqs=differences([0, 1, 4]),
+    )  # fmt: skip
+    records: list[LogRecord] = [manifest, decision(3, void=(1, 2)), done(3), abandon(4)]
+    assert [decode_record(encode_record(record)) for record in records] == records
+    places = places_of(manifest)
+    assert [(p.queue.broker_name, p.log_offset, p.queue_offset) for p in places] == [
+        ("broker-a", 700, 5), ("broker-b", 300, 1), ("broker-a", 900, 6),
+    ]  # fmt: skip
+    assert places[2].unique_id == unique_id(unique_prefix("s", 1, 0, WON), 4)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"kind":"D","sink":"s"}', b"[1]"])
+def test_what_cannot_be_read_is_an_error_of_the_peer(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="SPARK_TXN_LOG cannot be read"):
+        decode_record(body)
+
+
+@given(st.lists(st.integers(0, 1 << 60), max_size=30))
+def test_sums_undo_differences(numbers: list[int]) -> None:
+    assert sums(differences(numbers)) == numbers

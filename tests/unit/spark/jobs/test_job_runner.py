@@ -1,0 +1,287 @@
+"""What jobs share, without Spark: following a query, and errors as sentences."""
+
+from __future__ import annotations
+
+import json
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.errors import (
+    AnalysisException,
+    ParseException,
+    PySparkException,
+    StreamingQueryException,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from skylark.admin.errors import NotFoundError
+from skylark.core.errors import (
+    ClientError,
+    ConfigError,
+    NoNameServerError,
+    SkylarkError,
+    TransportError,
+)
+from skylark.core.names import IllegalNameError
+from skylark.spark.jobs.job_runner import (
+    JobProgress,
+    cluster_options,
+    drive,
+    explained,
+    our_error,
+    stream_lag,
+)
+from skylark.testing.virtual_clock import VirtualClock
+
+
+def offset(high: int) -> str:
+    return json.dumps({"v": 1, "q": {"T": {"broker-a": {"0": high, "1": 5}}}})
+
+
+def progress(batch: int, rows: int, end: int = 0, latest: int = 0, second: int = 0) -> Any:
+    return SimpleNamespace(
+        batchId=batch,
+        timestamp=f"2026-11-15T12:00:{second or batch:02}.000Z",
+        numInputRows=rows,
+        processedRowsPerSecond=float(rows),
+        sources=[SimpleNamespace(endOffset=offset(end), latestOffset=offset(latest))],
+    )
+
+
+class ScriptedQuery:
+    """A query that has made some progress whenever it is waited for."""
+
+    def __init__(self, *steps: list[Any], active: bool = True) -> None:
+        self._steps = list(steps)
+        self._active = active
+        self.recentProgress: list[Any] = []
+        self.waits = 0
+        self.stopped = False
+        self.failure: Exception | None = None
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"isTriggerActive": self._active}
+
+    def awaitTermination(self, timeout: int) -> bool:
+        self.waits += 1
+        if not self._steps:
+            if self.failure is not None:
+                raise self.failure
+            return True
+        self.recentProgress += self._steps.pop(0)
+        return False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.all: list[JobProgress] = []
+
+    def progress(self, progress: JobProgress) -> None:
+        self.all.append(progress)
+
+
+def follow(query: ScriptedQuery, stop: Event | None = None) -> tuple[Any, list[JobProgress]]:
+    heard = Heard()
+    totals = drive(cast("StreamingQuery", query), heard, stop, VirtualClock())
+    return totals, heard.all
+
+
+def test_every_batch_counts_once() -> None:
+    query = ScriptedQuery(
+        [],
+        [progress(0, 10, 10, 60)],
+        [],  # the same again
+        [progress(1, 20, 30, 60), progress(2, 20, 50, 60)],  # two between two looks
+        [progress(3, 0, 50, 60, second=30)],  # idle: the number is used again
+        [progress(3, 10, 60, 60, second=40)],
+    )
+    totals, heard = follow(query)
+    assert (totals.rows, totals.batches, totals.lag, totals.stopped) == (60, 4, 0, False)
+    assert [each.rows for each in heard] == [0, 10, 10, 50, 50, 60, 60]
+    assert [each.lag for each in heard] == [None, 50, 50, 10, 10, 0, 0]
+    assert [each.batch for each in heard] == [None, 0, 0, 2, 3, 3, 3]
+    assert [each.done for each in heard] == [False] * 6 + [True]
+
+
+def test_a_query_is_stopped_behind_its_batch() -> None:
+    stop = Event()
+    stop.set()
+    query = ScriptedQuery([progress(0, 10)], [], [progress(1, 10)], [progress(2, 10)])
+    totals, _ = follow(query, stop)
+    assert (query.waits, query.stopped) == (3, True)  # batch 1 was in hand
+    assert (totals.rows, totals.stopped) == (20, True)
+
+
+def test_a_query_that_rests_is_stopped_at_once() -> None:
+    stop = Event()
+    stop.set()
+    query = ScriptedQuery([progress(0, 10)], [progress(1, 10)], active=False)
+    totals, _ = follow(query, stop)
+    assert (query.waits, query.stopped, totals.rows) == (1, True, 10)
+
+
+def test_the_end_may_come_before_the_stop() -> None:
+    stop = Event()
+    stop.set()
+    query = ScriptedQuery([progress(0, 10)])
+    totals, _ = follow(query, stop)
+    assert (query.stopped, totals.stopped, totals.rows) == (False, False, 10)
+
+
+def test_a_failure_is_one_sentence() -> None:
+    query = ScriptedQuery([])
+    query.failure = StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST\n"
+        "skylark.spark.errors.DataLossError: 5 messages are gone: raise fileReservedTime\n"
+        "\tat org.apache.spark.Whatever(Whatever.scala:1)"
+    )
+    with pytest.raises(SkylarkError) as caught:
+        follow(query)
+    assert str(caught.value) == "5 messages are gone: raise fileReservedTime"
+    assert type(caught.value).__name__ == "DataLossError"
+
+
+def test_other_sources_have_no_lag() -> None:
+    foreign = progress(0, 1)
+    foreign.sources = [SimpleNamespace(endOffset='{"p": 3}', latestOffset=None)]
+    assert stream_lag(foreign) is None
+    foreign.sources = []
+    assert stream_lag(foreign) is None
+    assert stream_lag(progress(0, 1, 3, 10)) == 7
+
+
+class Refused(AnalysisException):
+    """What Spark raises before anything runs; the condition comes from the JVM."""
+
+    def __init__(self, condition: str, text: str) -> None:
+        super().__init__(f"[{condition}] {text}")
+        self._given = condition
+
+    def __str__(self) -> str:
+        return str(self._message)
+
+    def getCondition(self) -> str:
+        return self._given
+
+
+class JavaError(Exception):
+    """What comes through the bridge where Spark has no error of its own: Py4JJavaError."""
+
+    __module__ = "py4j.protocol"
+
+    def __str__(self) -> str:
+        return (
+            "An error occurred while calling o58.start.\n"
+            f": org.apache.spark.SparkClassNotFoundException: {self.args[0]}\n"
+            "\tat org.apache.spark.sql.errors.QueryExecutionErrors$.x(QueryExecutionErrors.scala:1)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (
+            PySparkException("x\nskylark.admin.errors.NotFoundError: there is no topic T\nat y"),
+            NotFoundError,
+            "there is no topic T",
+        ),
+        (
+            PySparkException("skylark.core.errors.NoNameServerError: no name server answers"),
+            NoNameServerError,
+            "no name server answers",
+        ),
+        (
+            PySparkException("skylark.core.errors.ConnectError: nobody at h:1"),
+            TransportError,
+            "nobody at h:1",
+        ),
+        (
+            PySparkException("pyspark: x\nskylark.spark.rows.BadRowError: row 3 is bad\n"),
+            ClientError,
+            "row 3 is bad",
+        ),
+        (
+            Refused("PATH_NOT_FOUND", "Path does not exist: file:/x. SQLSTATE: 42K03"),
+            NotFoundError,
+            "Path does not exist: file:/x",
+        ),
+        (
+            Refused(
+                "DATA_SOURCE_NOT_FOUND",
+                "Failed to find the data source: delta. Make sure. SQLSTATE: 42K02",
+            ),
+            ConfigError,
+            "Failed to find the data source: delta: its jars are not part of Spark: name them,"
+            " --conf spark.jars.packages=...",
+        ),
+        (
+            Refused("UNRESOLVED_COLUMN", "No column `x`. SQLSTATE: 42703; line 1"),
+            ConfigError,
+            "[UNRESOLVED_COLUMN] No column `x`.",
+        ),
+        (
+            PySparkException("skylark.core.names.IllegalNameError: the topic is too long\n"),
+            IllegalNameError,
+            "the topic is too long",
+        ),
+        (
+            JavaError(
+                "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: orc2. Make sure the name"
+                " is right. SQLSTATE: 42K02"
+            ),
+            ConfigError,
+            "Failed to find the data source: orc2: its jars are not part of Spark: name them,"
+            " --conf spark.jars.packages=...",
+        ),
+        (
+            JavaError("Invalid path"),
+            ClientError,
+            "Spark failed: Invalid path: --debug shows where",
+        ),
+        (
+            Refused("PACKAGE_NOT_INSTALLED", "grpcio >= 1.67.0 must be installed."),
+            ConfigError,
+            "grpcio >= 1.67.0 must be installed: pip install 'skylark-mq[spark,connect]'",
+        ),
+        (
+            PySparkException("\nJava heap space\n\tat java.base"),
+            ClientError,
+            "Spark failed: Java heap space: --debug shows where",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)  # fmt: skip
+def test_errors_of_spark_become_ours(
+    error: Exception, kind: type[SkylarkError], sentence: str
+) -> None:
+    assert issubclass(ParseException, AnalysisException)
+    found = our_error(error)
+    assert isinstance(found, kind)
+    assert str(found) == sentence
+    with pytest.raises(kind) as caught, explained():
+        raise error
+    assert caught.value.__cause__ is error
+
+
+def test_the_cluster_comes_from_the_argument_the_environment_or_is_local(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SKYLARK_NAMESRV", "NAMESRV_ADDR", "ROCKETMQ_NAMESRV_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert cluster_options() == {"nameServer": "127.0.0.1:9876"}
+    monkeypatch.setenv("NAMESRV_ADDR", "a:1;b:2")
+    assert cluster_options() == {"nameServer": "a:1;b:2"}
+    url = "rocketmq://ak:sk@c:3"
+    assert cluster_options(url) == {"nameServer": url}
+    with pytest.raises(ConfigError, match="name server from argument"):
+        cluster_options("c:port")

@@ -1,0 +1,245 @@
+"""What the cluster holds, when parts of it do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import cast
+
+import pytest
+
+from skylark.admin.admin_session import Session
+from skylark.admin.errors import NotFoundError
+from skylark.client.core.namespace import Namespace
+from skylark.core.errors import (
+    BrokerError,
+    ConfigError,
+    ConnectError,
+    NoNameServerError,
+    TransportError,
+)
+from skylark.spark.source.queue_bounds import Bounds, Surveyor, patiently
+from skylark.spark.source.source_options import source_options
+from skylark.testing.virtual_clock import VirtualClock
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.route_body import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from skylark.wire.codes import RequestCode
+from skylark.wire.command import Command
+
+
+def queue(queue_id: int, broker: str = "broker-a", topic: str = "T") -> MessageQueue:
+    return MessageQueue(topic=topic, broker_name=broker, queue_id=queue_id)
+
+
+class FakeCalls:
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    async def min_offset(self, address: str, queue: MessageQueue) -> int:
+        self._session.asked.append("min")
+        return 3
+
+    async def max_offset(self, address: str, queue: MessageQueue) -> int:
+        return 30
+
+
+class FakeSession:
+    """Two brokers with two queues each; tests take things away."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.namespace = Namespace("")
+        self.calls = FakeCalls(self)
+        self.asked: list[str] = []
+        self.brokers = {"broker-a": "a:1", "broker-b": "b:1"}
+        self.queue_count = 2
+        self.topic_exists = True
+        self.namesrv_answers = True
+        self.stats: dict[str, Exception | None] = {}
+
+    def wrap(self, name: str) -> str:
+        return name
+
+    def unwrap(self, name: str) -> str:
+        return name
+
+    def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue
+
+    def _data(self) -> list[BrokerData]:
+        return [
+            BrokerData(cluster="c", broker_name=name, broker_addrs={0: address})
+            for name, address in self.brokers.items()
+        ]
+
+    async def find_route(self, topic: str) -> TopicRouteData | None:
+        self.asked.append("route")
+        if not self.namesrv_answers:
+            raise NoNameServerError("no name server answered")
+        if not self.topic_exists or not self.brokers:
+            return None
+        queues = [
+            QueueData(
+                broker_name=name,
+                read_queue_nums=self.queue_count,
+                write_queue_nums=self.queue_count,
+                perm=6,
+            )
+            for name in self.brokers
+        ]
+        return TopicRouteData(queue_datas=queues, broker_datas=self._data())
+
+    async def cluster_info(self) -> ClusterInfo:
+        if not self.namesrv_answers:
+            raise NoNameServerError("no name server answered")
+        return ClusterInfo(broker_addr_table={each.broker_name: each for each in self._data()})
+
+    async def call(self, address: str, request: Command, *also: int) -> Command:
+        assert request.code == RequestCode.GET_TOPIC_STATS_INFO
+        self.asked.append(address)
+        if (problem := self.stats.get(address)) is not None:
+            raise problem
+        (name,) = (name for name, at in self.brokers.items() if at == address)
+        table = ",".join(
+            json.dumps({"topic": "T", "brokerName": name, "queueId": number})
+            + ':{"minOffset":1,"maxOffset":10}'
+            for number in range(2)
+        )
+        return Command(code=0, body=b'{"offsetTable":{%s}}' % table.encode(), version=500)
+
+
+def surveyor(session: FakeSession, **more: str) -> Surveyor:
+    given = {"nameserver": "h:1", "topic": "T", **more}
+    if "topicspattern" in more:
+        del given["topic"]
+    options = source_options(given, streaming=True, environ={})
+    return Surveyor(cast(Session, session), options)
+
+
+ALL = {queue(n, broker) for broker in ("broker-a", "broker-b") for n in range(2)}
+
+
+async def test_every_broker_is_asked_once() -> None:
+    session = FakeSession()
+    found = await surveyor(session).survey()
+    assert found.bounds == dict.fromkeys(ALL, Bounds(1, 10))
+    assert sorted(session.asked) == ["a:1", "b:1", "route"]
+    assert found.versions == {"broker-a": 500, "broker-b": 500}
+    assert found.address("broker-b") == "b:1"
+    with pytest.raises(TransportError, match="broker-c has no address"):
+        found.address("broker-c")
+
+
+async def test_routes_are_asked_for_once_a_second() -> None:
+    session = FakeSession()
+    each = surveyor(session)
+    await each.survey()
+    await each.survey()
+    assert session.asked.count("route") == 1
+    await session.clock.advance(1.1)
+    await each.survey()
+    assert session.asked.count("route") == 2
+
+
+async def test_routes_stay_if_no_name_server_answers() -> None:
+    session = FakeSession()
+    each = surveyor(session)
+    await each.survey()
+    session.namesrv_answers = False
+    await session.clock.advance(5)
+    found = await each.survey(ALL)
+    assert set(found.bounds) == ALL
+    with pytest.raises(NoNameServerError):
+        await surveyor(session).survey()
+
+
+async def test_single_queues_are_asked_where_statistics_are_refused() -> None:
+    session = FakeSession()
+    session.stats["a:1"] = BrokerError("no", code=1)
+    found = await surveyor(session).survey()
+    assert found.bounds[queue(1)] == Bounds(3, 30)
+    assert found.bounds[queue(1, "broker-b")] == Bounds(1, 10)
+    assert not found.silent
+
+
+async def test_a_broker_that_does_not_answer_is_silent() -> None:
+    session = FakeSession()
+    session.stats["a:1"] = ConnectError("refused")
+    each = surveyor(session)
+    found = await each.survey()
+    assert set(found.bounds) == {queue(0, "broker-b"), queue(1, "broker-b")}
+    assert found.silent == {"broker-a": "refused"}
+    with pytest.raises(TransportError, match=r"broker broker-a does not answer: refused"):
+        await each.first_survey()
+
+
+async def test_a_broker_without_registration_is_silent() -> None:
+    session = FakeSession()
+    del session.brokers["broker-a"]
+    found = await surveyor(session).survey(ALL)
+    assert list(found.silent) == ["broker-a"]
+    assert not found.gone
+    session.brokers.clear()
+    await session.clock.advance(2)
+    alone = await surveyor(session).survey(ALL)
+    assert (set(alone.silent), alone.gone) == ({"broker-a", "broker-b"}, set())
+
+
+async def test_a_topic_without_route_is_gone_if_its_brokers_are_there() -> None:
+    session = FakeSession()
+    session.topic_exists = False
+    found = await surveyor(session).survey(ALL)
+    assert (found.gone, found.silent, found.bounds) == ({"T"}, {}, {})
+    with pytest.raises(NotFoundError, match="there is no topic T"):
+        await surveyor(session).first_survey()
+
+
+async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
+    """The route is from before the broker registered again, the list of brokers from after."""
+    session = FakeSession()
+    looker = surveyor(session)
+    brokers, session.brokers = session.brokers, {}
+    away = await looker.survey(ALL)
+    assert (set(away.silent), away.gone) == ({"broker-a", "broker-b"}, set())
+    session.brokers = brokers
+    back = await looker.survey(ALL)
+    assert (back.silent, back.gone, back.cut_off) == ({}, set(), set())
+    assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
+
+
+async def test_queues_that_the_route_has_lost_are_cut_off() -> None:
+    session = FakeSession()
+    session.queue_count = 1
+    found = await surveyor(session).survey(ALL)
+    assert set(found.bounds) == ALL  # so it is known whether everything in them was read
+    assert found.cut_off == {queue(1), queue(1, "broker-b")}
+
+
+async def test_queues_that_do_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"no topic has the queue broker-a:7: readable are topic"):
+        await surveyor(FakeSession(), queues="broker-a:1,broker-a:7").first_survey()
+    found = await surveyor(FakeSession(), queues="broker-a:1").first_survey()
+    assert set(found.bounds) == {queue(1)}
+
+
+async def test_patience() -> None:
+    session = FakeSession()
+    given = {"nameserver": "h:1", "topic": "T", "fetchoffset.numretries": "2"}
+    options = source_options(given, streaming=True, environ={})
+    problems: list[Exception] = [ConnectError("1"), NoNameServerError("2")]
+
+    async def work() -> str:
+        if problems:
+            raise problems.pop(0)
+        return "done"
+
+    async def outcome() -> object:
+        task = asyncio.ensure_future(patiently(cast(Session, session), options, work))
+        await session.clock.advance(10)
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    assert await outcome() == "done"
+    problems[:] = [ConfigError("wrong")]
+    assert isinstance(await outcome(), ConfigError)
+    problems[:] = [ConnectError(str(n)) for n in range(3)]
+    assert str(await outcome()) == "2"
