@@ -17,7 +17,7 @@ from skylark.cli.context import CliContext
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:
-    from skylark.demo.audit import Outcome
+    from skylark.demo.demo_audit import Outcome
 
 PIP_LINE: Final = "pip install 'skylark-mq[spark]'"
 FLOW_COLUMNS: Final = (
@@ -41,7 +41,7 @@ def command(context: CliContext, no_spark: bool, data: Path | None) -> None:
     """
     import tempfile
 
-    from skylark.demo.play import play
+    from skylark.demo.scenario import play
 
     context.configure_logging("critical")  # what goes wrong on purpose is part of the play
     with_spark = not no_spark and _has_spark(context.output)

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from skylark.cli.main import cli
 from skylark.client.core.client_message import MessageExt
-from skylark.demo import play
-from skylark.demo.desks import Cashier
+from skylark.demo import scenario as play
+from skylark.demo.shop_consumers import Cashier
 
 
 def invoke(*arguments: str) -> Result:
@@ -114,7 +114,7 @@ def test_without_java_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_servers_that_do_not_start_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("skylark.demo.servers.SETTINGS", {"nosuch": "1"})
+    monkeypatch.setattr("skylark.demo.demo_servers.SETTINGS", {"nosuch": "1"})
     run = invoke("demo", "--no-spark", "--data", str(tmp_path / "shop"))
     assert run.exit_code == 1
     assert run.stderr.startswith("Error: skylark up did not start: --set nosuch: there is no such")

@@ -26,10 +26,10 @@ from skylark.aio import Admin, LitePullConsumer, PushConsumer
 from skylark.client.public_names import ClientOptions, ConsumeFromWhere
 from skylark.core.clock import LoopClock, SystemClock
 from skylark.core.interrupts import run_whole
-from skylark.demo.audit import TOTALS, Facts, Outcome, audit, flows_of
-from skylark.demo.desks import Billing, Calling, Cashier, PriceBoard, Tracking
-from skylark.demo.servers import running_servers
-from skylark.demo.shop import (
+from skylark.demo.demo_audit import TOTALS, Facts, Outcome, audit, flows_of
+from skylark.demo.demo_servers import running_servers
+from skylark.demo.shop_consumers import Billing, Calling, Cashier, PriceBoard, Tracking
+from skylark.demo.shop_producer import (
     HOURS,
     ORDERS,
     PAYMENTS,
@@ -74,7 +74,7 @@ def play(folder: Path, steps: Steps, *, with_spark: bool, quiet: bool = True) ->
         options = ClientOptions(namesrv=namesrv)
         facts = run_whole(_Day(options, folder, steps).trade)
         if with_spark:
-            from skylark.demo.lake import fill_lake
+            from skylark.demo.lake_pipeline import fill_lake
 
             with steps.step("Spark: totals by the hour, and a lake") as say:
                 counts = fill_lake(namesrv, folder, quiet=quiet)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.demo.desks import RETRIES
+from skylark.demo.shop_consumers import RETRIES
 
 TOTALS: Final = "totals"
 

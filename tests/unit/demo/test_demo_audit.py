@@ -1,4 +1,4 @@
-"""demo/audit.py: numbers that agree pass, and each number that is off by one is noticed."""
+"""demo/demo_audit.py: numbers that agree pass, and each number that is off by one is noticed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from skylark.demo.audit import Facts, audit, flows_of
-from skylark.demo.desks import RETRIES
-from skylark.demo.shop import CLOSING, HOURS, OPENING, orders_of_the_day
+from skylark.demo.demo_audit import Facts, audit, flows_of
+from skylark.demo.shop_consumers import RETRIES
+from skylark.demo.shop_producer import CLOSING, HOURS, OPENING, orders_of_the_day
 
 
 def facts(*, with_spark: bool = True) -> Facts:

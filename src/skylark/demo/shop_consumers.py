@@ -23,7 +23,7 @@ from skylark.client.public_names import (
     RetryLater,
 )
 from skylark.core.clock import SystemClock
-from skylark.demo.shop import ORDERS, PAYMENTS, PRICES, REMINDERS, STEPS, Order
+from skylark.demo.shop_producer import ORDERS, PAYMENTS, PRICES, REMINDERS, STEPS, Order
 
 #: Deliveries after the first, before a message becomes a dead letter.
 RETRIES: Final = 3
