@@ -285,6 +285,6 @@ def test_an_unimported_module_is_reported() -> None:
 def test_a_command_module_needs_its_row() -> None:
     sources = [
         Source("src/skylark/cli/main.py", "COMMANDS = {}"),
-        Source("src/skylark/cli/namesrv.py", ""),
+        Source("src/skylark/cli/namesrv_commands.py", ""),
     ]
-    assert tidy_rules.unimported(sources, []) == {"skylark.cli.namesrv"}
+    assert tidy_rules.unimported(sources, []) == {"skylark.cli.namesrv_commands"}

@@ -368,7 +368,7 @@ ENTRY_POINTS = frozenset(
         "skylark.testing.plugin",
     }
 )
-# Tables of lazily loaded commands name their modules as "skylark.cli.namesrv:command".
+# Tables of lazily loaded commands name their modules as "skylark.cli.namesrv_commands:command".
 COMMAND_TABLES = frozenset({"skylark.cli.job", "skylark.cli.main"})
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from skylark import ClientOptions, Message
-from skylark.cli import pipeline as pipeline_command
+from skylark.cli import pipeline_commands as pipeline_command
 from skylark.cli.main import cli
 from skylark.spark.jobs.job_runner import JobProgress
 from skylark.sync import Admin, Producer, read_arrow

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from skylark.cli.asking import complete_groups, duration_s, topic_argument
-from skylark.cli.context import CliContext
-from skylark.cli.exits import explained
-from skylark.cli.name_servers import client_options, namesrv_option
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import complete_groups, duration_s, topic_argument
+from skylark.cli.exit_codes import explained
+from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -276,7 +276,7 @@ class _Run:
     def _show(self, tallies: list[Tally]) -> None:
         import msgspec
 
-        from skylark.cli.exits import sentence
+        from skylark.cli.exit_codes import sentence
 
         rows = [msgspec.structs.asdict(tally.figures()) for tally in tallies]
         output = self._context.output

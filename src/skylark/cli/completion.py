@@ -1,14 +1,14 @@
 """``skylark completion``: the script that lets a shell complete commands, options, topics, groups.
 
 Names of topics and groups come from the cluster if it answers at once
-(:mod:`skylark.cli.asking`).
+(:mod:`skylark.cli.command_helpers`).
 """
 
 from __future__ import annotations
 
 import click
 
-from skylark.cli.context import CliContext
+from skylark.cli.cli_context import CliContext
 
 PROGRAM = "skylark"
 VARIABLE = "_SKYLARK_COMPLETE"  # click's name for a program called skylark

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skylark.cli.asking import complete_groups, complete_topics, place
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import complete_groups, complete_topics, place
 from skylark.cli.consume_print import FORMS, Form, Printer
-from skylark.cli.context import CliContext
-from skylark.cli.exits import explained
-from skylark.cli.name_servers import client_options, namesrv_option
+from skylark.cli.exit_codes import explained
+from skylark.cli.name_server_option import client_options, namesrv_option
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:

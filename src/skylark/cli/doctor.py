@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from skylark.cli.asking import ask
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import ask
+from skylark.cli.exit_codes import ExitCode
+from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.cluster_stats import BrokerState
@@ -70,7 +70,7 @@ def command(
     broker_port: int,
 ) -> None:
     """Check this machine and the cluster, and say what to fix."""
-    from skylark.cli.name_servers import client_options
+    from skylark.cli.name_server_option import client_options
     from skylark.cli.up import user_data_folder
 
     context: CliContext = ctx.obj

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.asking import duration_s
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import duration_s
+from skylark.cli.exit_codes import ExitCode
 from skylark.cli.up import user_data_folder
 
 if TYPE_CHECKING:

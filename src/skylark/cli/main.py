@@ -4,8 +4,8 @@
 or asked for its own help, not before. ``COMMANDS`` therefore holds the line of help as well; a
 test compares it with what the command says of itself. ``skylark job`` is such a group, too.
 
-A command takes the :class:`~skylark.cli.context.CliContext` by ``@click.pass_obj``, imports what
-it needs inside its function, and raises. Turning errors into sentences and exit codes is done
+A command takes the :class:`~skylark.cli.cli_context.CliContext` by ``@click.pass_obj``, imports
+what it needs inside its function, and raises. Turning errors into sentences and exit codes is done
 here, once (``exits.py``); so is telling what to install where a package is missing.
 """
 
@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode, exit_code, sentence
-from skylark.cli.logs import LEVELS, LogFormat
+from skylark.cli.cli_context import CliContext
+from skylark.cli.exit_codes import ExitCode, exit_code, sentence
+from skylark.cli.logging_setup import LEVELS, LogFormat
 from skylark.cli.output import Output, OutputFormat
 
 
@@ -35,47 +35,54 @@ class LazyCommand(NamedTuple):
 
 COMMANDS: dict[str, LazyCommand] = {
     "apply": LazyCommand(
-        "skylark.cli.apply:command", "Make topics and groups as a YAML file describes them."
+        "skylark.cli.apply_commands:command",
+        "Make topics and groups as a YAML file describes them.",
     ),
     "bench": LazyCommand(
         "skylark.cli.bench:command", "Measure a cluster: rate and latency of sending and consuming."
     ),
-    "broker": LazyCommand("skylark.cli.broker:command", "Run a broker."),
+    "broker": LazyCommand("skylark.cli.broker_commands:command", "Run a broker."),
     "cluster": LazyCommand(
-        "skylark.cli.cluster:command", "Show brokers, their replicas and settings."
+        "skylark.cli.cluster_commands:command", "Show brokers, their replicas and settings."
     ),
     "completion": LazyCommand(
         "skylark.cli.completion:command", "Print the script that completes commands in a shell."
     ),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
     "demo": LazyCommand(
-        "skylark.cli.demo:command", "Play a shop that uses everything, and check the numbers."
+        "skylark.cli.demo_commands:command",
+        "Play a shop that uses everything, and check the numbers.",
     ),
-    "dlq": LazyCommand("skylark.cli.dlq:command", "List dead letters, and send them again."),
+    "dlq": LazyCommand(
+        "skylark.cli.dlq_commands:command", "List dead letters, and send them again."
+    ),
     "doctor": LazyCommand(
         "skylark.cli.doctor:command", "Check this machine and the cluster, and say what to fix."
     ),
     "down": LazyCommand("skylark.cli.down:command", "End what skylark up runs."),
     "group": LazyCommand(
-        "skylark.cli.group:command", "List, describe, move and delete consumer groups."
+        "skylark.cli.group_commands:command", "List, describe, move and delete consumer groups."
     ),
     "job": LazyCommand("skylark.cli.job:command", "Run data jobs on Spark."),
     "message": LazyCommand(
-        "skylark.cli.message:command", "Find messages, and why they were or were not consumed."
+        "skylark.cli.message_commands:command",
+        "Find messages, and why they were or were not consumed.",
     ),
-    "namesrv": LazyCommand("skylark.cli.namesrv:command", "Run a name server."),
+    "namesrv": LazyCommand("skylark.cli.namesrv_commands:command", "Run a name server."),
     "ping": LazyCommand("skylark.cli.ping:command", "Ask whether name servers and brokers answer."),
     "pipeline": LazyCommand(
-        "skylark.cli.pipeline:command", "Run pipelines that a file declares on Spark."
+        "skylark.cli.pipeline_commands:command", "Run pipelines that a file declares on Spark."
     ),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
-        "skylark.cli.store:command", "Check or dump the files of a message store."
+        "skylark.cli.store_commands:command", "Check or dump the files of a message store."
     ),
     "topic": LazyCommand(
-        "skylark.cli.topic:command", "Create, list, describe, change and delete topics."
+        "skylark.cli.topic_commands:command", "Create, list, describe, change and delete topics."
     ),
-    "txn": LazyCommand("skylark.cli.txn:command", "Watch and repair exactly-once sinks of Spark."),
+    "txn": LazyCommand(
+        "skylark.cli.txn_commands:command", "Watch and repair exactly-once sinks of Spark."
+    ),
     "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers."),
 }
 

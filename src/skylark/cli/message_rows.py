@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from skylark.cli.asking import plain, shown_time
+from skylark.cli.command_helpers import plain, shown_time
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ the pieces small and spaces them.
 
 A message that fails does not undo the others: the rest of its piece is reported, then the command
 ends with the first error. What went wrong between us and the cluster is told with what to do about
-it (:func:`skylark.cli.exits.explained`).
+it (:func:`skylark.cli.exit_codes.explained`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.asking import complete_topics, duration_s, key_value
-from skylark.cli.context import CliContext
-from skylark.cli.exits import explained
-from skylark.cli.name_servers import client_options, namesrv_option
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import complete_topics, duration_s, key_value
+from skylark.cli.exit_codes import explained
+from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
     from skylark.client.core.client_message import Message, SendResult

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from skylark.cli.exits import ExitCode
+from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     import yaml

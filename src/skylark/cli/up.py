@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.serving import run_server
+from skylark.cli.cli_context import CliContext
+from skylark.cli.foreground_server import run_server
 
 if TYPE_CHECKING:
     import asyncio
@@ -235,7 +235,7 @@ def _detach(
 
 def _failure(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code of an error that ends the process in the background."""
-    from skylark.cli.exits import ExitCode, exit_code, sentence
+    from skylark.cli.exit_codes import ExitCode, exit_code, sentence
 
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.shell_completion import BashComplete, ShellComplete
 
-from skylark.cli.asking import COMPLETION_S
+from skylark.cli.command_helpers import COMPLETION_S
 from skylark.cli.main import cli
 from skylark.core.clock import SystemClock
 from tests.unit.cli.shell import NOWHERE, Shell, client_commands
@@ -57,7 +57,7 @@ def test_commands_and_options() -> None:
 
 
 def test_names_come_from_the_cluster(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skylark.cli.asking.COMPLETION_S", 10.0)  # of a busy machine
+    monkeypatch.setattr("skylark.cli.command_helpers.COMPLETION_S", 10.0)  # of a busy machine
     shell.create("tab-orders", "tab-others")
     at = ("-n", shell.namesrv)
     assert completed("topic", "describe", *at, incomplete="tab-orde") == ["tab-orders"]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skylark.cli import main as main_module
-from skylark.cli.context import CliContext
+from skylark.cli.cli_context import CliContext
 from skylark.cli.main import COMMANDS, EXTRAS, LazyCommand, cli
 from skylark.core import errors
 
@@ -312,9 +312,9 @@ def test_help_loads_nothing_heavy() -> None:
     assert not roots & {"asyncio", "msgspec", "numpy", "pyarrow", "pyspark", "rich", "yaml"}
     assert ours == {
         "skylark.cli",
-        "skylark.cli.context",
-        "skylark.cli.exits",
-        "skylark.cli.logs",
+        "skylark.cli.cli_context",
+        "skylark.cli.exit_codes",
+        "skylark.cli.logging_setup",
         "skylark.cli.main",
         "skylark.cli.output",
     }

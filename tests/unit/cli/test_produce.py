@@ -15,8 +15,8 @@ from typing import Any
 import click
 import pytest
 
-from skylark.cli.asking import duration_s
-from skylark.cli.exits import UnreachableError, explained
+from skylark.cli.command_helpers import duration_s
+from skylark.cli.exit_codes import UnreachableError, explained
 from skylark.cli.produce import LINE_SIZE_MAX, _piece_size
 from skylark.core.errors import BrokerError, ConnectError, SendFailedError
 from tests.unit.cli.ups import TIMEOUT_S, Up, command, environment, run, up

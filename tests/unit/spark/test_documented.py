@@ -14,7 +14,7 @@ import pytest
 
 from skylark.cli.job import JOBS
 from skylark.cli.job import command as job_command
-from skylark.cli.pipeline import command as pipeline_command
+from skylark.cli.pipeline_commands import command as pipeline_command
 from skylark.spark.option_table import Option
 from skylark.spark.sink import sink_options
 from skylark.spark.source import source_options as options

@@ -96,6 +96,7 @@ def test_it_runs_where_spark_and_arrow_are_not_installed() -> None:
         "import sys\n"
         "for name in ('pyspark', 'pyarrow', 'numpy', 'pandas'):\n"
         "    sys.modules[name] = None\n"
-        "import skylark.spark.resolver, skylark.spark.exactly_once.txn_admin, skylark.cli.txn\n"
+        "import skylark.spark.resolver, skylark.spark.exactly_once.txn_admin\n"
+        "import skylark.cli.txn_commands\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -12,18 +12,26 @@ import click
 from skylark.cli.main import LazyCommand, LazyGroup
 
 JOBS: Final = {
-    "archive": LazyCommand("skylark.cli.job.archive:command", "Keep topics in a lake."),
-    "compact": LazyCommand("skylark.cli.job.compact:command", "Keep the latest row of each key."),
-    "mirror": LazyCommand("skylark.cli.job.mirror:command", "Copy a topic to another cluster."),
+    "archive": LazyCommand("skylark.cli.job.archive_commands:command", "Keep topics in a lake."),
+    "compact": LazyCommand(
+        "skylark.cli.job.compact_commands:command", "Keep the latest row of each key."
+    ),
+    "mirror": LazyCommand(
+        "skylark.cli.job.mirror_commands:command", "Copy a topic to another cluster."
+    ),
     "redrive": LazyCommand(
-        "skylark.cli.job.redrive:command", "Send dead letters of a group again."
+        "skylark.cli.job.redrive_commands:command", "Send dead letters of a group again."
     ),
-    "replay": LazyCommand("skylark.cli.job.replay:command", "Send messages of a lake again."),
-    "report": LazyCommand("skylark.cli.job.report:command", "Show what a topic is like."),
+    "replay": LazyCommand(
+        "skylark.cli.job.replay_commands:command", "Send messages of a lake again."
+    ),
+    "report": LazyCommand("skylark.cli.job.report_commands:command", "Show what a topic is like."),
     "transform": LazyCommand(
-        "skylark.cli.job.transform:command", "Make a topic of another by SQL."
+        "skylark.cli.job.transform_commands:command", "Make a topic of another by SQL."
     ),
-    "verify": LazyCommand("skylark.cli.job.verify:command", "Compare a topic with its archive."),
+    "verify": LazyCommand(
+        "skylark.cli.job.verify_commands:command", "Compare a topic with its archive."
+    ),
 }
 
 

@@ -13,8 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from skylark.cli.context import CliContext
-from skylark.cli.job import JOBS, command, common
+from skylark.cli.cli_context import CliContext
+from skylark.cli.job import JOBS, command
+from skylark.cli.job import job_options as common
 from skylark.cli.main import cli
 from skylark.cli.output import Output
 from skylark.spark.jobs.job_runner import JobProgress

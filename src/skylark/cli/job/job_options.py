@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.cli_context import CliContext
+from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     import threading

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.asking import (
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import (
     ask,
     complete_groups,
     complete_topics,
@@ -19,9 +20,8 @@ from skylark.cli.asking import (
     plain,
     topic_argument,
 )
-from skylark.cli.context import CliContext
 from skylark.cli.message_rows import QUERY_COLUMNS, query_row, show_message
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skylark.admin.errors import NoBrokerError, NotFoundError, PartialFailureError
-from skylark.cli.exits import ExitCode, exit_code
-from skylark.cli.name_servers import client_options
+from skylark.cli.exit_codes import ExitCode, exit_code
+from skylark.cli.name_server_option import client_options
 from skylark.core.errors import ConfigError
 from skylark.core.names import NAMESRV_VARIABLES
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.job.common import (
+from skylark.cli.cli_context import CliContext
+from skylark.cli.job.job_options import (
     dry_run_option,
     format_option,
     job_options,

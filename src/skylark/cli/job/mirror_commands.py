@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.job.common import (
+from skylark.cli.cli_context import CliContext
+from skylark.cli.job.job_options import (
     StreamGiven,
     running,
     show_summary,

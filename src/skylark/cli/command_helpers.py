@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from skylark.cli.context import CliContext
+from skylark.cli.cli_context import CliContext
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
@@ -53,7 +53,7 @@ def ask(
 
     from skylark.admin.admin_client import Admin
     from skylark.admin.admin_session import TIMEOUT_S
-    from skylark.cli.name_servers import client_options
+    from skylark.cli.name_server_option import client_options
 
     async def run() -> T:
         async with Admin(client_options(namesrv), timeout=timeout_s or TIMEOUT_S) as admin:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from skylark.cli.asking import (
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import (
     ask,
     confirm,
     group_argument,
@@ -22,10 +23,9 @@ from skylark.cli.asking import (
     shown_time,
     yes_option,
 )
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
+from skylark.cli.exit_codes import ExitCode
 from skylark.cli.message_rows import short_body
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from skylark.cli.asking import key_value, moment, place, shown_time
+from skylark.cli.command_helpers import key_value, moment, place, shown_time
 
 
 def test_times() -> None:

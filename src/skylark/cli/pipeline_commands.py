@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.job.common import MoveBar, bars, stopping
+from skylark.cli.cli_context import CliContext
+from skylark.cli.job.job_options import MoveBar, bars, stopping
 
 if TYPE_CHECKING:
     from skylark.spark.jobs.job_runner import JobProgress
@@ -62,7 +62,7 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
     if not (executors and context.output.is_json):
         context.output.rows(columns, map(_plan_record, plans))
     if problems:
-        from skylark.cli.exits import UnreachableError
+        from skylark.cli.exit_codes import UnreachableError
 
         raise UnreachableError(f"executors do not reach {'; '.join(problems)}")
     context.output.note(f"{file.name} is fine")
@@ -227,7 +227,7 @@ def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
         wanted = ("pipeline", "topic", "broker", "queue", "committed", "end", "lag")
         context.output.rows(wanted, queues)
     if problems := sorted({each.problem for each in found if each.problem is not None}):
-        from skylark.cli.exits import UnreachableError
+        from skylark.cli.exit_codes import UnreachableError
 
         raise UnreachableError("; ".join(problems))
 

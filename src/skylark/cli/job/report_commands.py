@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.job.common import job_options, running
+from skylark.cli.cli_context import CliContext
+from skylark.cli.job.job_options import job_options, running
 
 if TYPE_CHECKING:
     from skylark.cli.output import Output

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from skylark.admin.errors import ServerFailure
 from skylark.admin.replica_status import ReplicaState, ReplicationReport, SlaveLink
-from skylark.cli import cluster as cluster_command
+from skylark.cli import cluster_commands as cluster_command
 from skylark.cli.main import cli
 from tests.unit.cli.shell import NOWHERE, Shell
 from tests.up import cluster

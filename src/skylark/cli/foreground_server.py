@@ -27,7 +27,7 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     import asyncio
     import os
 
-    from skylark.cli.exits import exit_code, sentence
+    from skylark.cli.exit_codes import exit_code, sentence
     from skylark.core.errors import TransportError
     from skylark.launch.broker_process import FAILED, SUPERVISED
     from skylark.store.owner_thread import share_interpreter

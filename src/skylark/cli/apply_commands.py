@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.asking import ask, confirm, yes_option
-from skylark.cli.context import CliContext
-from skylark.cli.name_servers import namesrv_option
+from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import ask, confirm, yes_option
+from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

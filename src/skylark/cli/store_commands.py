@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
+from skylark.cli.cli_context import CliContext
+from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from skylark.store.config import StoreConfig

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.exits import ExitCode
-from skylark.cli.job.common import format_option, job_options, running
+from skylark.cli.cli_context import CliContext
+from skylark.cli.exit_codes import ExitCode
+from skylark.cli.job.job_options import format_option, job_options, running
 
 if TYPE_CHECKING:
     from skylark.spark.jobs.archive_job import LakeFormat

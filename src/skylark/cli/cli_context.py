@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skylark.cli import logs
+from skylark.cli import logging_setup as logs
 from skylark.cli.output import Output
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from skylark.cli.context import CliContext
-from skylark.cli.role_options import config_file_option, print_config_option, show_settings
-from skylark.cli.serving import run_server
+from skylark.cli.cli_context import CliContext
+from skylark.cli.foreground_server import run_server
+from skylark.cli.server_options import config_file_option, print_config_option, show_settings
 
 if TYPE_CHECKING:
     import asyncio

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from skylark.cli.context import CliContext
+from skylark.cli.cli_context import CliContext
 from skylark.cli.main import cli
 from skylark.cli.output import Output
-from skylark.cli.store import check
+from skylark.cli.store_commands import check
 from skylark.store.files import OsFileSystem
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from skylark.cli.context import CliContext
+from skylark.cli.cli_context import CliContext
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:
