@@ -198,7 +198,7 @@ class Broker:
                 server.dispatcher.shutting_down = True
             graph.replication.stop_listening()
             graph.pulls.stop()
-            await self._answer_parked(graph)
+            await self._answer_waiting(graph)
             graph.replication.release()
             await graph.liveness.stop()
             await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in graph.servers))
@@ -228,10 +228,10 @@ class Broker:
         finally:
             graph.store.close()
 
-    async def _answer_parked(self, graph: BrokerGraph) -> None:
+    async def _answer_waiting(self, graph: BrokerGraph) -> None:
         try:
             async with self._clock.timeout(STOP_GRACE_S):
-                await graph.put_answers.none_parked()
+                await graph.durability.none_waiting()
         except TimeoutError:
             log.warning("messages still wait for disk or slaves after %.0f s", STOP_GRACE_S)
 

@@ -21,6 +21,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
+from skylark.broker.api import EndTransactionRequest, SendRequest
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
 from skylark.broker.delay.timer_service import TimerDoor, TimerService
@@ -45,12 +46,15 @@ from skylark.broker.overload.overload_guard import (
 from skylark.broker.pull.consumer_filters import ConsumerFilterTable
 from skylark.broker.pull.handlers import PullHandlers
 from skylark.broker.pull.pull_filters import PullFilters
-from skylark.broker.send.handlers import SendHandlers
+from skylark.broker.send.handlers import PutHandlers, SendCodec, codecs_of
 from skylark.broker.send.message_policy import Diverter
 from skylark.broker.send.message_writer import MessageWriter
-from skylark.broker.send.put_replies import PutAnswers
+from skylark.broker.send.put_outcome import Durability
+from skylark.broker.send.put_pipeline import PutPipeline
 from skylark.broker.send.reply_handlers import ReplyHandlers
 from skylark.broker.send.send_checks import SendChecks
+from skylark.broker.send.send_replies import SendReplies
+from skylark.broker.send.send_step import RetryChecks, SendStep
 from skylark.broker.slave.slave_service import SlaveService
 from skylark.broker.stats.broker_stats import BrokerStats, idle_max_ms
 from skylark.broker.stats.metrics_exporter import Exporter
@@ -68,6 +72,13 @@ from skylark.broker.table_saver import (
 from skylark.broker.topics.attributes import QUEUE_TYPE
 from skylark.broker.topics.registration import MasterAddress, Registration
 from skylark.broker.topics.topic_table import TopicTable
+from skylark.broker.transaction.end_step import EndTransactionStep
+from skylark.broker.transaction.half_batches import (
+    SendHalvesCodec,
+    SendHalvesRequest,
+    SendHalvesStep,
+)
+from skylark.broker.transaction.handlers import EndTransactionCodec
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
@@ -94,6 +105,7 @@ from skylark.store.file_system import FileSystem
 from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.timer.timer_store import TimerStore
+from skylark.wire.codes import RequestCode
 from skylark.wire.message import pack_host
 
 #: Portions in which answers leave. Larger than those of requests: a client with many threads pays
@@ -291,28 +303,11 @@ class BrokerGraph:
     def _make_handlers(self, files: FileSystem) -> None:
         self.slow_groups = SlowGroupWatch(self.live, self.stats, self.groups, self.clock)
         self.send_checks = SendChecks(self.live, self.topics, self.clock)
-        self.put_answers = PutAnswers(self.store, files, self.saved.topics)
-        self.sends = SendHandlers(
-            self.send_checks,
-            self.put_answers,
-            self.writer,
-            self.topics,
-            self.groups,
-            self.locks,
-            self.stats,
-            self.transactions,
-            UniqueIdGenerator(
-                ip=self._store_host[:-_PORT_SIZE],
-                pid=os.getpid(),
-                salt=self.clock.now_ms(),
-                now_ms=self.clock.now_ms,
-            ),
-            steady_ms=lambda: self.liveness.now_ms(),
-            on_dead_letter=lambda group, topic: self.exporter.dead_letter(group, topic),
-        )
+        self.durability = Durability(self.store, files, self.saved.topics)
+        self._make_pipeline()
         self.replies = ReplyHandlers(
             self.send_checks,
-            self.put_answers,
+            self.durability,
             self.writer,
             self.topics,
             self.producers,
@@ -338,6 +333,58 @@ class BrokerGraph:
             self.clock,
             has_master=self._has_master,
             at_work=self.loop_watch.arrived_at,
+        )
+
+    def _make_pipeline(self) -> None:
+        """All that stores messages of clients."""
+        retries = self.retries = RetryChecks(
+            self.groups,
+            self.topics,
+            self.locks,
+            steady_ms=lambda: self.liveness.now_ms(),
+            on_dead_letter=lambda group, topic: self.exporter.dead_letter(group, topic),
+        )
+        sends = SendStep(
+            self.send_checks,
+            self.durability,
+            self.writer,
+            self.topics,
+            retries,
+            self.stats,
+            self.transactions,
+            UniqueIdGenerator(
+                ip=self._store_host[:-_PORT_SIZE],
+                pid=os.getpid(),
+                salt=self.clock.now_ms(),
+                now_ms=self.clock.now_ms,
+            ),
+        )
+        halves = SendHalvesStep(
+            self.send_checks, self.durability, self.store, self.stats, self.transactions
+        )
+        self.puts = PutPipeline(
+            self.writer,
+            {
+                SendRequest: sends,
+                SendHalvesRequest: halves,
+                EndTransactionRequest: EndTransactionStep(self.transactions, self.durability),
+            },
+        )
+        send_codec = SendCodec(self.send_checks, SendReplies(self.send_checks, self._store_host))
+        self.put_handlers = PutHandlers(
+            self.puts,
+            {
+                **codecs_of(
+                    send_codec,
+                    (
+                        RequestCode.SEND_MESSAGE,
+                        RequestCode.SEND_MESSAGE_V2,
+                        RequestCode.SEND_BATCH_MESSAGE,
+                    ),
+                ),
+                RequestCode.SEND_HALVES: SendHalvesCodec(self.send_checks),
+                RequestCode.END_TRANSACTION: EndTransactionCodec(),
+            },
         )
 
     def _server(

@@ -29,8 +29,8 @@ from skylark.broker.send.recall import RecallHandlers
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.table_saver import SettingsFile
 from skylark.broker.topics.topic_routes import TopicRoutes
-from skylark.broker.transaction.half_batches import HalfHandlers
-from skylark.broker.transaction.handlers import TransactionHandlers
+from skylark.broker.transaction.half_batches import EndHalvesHandlers
+from skylark.broker.transaction.handlers import ResumeHandlers
 from skylark.net.dispatch import Dispatcher
 from skylark.store.file_system import FileSystem
 
@@ -50,18 +50,9 @@ def handlers_of(
 ) -> list[Handlers]:
     """What both ports have; the parts are made already."""
     return [
-        graph.sends,
-        TransactionHandlers(
-            graph.live, graph.transactions, graph.put_answers, graph.sends.put_runs
-        ),
-        HalfHandlers(
-            graph.send_checks,
-            graph.put_answers,
-            graph.writer,
-            graph.stats,
-            graph.transactions,
-            graph.clock,
-        ),
+        graph.put_handlers,
+        EndHalvesHandlers(graph.puts, graph.transactions),
+        ResumeHandlers(graph.transactions),
         graph.replies,
         RecallHandlers(graph.live, graph.writer, graph.topics, graph.stats, graph.clock),
         SendBackHandlers(
@@ -70,7 +61,7 @@ def handlers_of(
             graph.topics,
             graph.groups,
             graph.stats,
-            graph.put_answers,
+            graph.durability,
             on_dead_letter=graph.exporter.dead_letter,
         ),
         OffsetHandlers(graph.store, graph.topics, graph.groups, graph.offsets),

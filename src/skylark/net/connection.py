@@ -37,6 +37,7 @@ A connection belongs to one event loop and is not thread-safe.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -61,6 +62,7 @@ from skylark.wire.codes import ResponseCode
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON, Command, response_to
 from skylark.wire.exchange import OpaqueCounter
 from skylark.wire.frame import FrameBuffer
+from skylark.wire.message import pack_host
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,11 @@ class Connection(asyncio.Protocol):
         self.local_address: tuple[str, int] = ("", 0)
         #: Free for the owner: what is known of the peer (client id, language, version, user).
         self.attributes: dict[str, object] = {}
+        #: The address of the peer as records hold it.
+        self.born_host = bytes(8)
+        #: What the peer called itself in its last heartbeat, and who it has proven to be.
+        self.client_id: str | None = None
+        self.identity: Any = None
         self.bytes_in = 0
         self.bytes_out = 0
         #: The peer does not read: more than ``write_buffer_high`` waited to be written, and not all
@@ -150,6 +157,9 @@ class Connection(asyncio.Protocol):
         self.remote_address = address_of(transport.get_extra_info("peername"))
         self.local_address = address_of(transport.get_extra_info("sockname"))
         self._calls.peer = "{}:{}".format(*self.remote_address)
+        ip, port = self.remote_address
+        with contextlib.suppress(ValueError):  # not an address of the internet
+            self.born_host = pack_host(ip.partition("%")[0], port)
         self._arm_idle_timer()
         if self._on_open is not None:
             self._on_open(self)
@@ -570,6 +580,15 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: RemoteProtocolError) -> None:
         log.warning("%r: %s; closing", self, error)
         self.close()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the peer has read most of what was sent to it."""
+        return not self.write_paused
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call back once, when the connection has ended."""
+        self.closed.add_done_callback(lambda _: callback())
 
     @property
     def is_closing(self) -> bool:

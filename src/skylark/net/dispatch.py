@@ -141,6 +141,14 @@ class Dispatcher:
         if run is not None:
             self.runs[int(code)] = run
 
+    def add_run(self, code: int, run: RunHandler) -> None:
+        """``run`` takes all requests of a code: those that came together, or one alone."""
+
+        def alone(connection: Connection, request: Command) -> Answer | bytes:
+            return run(connection, [request], connection.takes_frames)[0]
+
+        self.add_hot(code, alone, run=run)
+
     def add_cold(self, code: int, handler: ColdHandler) -> None:
         self._add(code, Route(cold=handler))
 

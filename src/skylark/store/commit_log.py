@@ -89,6 +89,10 @@ class Draft(msgspec.Struct, gc=False):
     born_host: bytes = bytes(8)
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    #: Messages that become a record each, all or none; the body is not looked at then.
+    batch: Batch | None = None
+    #: How many messages the body holds, if it is a batch that is stored unsplit.
+    inner_count: int = 0
 
 
 class AppendedBatch(msgspec.Struct, gc=False):

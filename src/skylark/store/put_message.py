@@ -102,13 +102,23 @@ class Putter:
         return result
 
     def put_run(self, drafts: list[Draft]) -> list[PutResult]:
-        """Store messages that came together, in their order, each on its own."""
+        """Store messages that came together, in their order, each on its own.
+
+        A draft that is a batch is stored all or none.
+        """
         if len(drafts) == 1:
-            return [self.put(drafts[0])]
+            draft = drafts[0]
+            if draft.batch is not None or draft.inner_count:
+                return [self._put_whole(draft, [], 0)]
+            return [self.put(draft)]
         results: list[PutResult] = []
         appended: list[Appended] = []
         now_ms = self._log.now_ms()
         for draft in drafts:
+            if draft.batch is not None or draft.inner_count:
+                results.append(self._put_whole(draft, appended, now_ms))
+                appended = []
+                continue
             try:
                 queue, result = self._append(draft, now_ms)
             except Exception:
@@ -121,6 +131,18 @@ class Putter:
         if appended:
             self._add_run(Run(*zip(*appended, strict=True)), now_ms)
         return results
+
+    def _put_whole(self, draft: Draft, before: list[Appended], now_ms: int) -> PutResult:
+        """Store a batch, after the dispatch of what was appended before it."""
+        if before:
+            self._add_run(Run(*zip(*before, strict=True)), now_ms)
+        try:
+            if draft.batch is not None:
+                return self.put_batch(draft, draft.batch)
+            return self.put_inner_batch(draft, draft.inner_count)
+        except Exception:
+            logger.exception("a batch could not be stored")
+            return PutResult(PutStatus.UNKNOWN_ERROR)
 
     def _add_run(self, run: Run, now_ms: int) -> None:
         try:

@@ -1,11 +1,17 @@
-"""What a broker changes in a message before it stores it: properties, and the way of delayed ones.
+"""What a broker does with a message because of its properties: one table, one scan, one rewriter.
+
+**The table.** :data:`POLICY` maps each property name that the broker acts upon to its action.
+:class:`PropertyScanner` looks for these names in a property string; where there is none, the string
+is stored as it came, with the broker's own properties behind it. Nearly every message is like that,
+and *fast* means no more than that. Everything else goes through :meth:`MessagePolicy.rewrite`,
+which carries out the actions and encodes the properties anew.
 
 **Properties.** Every single message gets three: ``MSG_REGION``, ``TRACE_ON`` and ``CLUSTER``. Java
-takes the property string apart and writes it anew, in the order of its hash map. Nobody depends on
-that order, so here the three are appended, and what the client sent stays as it is, unless the
-string has something that must not stay (:func:`is_plain`): a name that the broker acts upon or sets
-itself, an item without name or value, no separator at the end. Only then it is taken apart. Either
-way the record has the length that it has in Java.
+takes the property string apart and writes it anew, in the order of its hash map, with a separator
+at the end. Consumers do not depend on that order, so here the three are appended, and the record
+has the length that it has in Java. A string that reads as something else than it says (a name
+twice, an item without a name or value) is normalised first: the last item of a name stays, as in
+Java.
 
 **Delayed messages.** A message with ``DELAY`` goes to SCHEDULE_TOPIC_XXXX, into the queue of its
 level, and remembers in ``REAL_TOPIC`` and ``REAL_QID`` where it belongs. These properties stay when
@@ -17,8 +23,8 @@ is over: so a time that is a multiple of the precision belongs to the slot that 
 message comes early. A time that is past makes an ordinary message. A level, where there is one,
 wins. What comes out of the timer still has ``TIMER_OUT_MS``, and is left alone.
 
-Answers to ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` and
-``transformTimerMessage``.
+Counterpart of ``HookUtils.handleScheduleMessage``, ``transformDelayLevelMessage`` and
+``transformTimerMessage``, and of the property handling in ``SendMessageProcessor``.
 """
 
 from __future__ import annotations
@@ -38,72 +44,101 @@ from skylark.wire.layout import (
     FLAG_TRANSACTION_NONE,
 )
 
-#: Any of these makes a timer message.
+# ---- the table -----------------------------------------------------------------------------------
+
+# Actions, as bits: members of an enumeration are slower, and this is looked at for each message.
+DELAY: Final = 1  # goes to the queue of its delay level
+TIMER: Final = 2  # goes to the timer
+HALF: Final = 4  # is a half message
+PRIORITY: Final = 8  # the priority chooses the queue
+REFUSE: Final = 16  # nobody may send that
+STRIP: Final = 32  # the broker removes the property
+REPLACE: Final = 64  # the broker sets the property itself
+NORMALISE: Final = 128  # the string does not read as what it says
+#: The name belongs to half messages; it matters only together with HALF.
+OF_HALF: Final = 256
+#: What :meth:`MessagePolicy.rewrite` has to see; the rest changes nothing.
+REWRITES: Final = DELAY | TIMER | HALF | PRIORITY | REFUSE | STRIP | REPLACE | NORMALISE
+
+#: Any of these makes a timed message.
 TIMER_NAMES: Final = (
     names.PROPERTY_TIMER_DELIVER_MS,
     names.PROPERTY_TIMER_DELAY_SEC,
     names.PROPERTY_TIMER_DELAY_MS,
 )
+#: Property name -> action: which properties are special, and why.
+POLICY: Final[dict[str, int]] = {
+    names.PROPERTY_DELAY: DELAY,
+    **dict.fromkeys(TIMER_NAMES, TIMER),
+    names.PROPERTY_TRAN_MSG: HALF,
+    names.PROPERTY_PRIORITY: PRIORITY,
+    names.PROPERTY_INNER_NUM: REFUSE,
+    names.PROPERTY_POP_CK: STRIP,
+    names.PROPERTY_MSG_REGION: REPLACE,
+    names.PROPERTY_TRACE_ON: REPLACE,
+    names.PROPERTY_CLUSTER: REPLACE,
+    names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: OF_HALF,
+    names.PROPERTY_REAL_TOPIC: OF_HALF,
+    names.PROPERTY_REAL_QID: OF_HALF,
+    names.PROPERTY_TRANSACTION_ID: OF_HALF,
+    names.PROPERTY_TRANSACTION_CHECK_TIMES: OF_HALF,
+    names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET: OF_HALF,
+    names.PROPERTY_CRC32: OF_HALF,
+}
 #: Where no delayed message belongs. It would be delivered again and again, or pass for one that the
 #: broker has made itself. Producers cannot send there, but what stands in a record may be anything.
 NO_DESTINATIONS: Final = SEND_FORBIDDEN_TOPICS | {TIMER_TOPIC}
-_ACTED_UPON: Final = (
-    *TIMER_NAMES,
-    names.PROPERTY_DELAY,
-    names.PROPERTY_TRAN_MSG,
-    names.PROPERTY_PRIORITY,
-    names.PROPERTY_INNER_NUM,
-    names.PROPERTY_POP_CK,
-    names.PROPERTY_MSG_REGION,
-    names.PROPERTY_TRACE_ON,
-    names.PROPERTY_CLUSTER,
-)
+
 _WITHOUT_PRIORITY: Final = (*TIMER_NAMES, names.PROPERTY_DELAY, names.PROPERTY_SHARDING_KEY)
 _PRIORITY: Final = re.compile(r"\+?[0-9]{1,10}", re.ASCII)
 _LEVEL_DIGITS_MAX: Final = 10
 _INT64: Final = range(-(1 << 63), 1 << 63)
-_REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
 _SIGNED: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-def plain_item(*also: str) -> str:
-    """What one item of a plain property string matches; these names are none, either.
+# ---- the scan ------------------------------------------------------------------------------------
 
-    There is one way at most to read an item, so that repeating it takes linear time. The repetition
-    itself must not be possessive: Python 3.11 finds now this, now that for groups in such.
+_REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
+_ITEMS_MAX: Final = 64  # in a shape that is remembered
+_SHAPES_MAX: Final = 4  # with the same number of items
+_ITEM_COUNTS_MAX: Final = 64
+
+
+class _Shape:
+    """The names of a property string in their order, and what follows from them."""
+
+    __slots__ = ("actions", "id_group", "match")
+
+    def __init__(self, item_names: list[str]) -> None:
+        self.actions = 0
+        for name in item_names:
+            self.actions |= POLICY.get(name, 0)
+        self.id_group = 0
+        if names.PROPERTY_UNIQ_KEY in item_names:
+            self.id_group = item_names.index(names.PROPERTY_UNIQ_KEY) + 1
+        items = "\x02".join(f"{re.escape(name)}\x01([^\x02]++)" for name in item_names)
+        self.match = re.compile(items + "\x02?").fullmatch
+
+
+class PropertyScanner:
+    """Finds out what a property string asks of the broker. Hot.
+
+    Strings of one producer have the same names in the same order, and often everything in common
+    but the unique id. So the shape of a string is remembered: a string that has a known shape has
+    its actions, whatever its values are. The meaning is that of :func:`scan_properties`.
     """
-    forbidden = "|".join((*_ACTED_UPON, *also))
-    return rf"(?!(?:{forbidden})\x01)[^\x01\x02]++\x01[^\x02]++\x02"
 
-
-_PLAIN: Final = re.compile(rf"(?:{plain_item()})+")
-# The same, and the value of the last unique id on the way.
-_PLAIN_WITH_ID: Final = re.compile(
-    rf"(?:{names.PROPERTY_UNIQ_KEY}\x01([^\x02]++)\x02|{plain_item(names.PROPERTY_UNIQ_KEY)})+"
-)
-
-
-def is_plain(text: str) -> bool:
-    """Whether a property string can be stored as it is, with further properties behind it."""
-    return _PLAIN.fullmatch(text) is not None
-
-
-class PlainIds:
-    """Finds unique ids in property strings that can be stored as they are.
-
-    Hot. Strings of one producer often have everything in common but the id, so this is looked at
-    first: around the id, they match as the one before has matched.
-    """
-
-    __slots__ = ("_after", "_before", "_end", "_size", "_start")
+    __slots__ = ("_actions", "_after", "_before", "_end", "_shapes", "_size", "_start")
 
     def __init__(self) -> None:
-        self._before = self._after = ""  # what stood before the last id, and behind it
-        self._start = self._end = 0
+        self._shapes: dict[int, list[_Shape]] = {}
+        # What stood around the last unique id, and the actions of that string.
+        self._before = self._after = ""
+        self._start = self._end = self._actions = 0
         self._size = -1
 
-    def find(self, text: str) -> str | None:
-        """The id; None if there is none, or if the string takes more thought."""
+    def scan(self, text: str) -> tuple[str | None, int]:
+        """The unique id of a message, if it has one, and the actions for its properties."""
         start, end = self._start, self._end
         if (
             len(text) == self._size
@@ -111,14 +146,54 @@ class PlainIds:
             and text.endswith(self._after)
             and "\x02" not in (unique_id := text[start:end])
         ):
-            return unique_id
-        match = _PLAIN_WITH_ID.fullmatch(text)
-        if match is None or match[1] is None:
-            return None
+            return unique_id, self._actions
+        for shape in self._shapes.get(text.count("\x02"), ()):
+            if (match := shape.match(text)) is not None:
+                return self._found(text, shape, match)
+        return self._learn(text)
+
+    def _found(self, text: str, shape: _Shape, match: re.Match[str]) -> tuple[str | None, int]:
+        if not shape.id_group:
+            return None, shape.actions
+        unique_id = match[shape.id_group]
         if len(text) <= _REMEMBERED_SIZE_MAX:
-            self._start, self._end = start, end = match.span(1)
+            self._start, self._end = start, end = match.span(shape.id_group)
             self._before, self._after, self._size = text[:start], text[end:], len(text)
-        return match[1]
+            self._actions = shape.actions
+        return unique_id, shape.actions
+
+    def _learn(self, text: str) -> tuple[str | None, int]:
+        unique_id, actions = scan_properties(text)
+        if actions & NORMALISE or not text or len(text) > _REMEMBERED_SIZE_MAX:
+            return unique_id, actions
+        item_names = [item.partition("\x01")[0] for item in text.removesuffix("\x02").split("\x02")]
+        if len(item_names) > _ITEMS_MAX:
+            return unique_id, actions
+        key = text.count("\x02")
+        if key not in self._shapes and len(self._shapes) >= _ITEM_COUNTS_MAX:
+            self._shapes.clear()
+        known = self._shapes.setdefault(key, [])
+        known.insert(0, _Shape(item_names))
+        del known[_SHAPES_MAX:]
+        return unique_id, actions
+
+
+def scan_properties(text: str) -> tuple[str | None, int]:
+    """The unique id of a property string, if it has one, and the actions it asks for.
+
+    This defines what :class:`PropertyScanner` finds.
+    """
+    if not text:
+        return None, 0
+    items = text.removesuffix("\x02").split("\x02")
+    properties = names.parse_properties(text)
+    actions = 0 if len(items) == len(properties) else NORMALISE
+    for name in properties:
+        actions |= POLICY.get(name, 0)
+    return properties.get(names.PROPERTY_UNIQ_KEY), actions
+
+
+# ---- the actions ---------------------------------------------------------------------------------
 
 
 def delay_level(properties: dict[str, str]) -> int:
@@ -141,10 +216,15 @@ def take_priority(properties: dict[str, str]) -> int | None:
     if not _PRIORITY.fullmatch(text) or (priority := int(text)) >= 1 << 31:
         return None
     of_other_kind = any(name in properties for name in _WITHOUT_PRIORITY)
-    if of_other_kind or properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true":
+    if of_other_kind or is_half(properties):
         del properties[names.PROPERTY_PRIORITY]
         return None
     return priority
+
+
+def is_half(properties: dict[str, str]) -> bool:
+    """Whether the properties are those of a half message."""
+    return properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true"
 
 
 def slot_time(deliver_ms: int, precision_ms: int) -> int:
@@ -171,7 +251,7 @@ class Timers(Protocol):
 
 
 class Diverter:
-    """Sends delayed messages their way."""
+    """Redirects delayed and timed messages to the topics in which they wait."""
 
     def __init__(self, level_count: int, timers: Timers | None = None) -> None:
         """Without ``timers``, timed messages are refused."""

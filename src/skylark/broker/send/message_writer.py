@@ -20,7 +20,6 @@ from skylark.core.clock import TimeSource
 from skylark.store.commit_log import Draft
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus, PutWaiter
-from skylark.wire.batch import Batch
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties
 
@@ -59,11 +58,8 @@ class MessageWriter:
         self._appended = appended
 
     def put(self, draft: Draft) -> PutResult:
-        """Store a message as it is. Hot."""
-        started = self._clock.monotonic()
-        result = self.store.put(draft)
-        self._note(started, result)
-        return result
+        """Store a message as it is."""
+        return self.put_run([draft])[0]
 
     def put_run(self, drafts: list[Draft]) -> list[PutResult]:
         """Store messages that came together, each as it is. Hot."""
@@ -73,25 +69,13 @@ class MessageWriter:
         self._appended(started, ended)
         stats, count = self._stats, len(results)
         stats.put_took(int((ended - started) * 1000 / count), count)
-        stored = [result.size for result in results if result.size]
-        stats.put_count += len(stored)
-        stats.put_size += sum(stored)
-        stats.put_failed_count += count - len(stored)
+        for result in results:
+            if result.size:
+                stats.put_count += result.message_count
+                stats.put_size += result.size
+            else:
+                stats.put_failed_count += 1
         return results
-
-    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
-        """Store messages that belong together, one queue offset each."""
-        started = self._clock.monotonic()
-        result = self.store.put_batch(draft, batch)
-        self._note(started, result)
-        return result
-
-    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
-        """Store a batch unsplit, as one record of a topic of type BatchCQ."""
-        started = self._clock.monotonic()
-        result = self.store.put_inner_batch(draft, message_count)
-        self._note(started, result)
-        return result
 
     def put_own(
         self, draft: Draft, properties: dict[str, str], when_durable: PutWaiter | None = None
@@ -127,17 +111,6 @@ class MessageWriter:
 
         result = self.put_own(draft, properties, note)
         return result, await durable if result.status.stored else result.status
-
-    def _note(self, started: float, result: PutResult) -> None:
-        stats = self._stats
-        ended = self._clock.monotonic()
-        self._appended(started, ended)
-        stats.put_took(int((ended - started) * 1000))
-        if result.status.stored:
-            stats.put_count += result.message_count
-            stats.put_size += result.size
-        else:
-            stats.put_failed_count += 1
 
 
 def _ignore(_status: PutStatus) -> None:

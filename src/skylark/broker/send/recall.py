@@ -20,7 +20,6 @@ from typing import Final, NamedTuple, NoReturn
 
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
-from skylark.broker.send.send_checks import born_host
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import TimeSource
@@ -165,9 +164,7 @@ class RecallHandlers:
         }
         if header.producer_group:
             properties[names.PROPERTY_PGROUP] = header.producer_group
-        draft = Draft(
-            handle.topic, 0, _BODY, born_timestamp=now_ms, born_host=born_host(connection)
-        )
+        draft = Draft(handle.topic, 0, _BODY, born_timestamp=now_ms, born_host=connection.born_host)
         try:
             result, _status = await self._writer.put_own_safely(draft, properties)
         except LocalProtocolError as error:  # a separator in the handle, or in the group

@@ -26,7 +26,7 @@ from typing import Final
 
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.send.message_writer import MessageWriter
-from skylark.broker.send.put_replies import PutAnswers
+from skylark.broker.send.put_outcome import Durability
 from skylark.broker.send.send_checks import SendChecks, send_header
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
@@ -57,7 +57,7 @@ class ReplyHandlers:
     def __init__(
         self,
         checks: SendChecks,
-        answers: PutAnswers,
+        durability: Durability,
         writer: MessageWriter,
         topics: TopicTable,
         producers: ProducerTable,
@@ -65,7 +65,7 @@ class ReplyHandlers:
         clock: TimeSource,
     ) -> None:
         self._checks = checks
-        self._answers = answers
+        self._durability = durability
         self._writer = writer
         self._topics = topics
         self._producers = producers
@@ -85,7 +85,7 @@ class ReplyHandlers:
         ext = checks.ext.copy()
         try:
             if not request.body:
-                raise self._answers.refusal(PutStatus.MESSAGE_ILLEGAL, "the reply has no body")
+                raise self._durability.refusal(PutStatus.MESSAGE_ILLEGAL, "the reply has no body")
             topic = checks.topic_of(connection, header)
         except BrokerError as error:
             return response_to(request, error.code, str(error), ext=ext)
@@ -185,5 +185,5 @@ class ReplyHandlers:
             log.warning("a reply to %s was not stored: %s", topic, result.status.name)
             return None
         self._stats.put(topic, 1, result.size, is_system=self._topics.is_system(topic))
-        await self._answers.topics_saved()
+        await self._durability.topics_saved()
         return result

@@ -30,7 +30,7 @@ from typing import Final
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter, copy_of
-from skylark.broker.send.put_replies import PutAnswers
+from skylark.broker.send.put_outcome import Durability
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (
@@ -70,7 +70,7 @@ class SendBackHandlers:
         topics: TopicTable,
         groups: GroupTable,
         stats: BrokerStats,
-        answers: PutAnswers,
+        durability: Durability,
         *,
         on_dead_letter: OnDeadLetter | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class SendBackHandlers:
         self._topics = topics
         self._groups = groups
         self._stats = stats
-        self._answers = answers
+        self._durability = durability
         self._on_dead_letter = on_dead_letter
         self._turns = count()
 
@@ -116,7 +116,7 @@ class SendBackHandlers:
         if not status.stored:  # where it is less safe than wanted, a second copy helps nobody
             raise BrokerError(status.name)
         self._count(header.group, properties[names.PROPERTY_RETRY_TOPIC], draft, result, is_dead)
-        await self._answers.topics_saved()
+        await self._durability.topics_saved()
         return success(request)
 
     def _check(self, header: ConsumerSendMsgBackRequestHeader) -> SubscriptionGroupConfig:

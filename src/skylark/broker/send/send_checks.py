@@ -9,7 +9,7 @@ Every message is given the region of the broker and whether traces are wanted, a
 every answer has both as ext fields. They follow the live settings, and are made anew only when
 these change: this is on the hot path. A queue id below 0 gets the queues in turn; Java draws one.
 
-Answers to ``AbstractSendMessageProcessor.msgCheck`` and ``buildMsgContext``.
+Counterpart of ``AbstractSendMessageProcessor.msgCheck`` and ``buildMsgContext``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Final
 
+import msgspec
+
+from skylark.broker.api import Peer
 from skylark.broker.config import BrokerConfig
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.topics.topic_table import TopicTable, describe
@@ -29,7 +32,6 @@ from skylark.core.errors import (
     TopicNotExistError,
 )
 from skylark.core.names import Address, send_problem, topic_problem
-from skylark.net.connection import Connection
 from skylark.net.success_response import FAQ_HINT
 from skylark.store.commit_log import Draft
 from skylark.wire import properties as names
@@ -45,11 +47,8 @@ from skylark.wire.headers.send import (
 )
 from skylark.wire.layout import FLAG_MULTI_TAGS
 from skylark.wire.lazy_command import header_of
-from skylark.wire.message import pack_host
 
-BORN_HOST: Final = "born_host"  # attribute of a connection: its address as records hold it
 SENDABLE_MAX: Final = 10_000  # names that are kept as checked
-_UNKNOWN_HOST: Final = bytes(8)
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
 
 
@@ -60,8 +59,28 @@ def send_header(request: Command) -> SendHeader:
     return header_of(SendMessageRequestHeaderV2, request)
 
 
+class Extra(msgspec.Struct, gc=False):
+    """What is to be done when a message is stored that is more than a plain one."""
+
+    #: The topic that a half message belongs to.
+    half_of: str | None = None
+    #: Group, and topic of origin, of a message that the broker made a dead letter.
+    dead_letter_of: tuple[str, str] | None = None
+    recall_handle: str | None = None
+    batch_unique_id: str | None = None
+
+
+class SendDraft(Draft, gc=False):
+    """The message of a send on its way into the log, and what its result needs."""
+
+    #: The queue id of the result: what the producer asked for, wherever the message goes.
+    asked_queue_id: int = 0
+    unique_id: str = ""
+    extra: Extra | None = None
+
+
 class SendChecks:
-    """Who may send what where, by the settings of now."""
+    """Validates a send against the current settings."""
 
     def __init__(self, live: LiveSettings, topics: TopicTable, clock: TimeSource) -> None:
         self._live = live
@@ -91,7 +110,7 @@ class SendChecks:
         self.added_to_sends = {**self.added, names.PROPERTY_CLUSTER: config.broker_cluster_name}
         self.added_text = names.encode_properties(self.added_to_sends)
 
-    def topic_of(self, connection: Connection, header: SendHeader) -> TopicConfig:
+    def topic_of(self, peer: Peer, header: SendHeader) -> TopicConfig:
         """The topic of a send, created if need be; raises BrokerError where it may not be sent."""
         config = self.config
         start_ms = config.start_accept_send_request_time_stamp
@@ -114,7 +133,7 @@ class SendChecks:
         if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             raise InvalidParameterError(
                 f"request queueId[{header.queue_id}] is illegal, {describe(topic)}"
-                f" Producer: {Address(*connection.remote_address)}"
+                f" Producer: {Address(*peer.remote_address)}"
             )
         return topic
 
@@ -131,9 +150,7 @@ class SendChecks:
             )
         return topic
 
-    def draft(
-        self, connection: Connection, header: SendHeader, topic: TopicConfig, body: bytes
-    ) -> Draft:
+    def draft(self, peer: Peer, header: SendHeader, topic: TopicConfig, body: bytes) -> SendDraft:
         """The message as it will be stored, but for its properties."""
         queue_id = header.queue_id
         if queue_id < 0:
@@ -141,29 +158,10 @@ class SendChecks:
         sys_flag = header.sys_flag
         if topic.topic_filter_type is TopicFilterType.MULTI_TAG:
             sys_flag |= FLAG_MULTI_TAGS
-        return Draft(
-            header.topic,
-            queue_id,
-            body,
-            flag=header.flag,
-            sys_flag=sys_flag,
-            born_timestamp=header.born_timestamp,
-            born_host=born_host(connection),
-            reconsume_times=header.reconsume_times or 0,
-        )
-
-
-def born_host(connection: Connection) -> bytes:
-    found = connection.attributes.get(BORN_HOST)
-    if isinstance(found, bytes):
-        return found
-    ip, port = connection.remote_address
-    try:
-        host = pack_host(ip.partition("%")[0], port)
-    except ValueError:  # not an address of the internet
-        host = _UNKNOWN_HOST
-    connection.attributes[BORN_HOST] = host
-    return host
+        return SendDraft(
+            header.topic, queue_id, body, b"", header.flag, sys_flag, header.born_timestamp,
+            peer.born_host, header.reconsume_times or 0, 0, None, 0, queue_id,
+        )  # fmt: skip
 
 
 def _local_time(time_ms: int) -> str:

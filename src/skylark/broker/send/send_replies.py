@@ -1,90 +1,71 @@
-"""What the answer to a send says, once the message is stored."""
+"""Builds the SEND replies of the remoting protocol from the results of sends."""
 
 from __future__ import annotations
 
-from functools import partial
-
-import msgspec
-
-from skylark.broker.send.put_replies import PutAnswers
+from skylark.broker.api import SendResult
 from skylark.broker.send.send_checks import SendChecks
-from skylark.net.connection import Connection
-from skylark.net.dispatch import Answer
-from skylark.store.store_results import PutResult, PutStatus
+from skylark.core.hashing import encode_offset_id
+from skylark.store.store_results import PutStatus
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame_template import FrameTemplate
 
-
-class Sent(msgspec.Struct, gc=False):
-    """A message, or a batch, that is stored."""
-
-    request: Command
-    message_id: str
-    queue_id: int
-    queue_offset: int
-    unique_id: str | None
-    batch_unique_id: str | None = None
-    recall_handle: str | None = None
+_SUCCESS = int(PutStatus.PUT_OK.code)
 
 
-class SentAnswers:
-    """Words the answers to sends, and lets them leave when they may."""
+class SendReplies:
+    """Encodes results; what is the same in all replies to single messages is encoded once."""
 
-    def __init__(self, checks: SendChecks, answers: PutAnswers, store_host: bytes) -> None:
+    def __init__(self, checks: SendChecks, store_host: bytes) -> None:
         self._checks = checks
-        self._answers = answers
+        self._store_host = store_host
         self._host_hex = store_host.hex().upper()
         self._template: FrameTemplate | None = None
         self._template_ext: dict[str, str] | None = None  # what it was made for
 
-    def when_durable(
-        self, connection: Connection, sent: Sent, result: PutResult, properties: str
-    ) -> Answer:
-        """The answer, if it may leave now; otherwise it is sent later."""
-        answer = partial(self.answer, sent)
-        return self._answers.when_durable(connection, sent.request, result, properties, answer)
+    def write(self, request: Command, result: SendResult, as_frame: bool) -> Command | bytes:
+        """The reply to a send, as a frame if that is wanted and the result is an ordinary one."""
+        if (
+            as_frame
+            and result.code == _SUCCESS
+            and result.message_ids is None
+            and result.recall_handle is None
+            and result.batch_unique_id is None
+            and (id_text := result.unique_id.encode()).isalnum()
+        ):
+            template = self._template
+            if template is None or self._template_ext is not self._checks.ext:
+                template = self._make_template()
+            return template.frame(
+                (result.log_offset, result.queue_id, result.queue_offset, id_text, request.opaque)
+            )
+        return self._command(request, result)
 
-    def answer(self, sent: Sent, status: PutStatus) -> Command:
-        """The answer as it is when the message is as safe as ``status`` says."""
+    def _command(self, request: Command, result: SendResult) -> Command:
+        message_id = result.message_ids
+        if message_id is None:
+            message_id = encode_offset_id(self._store_host, result.log_offset)
         ext = {
             **self._checks.ext,
-            "msgId": sent.message_id,
-            "queueId": str(sent.queue_id),
-            "queueOffset": str(sent.queue_offset),
+            "msgId": message_id,
+            "queueId": str(result.queue_id),
+            "queueOffset": str(result.queue_offset),
+            "transactionId": result.unique_id,
         }
-        if sent.unique_id is not None:
-            ext["transactionId"] = sent.unique_id
-        if sent.batch_unique_id is not None:
-            ext["batchUniqId"] = sent.batch_unique_id
-        if sent.recall_handle is not None:
-            ext["recallHandle"] = sent.recall_handle
-        return response_to(sent.request, status.code, ext=ext)
-
-    def frame(
-        self, request: Command, queue_id: int, result: PutResult, unique_id: str
-    ) -> bytes | None:
-        """The whole frame of the answer to a plain message that is safe; None if not that simple.
-
-        What is the same in all of them is encoded once.
-        """
-        id_text = unique_id.encode()
-        if not id_text.isalnum():  # of ASCII, that is
-            return None
-        template = self._template
-        if template is None or self._template_ext is not self._checks.ext:
-            template = self._template = self._make_template()
-        values = result.log_offset, queue_id, result.queue_offset, id_text, request.opaque
-        return template.frame(values)
+        if result.batch_unique_id is not None:
+            ext["batchUniqId"] = result.batch_unique_id
+        if result.recall_handle is not None:
+            ext["recallHandle"] = result.recall_handle
+        return response_to(request, result.code, ext=ext)
 
     def _make_template(self) -> FrameTemplate:
-        answer = self.answer(Sent(Command(), "<id>", 0, 0, "<key>"), PutStatus.PUT_OK)
-        answer.ext = (answer.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
+        example = self._command(Command(), SendResult(_SUCCESS, 0, 0, 0, "<key>", "<id>"))
+        example.ext = (example.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
         forms = {
             "<id>": f"{self._host_hex}%016X",
             "<queue>": "%d",
             "<offset>": "%d",
             "<key>": "%b",
         }
-        template = FrameTemplate(answer, forms)
         self._template_ext = self._checks.ext
-        return template
+        self._template = FrameTemplate(example, forms)
+        return self._template

@@ -2,9 +2,9 @@
 
 A producer's transactional message is stored out of sight, in the only queue of
 RMQ_SYS_TRANS_HALF_TOPIC, with its destination in ``REAL_TOPIC`` and ``REAL_QID``
-(:func:`prepare`). From there it becomes
+(:func:`turn_into_half`). From there it becomes
 
-* the *final* message, when it is committed (:meth:`Half.final`): transaction type "commit", the
+* the *final* message, when it is committed (:func:`final_draft`): transaction type "commit", the
   log offset of the half message in the field for it. The destination leaves the properties, all
   others stay, ``TRAN_MSG`` among them;
 * the *next copy* of itself, when its producer is asked about it (:meth:`Half.renewed`): the queue
@@ -15,17 +15,17 @@ RMQ_SYS_TRANS_HALF_TOPIC, with its destination in ``REAL_TOPIC`` and ``REAL_QID`
 **Identity.** A half message is known by the queue offset of its *first* copy, which every later one
 carries in ``TRAN_PREPARED_QUEUE_OFFSET``. So two answers to two questions are answers about one
 message. Java sets that property only while a message is immune; here it comes with every copy.
-A producer cannot set it: :func:`prepare` drops it.
+A producer cannot set it: :func:`drop_half_names` removes it.
 
 **Delay.** ``DELAY`` and the names of the timer stay in the properties of a half message and count
 when it is committed. In Java a half message with a delay is lost.
 
-Answers to ``TransactionalMessageBridge`` and ``EndTransactionProcessor.endMessageTransaction``.
+Counterpart of ``TransactionalMessageBridge`` and ``EndTransactionProcessor.endMessageTransaction``.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -49,17 +49,103 @@ _NUMBER_SIZE_MAX: Final = 18  # digits that surely fit into 64 bits
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 
 
-def prepare(draft: Draft, properties: dict[str, str]) -> None:
-    """Turn a producer's message into a half message; both arguments are changed."""
-    unique_id = properties.get(names.PROPERTY_UNIQ_KEY)
-    if unique_id:
-        properties[names.PROPERTY_TRANSACTION_ID] = unique_id
-    properties.pop(names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, None)
-    properties[names.PROPERTY_REAL_TOPIC] = draft.topic
-    properties[names.PROPERTY_REAL_QID] = str(draft.queue_id)
+#: Names that the broker sets in a half message.
+_SET_BY_BROKER: Final = (
+    names.PROPERTY_TRANSACTION_ID,
+    names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    names.PROPERTY_REAL_TOPIC,
+    names.PROPERTY_REAL_QID,
+)
+_ADDED: Final = b"%b\x01%%b\x02%b\x01%%b\x02%b\x01%%d\x02" % (
+    names.PROPERTY_TRANSACTION_ID.encode(),
+    names.PROPERTY_REAL_TOPIC.encode(),
+    names.PROPERTY_REAL_QID.encode(),
+)
+_REAL_TOPIC_ITEM: Final = b"\x02%b\x01" % names.PROPERTY_REAL_TOPIC.encode()
+_REAL_QUEUE_ITEM: Final = b"\x02%b\x01" % names.PROPERTY_REAL_QID.encode()
+_DROPPED: Final = (
+    names.PROPERTY_REAL_TOPIC.encode(),
+    names.PROPERTY_REAL_QID.encode(),
+    names.PROPERTY_CRC32.encode(),
+)
+
+
+def drop_half_names(properties: dict[str, str]) -> None:
+    """Remove what the broker itself says in a half message: a producer must not."""
+    for name in _SET_BY_BROKER:
+        properties.pop(name, None)
+
+
+def half_suffix(unique_id: bytes, topic: str, queue_id: int) -> bytes:
+    """What the broker appends to the property string of a half message."""
+    return _ADDED % (unique_id, topic.encode(), queue_id)
+
+
+def turn_into_half(draft: Draft, unique_id: str) -> None:
+    """Turn a producer's message into a half message.
+
+    Its property string ends with a separator, and has none of the names that the broker sets
+    (:func:`drop_half_names`). The destination comes last, where :func:`final_properties` finds it.
+    """
+    draft.properties += half_suffix(unique_id.encode(), draft.topic, draft.queue_id)
     draft.sys_flag &= ~FLAG_TRANSACTION_MASK
     draft.topic = HALF_TOPIC
     draft.queue_id = HALF_QUEUE_ID
+
+
+def final_properties(raw: bytes) -> bytes:
+    """The property string of the final message: that of the half message without its destination.
+
+    The checksum of the half message's own record goes as well.
+    """
+    border = raw.rfind(_REAL_TOPIC_ITEM) + 1
+    if border and raw.count(b"\x02", border) == 2 and raw.find(_REAL_QUEUE_ITEM, border) > 0:
+        kept = raw[:border]  # it is the end, as turn_into_half writes it
+        if _DROPPED[0] not in kept and _DROPPED[1] not in kept and _DROPPED[2] not in kept:
+            return kept
+    for name in _DROPPED:
+        raw = names.without_property(raw, name)
+    return raw
+
+
+class HalfSource(Protocol):
+    """A half message as it was drafted, or as it stands in the log."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def flag(self) -> int: ...
+    @property
+    def sys_flag(self) -> int: ...
+    @property
+    def born_timestamp(self) -> int: ...
+    @property
+    def born_host(self) -> bytes: ...
+    @property
+    def reconsume_times(self) -> int: ...
+
+
+class FinalDraft(Draft, gc=False):
+    """A final message on its way into the log, and the half message that it was made of."""
+
+    half_offset: int = 0
+    first_offset: int = 0
+    #: Where it belongs, also if it is delayed and goes elsewhere first.
+    real_topic: str = ""
+    #: What the half message was before: open, or given up.
+    fate: int = 0
+
+
+def final_draft(
+    half: HalfSource, raw: bytes, topic: str, queue_id: int, log_offset: int
+) -> FinalDraft:
+    """The message that consumers get; ``raw`` is the property string of the half message."""
+    sys_flag = half.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
+    return FinalDraft(
+        topic, queue_id, half.body, final_properties(raw), half.flag, sys_flag,
+        half.born_timestamp, half.born_host, half.reconsume_times, log_offset,
+        real_topic=topic,
+    )  # fmt: skip
 
 
 class Half(msgspec.Struct, frozen=True, gc=False):
@@ -107,14 +193,14 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     # --- what becomes of it -----------------------------------------------------------------------
 
-    def final(self) -> tuple[Draft, dict[str, str]]:
-        """The message that consumers get, and its properties."""
-        properties = dict(self.properties)
-        del properties[names.PROPERTY_REAL_TOPIC], properties[names.PROPERTY_REAL_QID]
-        draft = copy_of(self.record, self.real_topic, self.real_queue_id)
-        draft.sys_flag = draft.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
-        draft.prepared_transaction_offset = self.record.log_offset
-        return draft, properties
+    def final(self) -> FinalDraft:
+        """The message that consumers get."""
+        record = self.record
+        draft = final_draft(
+            record, record.raw_properties, self.real_topic, self.real_queue_id, record.log_offset
+        )
+        draft.half_offset, draft.first_offset = self.offset, self.first_offset
+        return draft
 
     def renewed(self) -> Draft:
         """The next copy, which has been asked about once more."""

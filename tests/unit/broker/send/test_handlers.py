@@ -303,7 +303,7 @@ async def test_a_retry_topic_keeps_what_may_be_tried_again(tmp_path: Path) -> No
 async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         told: list[tuple[str, str]] = []
-        world.graph.sends._on_dead_letter = lambda *who: told.append(who)
+        world.graph.retries.on_dead_letter = lambda *who: told.append(who)
         world.graph.groups.update(SubscriptionGroupConfig(group_name="G", retry_max_times=2))
         answer = await world.send("%RETRY%G", j="3", properties="DELAY\x015\x02")
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "0")
@@ -407,8 +407,9 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
             }  # fmt: skip
             request = Command(code=310, ext=ext, body=b"x", opaque=-7)
             connection.hold(request)
-            assert (world.graph.sends.send(connection, request) is not LATER) == at_once
-        await world.graph.put_answers.none_parked()
+            (answer_now,) = world.graph.put_handlers.run(connection, [request], False)
+            assert (answer_now is not LATER) == at_once
+        await world.graph.durability.none_waiting()
         assert log.files.flushed_where > 0
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skylark.broker.send.message_policy import (
+    DELAY,
+    HALF,
+    NORMALISE,
+    OF_HALF,
+    PRIORITY,
+    REFUSE,
+    REPLACE,
+    STRIP,
+    TIMER,
     TIMER_NAMES,
     Diverter,
+    PropertyScanner,
     delay_level,
-    is_plain,
+    scan_properties,
     slot_time,
 )
 from skylark.core.errors import BrokerError
@@ -21,43 +31,88 @@ from skylark.wire.properties import encode_properties, parse_properties
 
 
 @pytest.mark.parametrize(
-    ("text", "plain"),
+    ("text", "expected"),
     [
-        ("a\x011\x02", True),
-        ("a\x011\x02b\x012\x02", True),
-        ("MY_DELAY\x011\x02DELAYED\x012\x02", True),
-        ("a\x01DELAY\x02", True),
-        ("a\x01b\x01c\x02", True),  # a value may hold the other separator
-        ("", False),
-        ("a\x011", False),
-        ("a\x01\x02", False),
-        ("b\x011\x02a\x01\x02", False),
-        ("\x01x\x02", False),
-        ("a\x011\x02\x01x\x02", False),
-        ("\x02", False),
-        ("a\x011\x02\x02", False),
-        ("word\x02", False),
-        ("a\x011\x02word\x02", False),
-        ("DELAY\x011\x02", False),
-        ("a\x011\x02TRAN_MSG\x01true\x02", False),
-        ("CLUSTER\x01c\x02", False),
+        ("", (None, 0)),
+        ("a\x011\x02", (None, 0)),
+        ("a\x011", (None, 0)),  # the last separator may be missing
+        ("UNIQ_KEY\x01A\x02", ("A", 0)),
+        ("TAGS\x01a\x02UNIQ_KEY\x01A\x02KEYS\x01k\x02", ("A", 0)),
+        ("UNIQ_KEY\x01A\x01B\x02", ("A\x01B", 0)),  # a value may hold the other separator
+        ("MY_DELAY\x011\x02DELAYED\x012\x02", (None, 0)),
+        ("a\x01DELAY\x02", (None, 0)),
+        ("UNIQ_KEY2\x01A\x02", (None, 0)),
+        ("KEYS\x01UNIQ_KEY\x01A\x02", (None, 0)),
+        ("UNIQ_KEY\x01A\x02UNIQ_KEY\x01B\x02", ("B", NORMALISE)),
+        ("a\x01\x02", (None, NORMALISE)),
+        ("\x01x\x02", (None, NORMALISE)),
+        ("a\x011\x02\x02", (None, NORMALISE)),
+        ("\x02", (None, NORMALISE)),
+        ("word", (None, NORMALISE)),
+        ("DELAY\x011\x02UNIQ_KEY\x01A\x02", ("A", DELAY)),
+        ("DELAY\x01\x02", (None, NORMALISE)),
+        ("TRAN_MSG\x01true\x02REAL_QID\x011\x02", (None, HALF | OF_HALF)),
+        ("CLUSTER\x01c\x02POP_CK\x01c\x02", (None, REPLACE | STRIP)),
+        ("TIMER_DELAY_MS\x015\x02INNER_NUM\x012\x02", (None, TIMER | REFUSE)),
+        ("_SYS_MSG_PRIORITY_\x013", (None, PRIORITY)),
     ],
 )
-def test_plain(text: str, plain: bool) -> None:
-    assert is_plain(text) == plain
+def test_what_a_property_string_asks_for(text: str, expected: tuple[str | None, int]) -> None:
+    assert scan_properties(text) == PropertyScanner().scan(text) == expected
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="ab\x01\x02", max_size=12))
-def test_a_plain_string_reads_the_same_with_more_behind_it(text: str) -> None:
-    whole = text + "z\x01end\x02"
-    if is_plain(text):
+def test_a_string_without_actions_reads_the_same_with_more_behind_it(text: str) -> None:
+    if scan_properties(text)[1] == 0 and text:
+        whole = text.removesuffix("\x02") + "\x02z\x01end\x02"
         assert parse_properties(whole) == {**parse_properties(text), "z": "end"}
-        items = [item.partition("\x01") for item in text.split("\x02")[:-1]]
-        assert all(name and value for name, _, value in items)
-    elif text:
-        normal = encode_properties(parse_properties(text))
-        assert normal != text or not normal
+        assert encode_properties(parse_properties(text)) == text.removesuffix("\x02") + "\x02"
+
+
+ITEMS = [
+    "UNIQ_KEY\x01A\x02", "UNIQ_KEY\x01B\x02", "UNIQ_KEY\x01\x02", "UNIQ_KEY\x02",
+    "UNIQ_KEY\x01C", "UNIQ_KEY\x01D\x01E\x02", "UNIQ_KEY2\x01F\x02", "XUNIQ_KEY\x01G\x02",
+    "UNIQ_KEY", "KEYS\x01UNIQ_KEY\x02", "KEYS\x01UNIQ_KEY\x01H\x02", "TAGS\x01a\x02",
+    "TAGS\x01größe\n\0\x02", "DELAY\x013\x02", "DELAYED\x013\x02", "TIMER_DELAY_SEC\x013\x02",
+    "TRAN_MSG\x01true\x02", "CLUSTER\x01c\x02", "POP_CK\x01c\x02", "\x01x\x02", "\x01", "\x02",
+]  # fmt: skip
+texts = st.lists(st.sampled_from(ITEMS), max_size=6).map("".join) | st.lists(
+    st.sampled_from([*ITEMS, "a", "UNIQ_", "KEY", "DELAY", "\x01", "\x02", "ü", "\n"]), max_size=12
+).map("".join)
+#: Strings of which many differ in few characters only.
+alike = st.tuples(
+    st.sampled_from(["", "KEYS\x01k\x02", "DELAY\x011\x02", "UNIQ_KEY\x01A\x02"]),
+    st.text("AB\x01\x02", max_size=4),
+    st.sampled_from(["", "\x02", "TAGS\x01a\x02", "\x02TAGS\x01a\x02", "\x02DELAY\x011\x02"]),
+).map(lambda parts: f"{parts[0]}UNIQ_KEY\x01{parts[1]}{parts[2]}")
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.lists(alike | texts, min_size=1, max_size=12))
+@example(
+    ["UNIQ_KEY\x01ABC\x02", "UNIQ_KEY\x01\x02BC\x02", "UNIQ_KEY\x01A\x02C\x02", "UNIQ_KEY\x01"]
+)
+@example(["UNIQ_KEY\x01A\x02DELAYED\x02", "UNIQ_KEY\x01A\x02DELAY\x01\x02"])
+def test_the_strings_before_change_nothing(sent: list[str]) -> None:
+    scanner = PropertyScanner()
+    for text in sent:
+        assert scanner.scan(text) == scan_properties(text)
+
+
+def test_many_shapes_take_a_bounded_amount_of_memory() -> None:
+    scanner = PropertyScanner()
+    for number in range(2_000):
+        text = "".join(f"n{number}_{at}\x01v\x02" for at in range(number % 100 + 1))
+        assert scanner.scan(text) == (None, 0)
+    assert sum(map(len, scanner._shapes.values())) <= 4 * 65
+
+
+def test_a_long_string_takes_no_longer_than_its_length() -> None:
+    """What was taken is never given back: otherwise this would not end."""
+    scanner = PropertyScanner()
+    assert scanner.scan("K\x01" + "\x01" * 30_000) == (None, 0)
+    assert scanner.scan("K\x01" + "\x01" * 30_000 + "\x02\x02") == (None, NORMALISE)
 
 
 @pytest.mark.parametrize(("text", "level"), [("3", 3), ("-1", -1), ("+2", 2), ("0", 0)])

@@ -53,7 +53,7 @@ def handlers_of(world: Stored, on_dead_letter: OnDeadLetter | None = None) -> Se
         graph.topics,
         graph.groups,
         graph.stats,
-        graph.put_answers,
+        graph.durability,
         on_dead_letter=on_dead_letter,
     )
 

@@ -14,7 +14,7 @@ from skylark.broker.config import load_broker_config
 from skylark.broker.transaction import check_back as check_rounds
 from skylark.broker.transaction.check_back import SLICE_COUNT
 from skylark.broker.transaction.check_policy import Waiting
-from skylark.broker.transaction.half_message import prepare
+from skylark.broker.transaction.half_message import turn_into_half
 from skylark.core.clock import LoopClock
 from skylark.store.commit_log import Draft
 from skylark.store.running_flags import StoreFlag
@@ -27,8 +27,8 @@ from tests.unit.broker.transaction.halves import HALF, shop
 def half_draft(number: int, born_ms: int) -> Draft:
     draft = Draft("T", 0, b"body", born_timestamp=born_ms)
     properties = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": f"U{number}"}
-    prepare(draft, properties)
     draft.properties = encode_properties(properties).encode()
+    turn_into_half(draft, f"U{number}")
     return draft
 
 
@@ -49,7 +49,7 @@ async def test_many_messages_are_dealt_with_in_slices(tmp_path: Path) -> None:
         for number in range(count):
             draft = half_draft(number, clock.now_ms() - 10_000)
             assert store.put(draft).status.stored
-        transactions.half_stored(draft)
+        transactions.halves_stored("T", 1)
         queue = store.queues.get(HALF, 0)
         assert queue is not None
         sizes = [queue.max_offset]
@@ -153,7 +153,9 @@ async def test_a_round_says_in_one_line_what_went_wrong(
             await world.producer.send(f"U{number}")
         await world.producer.client.close()
         await world.rounds(3)
-        lines = [record.getMessage() for record in caplog.records if record.name.endswith("rounds")]
+        lines = [
+            record.getMessage() for record in caplog.records if record.name.endswith("check_back")
+        ]
         assert lines == [
             "no producer of group pg to ask about 3 half messages",
             "3 half messages of group pg moved to TRANS_CHECK_MAX_TIME_TOPIC: nobody decided about"

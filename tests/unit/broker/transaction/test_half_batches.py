@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from skylark.core.hashing import decode_offset_id
@@ -206,3 +208,77 @@ async def test_a_slave_refuses(tmp_path: Path) -> None:
         assert answer.code == 11
         halves = await world.send("T", encode_batch([part(0)]), 1, COMMON, RequestCode.SEND_HALVES)
         assert halves.code != 0
+
+
+async def test_halves_sent_one_by_one_may_be_ended_together(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        plain = await world.producer.send(unique_id(1), CHECK_IMMUNITY_TIME_IN_SECONDS="900")
+        delayed = await world.producer.send(
+            unique_id(2), CHECK_IMMUNITY_TIME_IN_SECONDS="900", DELAY="1"
+        )
+        mortal = await world.producer.send(unique_id(3))
+        places = [HalfPlace(*msgspec.structs.astuple(each)) for each in (plain, delayed, mortal)]
+        assert await end(world, places) == [0, 0, 0]
+        assert len(world.bodies()) == 2  # the delayed one comes later
+        await world.clock.advance(seconds=2)
+        assert len(world.bodies()) == 3
+
+
+async def test_a_half_with_copies_ends_once(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        (place,) = await sent(world, part(1))
+        await world.rounds(32)  # 960 s: it is asked about, so it has a copy
+        assert world.producer.questions
+        assert await end(world, [place]) == [604]
+        asked = world.producer.asked()
+        assert (await world.producer.end(asked, check=True)).code == 0
+        assert await end(world, [place]) == [0]
+        assert world.bodies() == [b"m1"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log_offset": 1 << 40},
+        {"log_offset": 1},
+        {"queue_offset": 7},
+        {"unique_id": unique_id(5)},
+    ],
+    ids=str,
+)
+async def test_a_wrong_place_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    async with shop(tmp_path) as world:
+        (place,) = await sent(world, part(1))
+        assert await end(world, [place._replace(**change)]) == [1]
+        assert await end(world, [place], group="other") == [1]
+        assert world.bodies() == []
+
+
+async def test_checksums_of_properties_are_made_anew(tmp_path: Path) -> None:
+    async with shop(tmp_path, enabledAppendPropCRC="true") as world:
+        assert await end(world, await sent(world, part(1))) == [0]
+        assert world.bodies() == [b"m1"]
+
+
+async def test_each_counts_once_in_whatever_order_they_are_named(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        early = await sent(world, part(1), part(2))
+        await world.clock.advance(seconds=1)
+        late = await sent(world, part(3), part(4))
+        named = [early[0], early[0], late[1], early[1], late[0], late[1]]
+        assert await end(world, named) == [0] * 6
+        assert world.bodies() == [b"m1", b"m4", b"m2", b"m3"]
+        await world.rounds()
+        assert world.op_bodies() == [b"0,3,1,2,"]
+
+
+async def test_half_messages_of_several_log_files(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        body = bytes(1 << 20)
+        places = []
+        for number in range(0, 9, 3):
+            places += await sent(world, *(part(number + at, body=body) for at in range(3)))
+        assert places[-1].log_offset > 8 << 20 > places[0].log_offset  # a file has 8 MiB
+        assert await end(world, [places[8], *places[:8]]) == [0] * 9
+        flags = [record.flag for record in world.records("T", 1)]
+        assert flags == [8, *range(8)]

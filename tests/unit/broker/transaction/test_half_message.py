@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from skylark.broker.transaction.half_message import (
+    drop_half_names,
+    final_properties,
     first_offset_of,
     parse_number,
-    prepare,
     read_half,
+    turn_into_half,
 )
 from skylark.store.commit_log import Draft
-from skylark.wire.properties import parse_properties
+from skylark.wire.properties import encode_properties, parse_properties
 from tests.unit.broker.transaction.halves import GIVEN_UP, HALF, half_of, half_record
 
 
@@ -70,7 +74,8 @@ def test_a_copy_keeps_everything_and_says_of_what_it_is_one() -> None:
             "TRANSACTION_CHECK_TIMES": check_count,
             "TRAN_PREPARED_QUEUE_OFFSET": "4",
         }
-    final, properties = half.final()
+    final = half.final()
+    properties = parse_properties(final.properties)
     assert (final.flag, final.reconsume_times, final.sys_flag) == (5, 2, 3 | 8)
     assert (final.topic, final.queue_id) == ("T", 3)
     assert final.prepared_transaction_offset == 1_000
@@ -87,10 +92,36 @@ def test_the_checksum_of_a_record_is_not_copied() -> None:
 
 
 def test_a_producer_does_not_choose_the_identity() -> None:
-    draft = Draft("T", 2, b"x", sys_flag=0x4 | 0x1)
-    properties = {"UNIQ_KEY": "U", "TRAN_PREPARED_QUEUE_OFFSET": "0"}
-    prepare(draft, properties)
+    properties = {"UNIQ_KEY": "U", "TRAN_PREPARED_QUEUE_OFFSET": "0", "REAL_TOPIC": "other"}
+    drop_half_names(properties)
+    text = encode_properties(properties).encode()
+    draft = Draft("T", 2, b"x", text, sys_flag=0x4 | 0x1)
+    turn_into_half(draft, "U")
     assert (draft.topic, draft.queue_id, draft.sys_flag) == (HALF, 0, 1)
-    assert properties == {
+    assert parse_properties(draft.properties) == {
         "UNIQ_KEY": "U", "__transactionId__": "U", "REAL_TOPIC": "T", "REAL_QID": "2",
     }  # fmt: skip
+
+
+NAMES = st.sampled_from(
+    ["KEYS", "REAL_TOPIC", "REAL_QID", "__CRC32#", "XREAL_TOPIC", "REAL", "TAGS", "größe"]
+)
+VALUES = st.text("ab\x01REAL_TOPIC", min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.booleans(), st.booleans())
+def test_final_properties_are_those_of_the_half_without_destination_and_checksum(
+    items: list[tuple[str, str]], is_ours: bool, ends: bool
+) -> None:
+    raw = "".join(f"{name}\x01{value}\x02" for name, value in items).encode()
+    if is_ours:
+        draft = Draft("T", 2, b"x", raw)
+        turn_into_half(draft, "U")
+        raw = draft.properties
+    elif not ends:
+        raw = raw.removesuffix(b"\x02")
+    expected = parse_properties(raw)
+    for name in ("REAL_TOPIC", "REAL_QID", "__CRC32#"):
+        expected.pop(name, None)
+    assert parse_properties(final_properties(raw)) == expected

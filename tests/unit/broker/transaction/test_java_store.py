@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from skylark.broker.transaction.half_message import Half, prepare, read_half
+from skylark.broker.transaction.half_message import Half, read_half, turn_into_half
 from skylark.broker.transaction.op_messages import op_draft, parse_op
 from skylark.store.commit_log import Draft
 from skylark.wire.message import decode_record, encode_record, format_host
@@ -65,17 +65,18 @@ def test_a_half_message_is_made_like_java_makes_it() -> None:
     properties = dict(line["properties"])
     for name in ("REAL_TOPIC", "REAL_QID", "__transactionId__"):
         del properties[name]
-    draft = Draft("GoldenTx", 0, b"x", sys_flag=4)
-    prepare(draft, properties)
-    assert properties == line["properties"]
+    text = encode_properties(properties).encode()
+    draft = Draft("GoldenTx", 0, b"x", text, sys_flag=4)
+    turn_into_half(draft, properties["UNIQ_KEY"])
+    assert parse_properties(draft.properties) == line["properties"]
     assert (draft.topic, draft.queue_id, draft.sys_flag) == (HALF, 0, line["sysFlag"])
 
 
 @pytest.mark.parametrize(("half_offset", "final_offset"), [(0, 0), (4, 1)])
 def test_a_final_message_is_made_like_java_makes_it(half_offset: int, final_offset: int) -> None:
     line = messages("GoldenTx")[final_offset]
-    draft, properties = half_of_java(half_offset).final()
-    assert properties == line["properties"]
+    draft = half_of_java(half_offset).final()
+    assert parse_properties(draft.properties) == line["properties"]
     assert draft.prepared_transaction_offset == line["preparedTransactionOffset"]
     assert (draft.topic, draft.queue_id) == (line["topic"], line["queueId"])
     assert (draft.sys_flag, draft.flag) == (line["sysFlag"], line["flag"])

@@ -6,32 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.send.send_run import PlainSends
-from skylark.net.connection import Connection
-from skylark.wire.command import Command
+from skylark.broker.api import Peer, SendRequest
+from skylark.broker.send.send_step import SendStep
 from tests.unit.broker.send.send_runs import prepare, request, send_together
 from tests.unit.broker.stored import stored
 from tests.unit.broker.transaction.halves import shop
-from tests.unit.broker.transaction.test_recent_halves import request as commit_request
-from tests.unit.broker.transaction.test_recent_halves import run
+from tests.unit.broker.transaction.test_end_step import request as commit_request
+from tests.unit.broker.transaction.test_end_step import run
 
 
 async def test_a_request_that_breaks_its_reader_spoils_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = PlainSends.plain
+    draft = SendStep.draft
 
-    def broken(self: PlainSends, connection: Connection, command: Command) -> object:
-        if command.opaque == 3:
+    def broken(self: SendStep, peer: Peer, asked: SendRequest) -> object:
+        if asked.body == b"body 3":
             raise ZeroDivisionError
-        return plain(self, connection, command)
+        return draft(self, peer, asked)
 
-    monkeypatch.setattr(PlainSends, "plain", broken)
+    monkeypatch.setattr(SendStep, "draft", broken)
     async with stored(tmp_path) as world:
         prepare(world)
         sent = await send_together(world, [request(opaque) for opaque in (1, 2, 3, 4)])
-        assert sent.codes == {1: 0, 2: 0, 3: 0, 4: 0}  # the third was handled by itself
-        assert len(world.records("T")) == 4
+        assert sent.codes == {1: 0, 2: 0, 3: 1, 4: 0}
+        assert len(world.records("T")) == 3
 
 
 async def test_a_kind_that_fails_does_not_keep_another_from_what_was_stored(
@@ -46,7 +45,7 @@ async def test_a_kind_that_fails_does_not_keep_another_from_what_was_stored(
         half = await world.producer.send("U1")
         await world.clock.advance(seconds=1)
         with monkeypatch.context() as patch:
-            patch.setattr(PlainSends, "stored", broken)
+            patch.setattr(SendStep, "finish", broken)
             answers = run(world, [request(1), commit_request(world, half, oneway=False)])
         assert [answer.code for answer in answers] == [1, 0]
         once = world.bodies()

@@ -1,0 +1,348 @@
+"""The services of a broker, as an endpoint sees them: the only broker module an endpoint imports.
+
+An *endpoint* (remoting, in process, later gRPC) turns bytes into typed requests and results into
+bytes; it knows frames and no messages. A *service* knows messages and no frames::
+
+    endpoint   bytes -> Peer + typed request
+    service    checks, reads or stores
+    endpoint   typed result -> bytes
+
+Requests and results are the structs below and the headers and bodies of :mod:`skylark.wire`, whose
+fields are the protocol's whatever carries them. A service refuses by raising
+:class:`~skylark.core.errors.BrokerError`, which has the response code, or, where many requests are
+handled together, by returning one in the place of the refused request.
+
+**Now or later.** A send may have to wait for the disk or for replicas, a pull for messages. Then
+the service returns a :class:`Pending`, and the endpoint says what to do with its result.
+
+**Interceptors** (access control, quotas, metrics, faults) see the peer, the operation and the
+resources of each request, whichever endpoint it came through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
+from skylark.wire.bodies.heartbeat import HeartbeatData
+from skylark.wire.codes import CURRENT_VERSION, ResponseCode
+from skylark.wire.command import Command
+from skylark.wire.headers.client_header import HeartbeatResponseHeader
+from skylark.wire.headers.pull import PullMessageRequestHeader
+from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader, SendHeader
+from skylark.wire.headers.txn import EndTransactionRequestHeader
+
+ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a peer has proven to be; there is none as long as nobody authenticates."""
+
+    user: str
+
+
+class Peer(Protocol):
+    """A client at the other end of an endpoint.
+
+    Services compare peers by identity: a client that connects again is another peer.
+    """
+
+    #: What the client called itself in its last heartbeat.
+    client_id: str | None
+    #: None until the endpoint has authenticated the client.
+    identity: Identity | None
+
+    @property
+    def remote_address(self) -> tuple[str, int]:
+        """Host and port of the client's end."""
+
+    @property
+    def born_host(self) -> bytes:
+        """The address as records hold it (see ``pack_host``)."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing reaches the client any more."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the client has read most of what was sent to it."""
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call back once, when the client is gone."""
+
+    def call_when_writable(self, callback: Callable[[], None]) -> None:
+        """Call back when ``is_reading`` holds, or when the client is gone."""
+
+    def oneway(self, request: Command) -> None:
+        """Send the client a request that it does not answer."""
+
+    def close(self) -> None:
+        """Disconnect the client, after what was sent has been written."""
+
+
+# ---- results that come later ---------------------------------------------------------------------
+
+
+class Pending(Generic[ResultT]):
+    """A result that is not known yet. It comes once, on the loop of the broker."""
+
+    __slots__ = ("_callback", "_has_result", "_result")
+
+    def __init__(self) -> None:
+        self._callback: Callable[[ResultT], object] | None = None
+        self._has_result = False
+        self._result: ResultT | None = None
+
+    def then(self, callback: Callable[[ResultT], object]) -> None:
+        """Call back with the result; at once if it is here already."""
+        assert self._callback is None, "one caller waits for a result"
+        self._callback = callback
+        if self._has_result:
+            callback(self._result)  # type: ignore[arg-type]
+
+    def set(self, result: ResultT) -> None:
+        """Give the result to the caller that waits for it."""
+        assert not self._has_result, "a result comes once"
+        self._has_result, self._result = True, result
+        if self._callback is not None:
+            self._callback(result)
+
+
+# ---- storing messages ----------------------------------------------------------------------------
+
+
+class SendRequest(msgspec.Struct, gc=False):
+    """A message, or a batch (``header.batch``), that a producer wants to store."""
+
+    header: SendHeader
+    body: bytes | None
+    #: The protocol version of the client: it decides which header fields count.
+    version: int = CURRENT_VERSION
+
+
+class SendResult(msgspec.Struct, gc=False):
+    """Where a message was stored; of a batch, the first one."""
+
+    code: int
+    log_offset: int
+    queue_id: int
+    queue_offset: int
+    unique_id: str
+    #: The offset ids of a batch's messages, separated by commas; None for a single message.
+    message_ids: str | None = None
+    batch_unique_id: str | None = None
+    recall_handle: str | None = None
+
+
+class EndTransactionRequest(msgspec.Struct, gc=False):
+    """A producer's decision about a half message."""
+
+    header: EndTransactionRequestHeader
+    #: The client waits for the result; it then promises no less than that of a send.
+    wants_result: bool = True
+
+
+class EndTransactionResult(msgspec.Struct, gc=False):
+    """The decision counts; with ``is_undecided`` the producer did not decide and will be asked."""
+
+    is_undecided: bool = False
+
+
+class SendBackRequest(msgspec.Struct, gc=False):
+    """A message that a consumer could not consume."""
+
+    header: ConsumerSendMsgBackRequestHeader
+    version: int = CURRENT_VERSION
+
+
+class SendBackResult(msgspec.Struct, gc=False):
+    """The message will be delivered again, is a dead letter, or the group wants no retries."""
+
+
+#: What stores messages; requests of all these kinds that come together are stored together.
+PutRequest: TypeAlias = SendRequest | EndTransactionRequest | SendBackRequest
+PutOutcome: TypeAlias = SendResult | EndTransactionResult | SendBackResult
+
+
+class PutService(Protocol):
+    """Stores messages of producers, decisions about half messages, and retries of consumers."""
+
+    def run(
+        self,
+        peer: Peer,
+        requests: Sequence[Any],
+        *,
+        stops_at: Callable[[BaseException], bool] | None = None,
+    ) -> list[Any]:
+        """Handle requests that came together, in their order; alone is a run of one.
+
+        Each outcome stands in the place of its request: a result, a :class:`Pending` one, or the
+        exception that refuses the request. An exception among the requests (one that could not be
+        read) is its own outcome. Requests behind one that is refused with an error for which
+        ``stops_at`` holds are not handled: their outcome is None.
+        """
+
+
+# ---- reading messages ----------------------------------------------------------------------------
+
+
+class PullRequest(msgspec.Struct, gc=False):
+    """A consumer asks for the messages of a queue from an offset on."""
+
+    header: PullMessageRequestHeader
+    is_lite: bool = False
+
+
+class LeasedMessages(Protocol):
+    """Records as they stand in the log, pinned until they are released."""
+
+    size: int
+    views: Sequence[memoryview | bytes]
+
+    def release(self) -> None:
+        """Unpin the files; called once, when the bytes have been copied or written."""
+
+
+class PullResult(msgspec.Struct):
+    """What a pull found, and where its consumer goes on."""
+
+    code: ResponseCode
+    remark: str | None
+    suggested_broker_id: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    topic: TopicConfig
+    group: SubscriptionGroupConfig
+    #: None where nothing was read; the endpoint releases it.
+    messages: LeasedMessages | None = None
+
+
+class PullService(Protocol):
+    """Reads queues, and holds pulls that find nothing until there is something."""
+
+    def pull(self, peer: Peer, request: PullRequest) -> PullResult | Pending[PullResult]:
+        """Read now, or later if nothing is there and the request may wait; raises BrokerError."""
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+class OffsetService(Protocol):
+    """Positions in queues: what groups have committed, where queues begin and end."""
+
+    def committed(
+        self, group: str, topic: str, queue_id: int, *, set_zero_if_not_found: bool | None = None
+    ) -> int:
+        """The offset that a group has committed; raises BrokerError (22) if there is none."""
+
+    def commit(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> bool:
+        """Commit an offset; False if the group was reset and this commit came too late."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that can be read."""
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset behind the last message that can be read."""
+
+
+class LockService(Protocol):
+    """Locks on queues for consumption in order."""
+
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
+        """Lock or renew; the queues that the client holds now."""
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Give locks back."""
+
+
+class ClientService(Protocol):
+    """Clients as members of producer and consumer groups."""
+
+    def heartbeat(
+        self, peer: Peer, heartbeat: HeartbeatData, *, language: str | int | None, version: int
+    ) -> HeartbeatResponseHeader:
+        """Register or renew the groups of a client."""
+
+    def unregister(
+        self, peer: Peer, *, producer_group: str | None, consumer_group: str | None
+    ) -> None:
+        """A client leaves a group of its own accord."""
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The members of a consumer group; raises BrokerError if it has none."""
+
+
+class TopicService(Protocol):
+    """The topics of the broker."""
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic as configured; None if the broker does not have it."""
+
+
+class GroupService(Protocol):
+    """The consumer groups of the broker."""
+
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group as configured, created where settings allow that; None if there is none."""
+
+
+# ---- interceptors --------------------------------------------------------------------------------
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """Something that a request is about: ``topic``, ``group`` or ``cluster``, and its name."""
+
+    kind: str
+    name: str
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """What a request wants; the name is that of the catalogue (``SEND_MESSAGE_V2``)."""
+
+    name: str
+    code: int
+
+
+class ApiInterceptor(Protocol):
+    """Sees every request of every endpoint before the broker acts on it."""
+
+    def before(self, peer: Peer, operation: Operation, resources: Sequence[Resource]) -> None:
+        """Return to let the request pass; raise BrokerError to refuse it."""
+
+    def after(self, peer: Peer, operation: Operation, code: int) -> None:
+        """The request has its result, or is refused, with this response code."""
+
+
+class BrokerServices(msgspec.Struct, frozen=True):
+    """Everything that an endpoint may use."""
+
+    puts: PutService
+    pulls: PullService
+    offsets: OffsetService
+    locks: LockService
+    clients: ClientService
+    topics: TopicService
+    groups: GroupService
+    interceptors: tuple[ApiInterceptor, ...] = ()
+
+    def admit(self, peer: Peer, operation: Operation, resources: Sequence[Resource]) -> None:
+        """Ask all interceptors; raises BrokerError if one refuses. For every request, once."""
+        for interceptor in self.interceptors:
+            interceptor.before(peer, operation, resources)
+
+    def finished(self, peer: Peer, operation: Operation, code: int) -> None:
+        """Tell all interceptors how a request ended, the last one first."""
+        for interceptor in reversed(self.interceptors):
+            interceptor.after(peer, operation, code)
