@@ -80,9 +80,9 @@ crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>
 	SEEDS='$(SEEDS)' $(BIN)/pytest -s tests/crash/test_$(PART).py $(ARGS)
 
 bench: PART ?= compare
-bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<pattern,...>
+bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<pattern,...>, BASE=<commit>
 	$(call check_part,bench)
-	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(ARGS)
+	$(BIN)/python -m bench.$(PART) --rows '$(ROWS)' $(if $(BASE),--base '$(BASE)') $(ARGS)
 
 docs: reference ## build the documentation into site/, strictly: a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -2,8 +2,9 @@
 
 ``make bench PART=client``; ``ROWS='100 B*'`` or ``ROWS='*push*'`` picks rows (what they are
 compared with comes along), ``ARGS="--rounds 5 --json FILE"`` measures more often and appends
-results to a file, where a second run at the same commit finds them (:mod:`bench.harness`). A whole
-run takes about eight minutes.
+results to a file, where a second run at the same commit finds them (:mod:`bench.harness`).
+``BASE=<commit>`` compares the processor time of each row with that at another commit. A whole run
+takes about eight minutes, twice that with a base.
 
 The peer is the PyPI wheel ``rocketmq`` 0.4.4, fetched once into ``build/interop``. Both sides talk
 to the same broker, ``skylark up`` in a process of its own with its data on the disk of the
@@ -49,7 +50,16 @@ from typing import Any, TextIO
 
 from bench.broker_load import broker_process, percentile, slope
 from bench.client_load.job import Job
-from bench.harness import BenchError, Ledger, current_commit, machine_facts, run_program
+from bench.harness import (
+    BenchError,
+    Ledger,
+    add_base_option,
+    base_runs,
+    current_commit,
+    format_ratio,
+    machine_facts,
+    run_program,
+)
 from tests.interop.cpp import wheel_folder
 
 BENCH = "client"
@@ -357,10 +367,13 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
     parser.add_argument("--json", type=Path, help="append results to this file and resume from it")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--messages", type=int, default=MEMORY_COUNT, help="of the memory row")
+    add_base_option(parser)
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.messages < 1:
         raise BenchError("--rounds and --messages must be positive")
     chosen = select(rows(options.messages), options.rows)
+    more = ["--rows", options.rows, "--messages", str(options.messages)]
+    base = base_runs(BENCH, options.base, options.rounds, more)
     facts = machine_facts()
     commit = current_commit(Path(__file__).parent)
     ledger = Ledger(options.json) if options.json else None
@@ -378,6 +391,11 @@ def run(arguments: Sequence[str], *, stdout: TextIO) -> bool:
                         ledger.append(entry | asdict(result))
             stdout.write(f"\n{format_table([results[row.name] for row in group])}\n")
             stdout.flush()
+    if base is not None:
+        processor_s = base.finish("processor_s")
+        for row in chosen:
+            ratio = format_ratio(results[row.name].processor_s, processor_s.get(row.name))
+            stdout.write(f"{row.name:<30} {ratio:>6} the processor time of the base\n")
     return all(met for row in chosen for _, met in results[row.name].goals)
 
 

@@ -23,6 +23,10 @@ commit on the same kind of machine, does not measure it again: an interrupted ru
 stopped, and the union of the lines at one commit is the result. ``--rows a*,b`` restricts the run
 to some cases; the floors they need come along.
 
+Another commit. ``--base COMMIT`` measures the same part at that commit too, in a checkout under
+``build/base`` and in processes of its own, and prints the ratio to it for each row that both have.
+All times are then processor times, which other programs disturb least.
+
 The file holds no host names, users or paths.
 """
 
@@ -39,6 +43,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +53,7 @@ from typing import Any, NoReturn, Protocol, TextIO
 
 import skylark
 
+ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 10
 SAMPLE_S = 0.1
 PACKAGES = ("lz4", "msgspec", "numpy", "pyarrow", "pyspark", "skylark-mq", "uvloop", "zstandard")
@@ -290,11 +296,22 @@ def machine_facts() -> dict[str, Any]:
 
 
 def compile_package() -> None:
-    """Have Skylark's bytecode written, as pip does: what starts then compiles nothing.
+    """Write Skylark's bytecode, as pip does: what starts then compiles nothing."""
+    compile_sources(Path(skylark.__file__).parent)
+
+
+def compile_sources(folder: Path) -> None:
+    """Write the bytecode of everything below a folder.
 
     A checkout may lack it, and go on lacking it under ``PYTHONDONTWRITEBYTECODE``.
     """
-    compileall.compile_dir(Path(skylark.__file__).parent, quiet=1)
+    compileall.compile_dir(folder, quiet=1)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def current_commit(folder: Path) -> str | None:
@@ -302,15 +319,10 @@ def current_commit(folder: Path) -> str | None:
 
     Results that were kept make no difference.
     """
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
     try:
         others = (":(top)", ":(top,exclude)bench/history")
-        return None if git("status", "--porcelain", "--", *others) else git("rev-parse", "HEAD")
+        changes = git(folder, "status", "--porcelain", "--", *others)
+        return None if changes else git(folder, "rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -400,12 +412,105 @@ def finished(
     }
 
 
+# ---- another commit ---------------------------------------------------------------------------
+
+
+def add_base_option(parser: argparse.ArgumentParser) -> None:
+    """``--base COMMIT``; ``make bench BASE=COMMIT`` passes it."""
+    parser.add_argument("--base", default="", metavar="COMMIT", help="compare with this commit")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A commit that was checked out for comparison."""
+
+    commit: str
+    folder: Path
+
+
+def checkout_base(name: str, root: Path = ROOT) -> Base:
+    """Check a commit out under ``build/base``, once, as a worktree of the repository."""
+    try:
+        commit = git(root, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
+        folder = root / "build" / "base" / commit[:12]
+        if not folder.exists():
+            git(root, "worktree", "prune")  # of folders that `make clean` removed
+            git(root, "worktree", "add", "--quiet", "--detach", str(folder), commit)
+    except subprocess.CalledProcessError as error:
+        raise BenchError(f"cannot check out {name}: {error.stderr.strip()}") from error
+    interop = folder / "build" / "interop"
+    if not interop.is_symlink():  # jars and wheels need not be fetched again
+        interop.parent.mkdir(exist_ok=True)
+        interop.symlink_to(root / "build" / "interop")
+    compile_sources(folder / "src")
+    return Base(commit, folder)
+
+
+# Runs a part whose harness, of whatever commit, then takes processor time for its clock.
+PART_ON_PROCESSOR_TIME = """
+import runpy, sys, time
+time.perf_counter_ns = time.process_time_ns
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+class BaseRuns:
+    """Runs of the same part at another commit, by the code which that commit has for it.
+
+    Half of the rounds come before ours and half after, which cancels a steady drift. Different
+    processes still differ by a few percent: for decisions there is :mod:`bench.path`.
+    """
+
+    def __init__(self, bench: str, base: Base, rounds: int, arguments: Sequence[str]) -> None:
+        self._bench = bench
+        self._base = base
+        self._arguments = arguments
+        self._halves = [rounds - rounds // 2, rounds // 2]
+        self._found: dict[str, list[dict[str, Any]]] = {}
+
+    def run_half(self) -> None:
+        """Measure half of the rounds, the other half at the second call."""
+        rounds = max(2, self._halves.pop(0))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "results"
+            command = [sys.executable, "-c", PART_ON_PROCESSOR_TIME, f"bench.{self._bench}"]
+            done = subprocess.run(
+                [*command, *self._arguments, "--rounds", str(rounds), "--json", str(file)],
+                cwd=self._base.folder,
+                env={**os.environ, "PYTHONPATH": str(self._base.folder / "src")},
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            entries = Ledger(file).entries()
+        if not entries:  # a goal that the base missed is no reason to stop
+            raise BenchError(f"no results of {self._base.commit[:10]}: {done.stderr[-1000:]}")
+        for entry in entries:
+            self._found.setdefault(entry["case"], []).append(entry)
+
+    def finish(self, key: str) -> dict[str, float]:
+        """Measure the second half; by row, the mean of a figure of both halves."""
+        self.run_half()
+        return {
+            case: statistics.fmean(entry[key] for entry in entries)
+            for case, entries in self._found.items()
+        }
+
+
+def base_runs(bench: str, name: str, rounds: int, arguments: Sequence[str]) -> BaseRuns | None:
+    """The runs of a base, if one was named, with the first half measured."""
+    runs = BaseRuns(bench, checkout_base(name), rounds, arguments) if name else None
+    if runs is not None:
+        runs.run_half()
+    return runs
+
+
 # ---- the table and the command ---------------------------------------------------------------
 
 
-def format_table(results: Iterable[Result]) -> str:
-    """Aligned text for people."""
-    lines = [("case", "time", "spread", "rate", "to its floor", "goal")]
+def format_table(results: Iterable[Result], base_ns: Mapping[str, float] | None = None) -> str:
+    """Aligned text for people; ``base_ns`` has the times of another commit by row."""
+    lines = [("case", "time", "spread", "rate", "to its floor", "goal", "to the base")]
     for result in results:
         goal = (
             ""
@@ -420,10 +525,13 @@ def format_table(results: Iterable[Result]) -> str:
                 f"{result.units_per_s:,.0f} {result.unit}s/s",
                 "" if result.ratio is None else f"{result.ratio:.2f}x ({result.floor})",
                 goal,
+                format_ratio(result.median_ns, (base_ns or {}).get(result.case)),
             )
         )
+    if base_ns is None:
+        lines = [(*line[:-1], "") for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    left = {0, 4, 5}
+    left = {0, 4, 5, 6}
     return "\n".join(
         "  ".join(
             text.ljust(width) if column in left else text.rjust(width)
@@ -433,6 +541,11 @@ def format_table(results: Iterable[Result]) -> str:
     )
 
 
+def format_ratio(ours: float, base: float | None) -> str:
+    """``1.02x`` of the base; a row that it does not have is new."""
+    return f"{ours / base:.2f}x" if base else "new"
+
+
 def run(
     bench: str,
     cases: Sequence[Case],
@@ -440,17 +553,27 @@ def run(
     *,
     stdout: TextIO,
     timer: Timer = time.perf_counter_ns,
+    base_timer: Timer = time.process_time_ns,
+    base_arguments: Sequence[str] = (),
 ) -> None:
-    """Parse the arguments, measure what is missing, append it, print everything asked for."""
+    """Parse the arguments, measure what is missing, append it, print everything asked for.
+
+    ``base_arguments`` are for the same part at the base, beside those for rows and rounds.
+    """
     parser = argparse.ArgumentParser(prog=f"bench.{bench}")
     parser.add_argument("--rows", default="", help="comma-separated patterns of case names")
     parser.add_argument("--json", type=Path, help="append results to this file and resume from it")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--sample-s", type=float, default=SAMPLE_S, help="seconds per sample")
+    add_base_option(parser)
     options = parser.parse_args(arguments)
 
     check_cases(cases)
     wanted = select(cases, options.rows)
+    more = [*base_arguments, "--rows", options.rows, "--sample-s", str(options.sample_s)]
+    base = base_runs(bench, options.base, options.rounds, more)
+    if base is not None:
+        bench, timer = f"{bench} beside {options.base}", base_timer
     facts = machine_facts()
     commit = current_commit(Path(__file__).parent)
     ledger = Ledger(options.json) if options.json else None
@@ -463,14 +586,15 @@ def run(
             if ledger and result.case not in results:
                 ledger.append(to_entry(bench, result, facts, commit))
             results.setdefault(result.case, result)
+    base_ns = base.finish("median_ns") if base else None
     shown = [results[case.name] for case in with_floors(wanted, cases) if case.name in results]
     stdout.write(f"{facts['cpu']}, {facts['cores']} cores, {facts['python']}\n")
-    stdout.write(f"{format_table(shown)}\n")
+    stdout.write(f"{format_table(shown, base_ns)}\n")
 
 
-def main(bench: str, cases: Sequence[Case]) -> None:
+def main(bench: str, cases: Sequence[Case], base_arguments: Sequence[str] = ()) -> None:
     """The whole program of a benchmark file."""
     try:
-        run(bench, cases, sys.argv[1:], stdout=sys.stdout)
+        run(bench, cases, sys.argv[1:], stdout=sys.stdout, base_arguments=base_arguments)
     except BenchError as error:
         sys.exit(f"bench.{bench}: {error}")

@@ -2,9 +2,9 @@
 
 ``make bench PART=store``; ``ROWS='100 B*'`` picks rows, ``ARGS="--only recovery"`` one of the parts
 that are not rows of cases (``cases``, ``sync``, ``recovery``, ``growth``), and smaller sizes than
-those of the goals: ``--sync-rounds``, ``--recovery-bytes``, ``--messages``, ``--window``. Stores
-are made in a temporary folder on the disk of the checkout and removed at the end; the largest takes
-about 4 GB.
+those of the goals: ``--sync-rounds``, ``--recovery-bytes``, ``--messages``, ``--window``.
+``BASE=<commit>`` compares the rows of cases with those of another commit. Stores are made in a
+temporary folder on the disk of the checkout and removed at the end; the largest takes about 4 GB.
 
 Each floor is the least that Python can do for the same input, and its code stands here.
 """
@@ -448,7 +448,7 @@ def run() -> None:
         if options.only in (None, "cases"):
             rows, stores = cases(folder)
             sys.argv[1:] = rest
-            main("store", rows)
+            main("store", rows, base_arguments=("--only", "cases"))
             for store in stores:
                 store.close()
         if options.only in (None, "sync"):

@@ -73,6 +73,12 @@ def test_a_part_is_a_file(suite: str) -> None:
             assert "SEEDS='1-5'" in run.stdout
         if suite == "bench":
             assert "--rows 'a*,b c'" in run.stdout
+            assert "--base" not in run.stdout
+
+
+def test_bench_passes_the_base() -> None:
+    run = make("-n", "bench", "PART=path", "BASE=HEAD~1")
+    assert "-m bench.path --rows '' --base 'HEAD~1'" in run.stdout
 
 
 def test_ci_calls_make_test_and_nothing_else() -> None:

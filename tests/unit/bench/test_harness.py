@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -386,3 +387,73 @@ def test_errors_of_a_program_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SystemExit) as ended:
         harness.run_program("demo", fail, LookupError)
     assert ended.value.code == "bench.demo: no tool"
+
+
+# ---- another commit --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two commits of a part, whose row takes 100 ns at the first and cannot run at the second."""
+    root = tmp_path / "repository"
+    (root / "bench").mkdir(parents=True)
+    (root / "src").mkdir()
+    part = root / "bench" / "part.py"
+    part.write_text(
+        "import json, sys\n"
+        "options = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "with open(options['--json'], 'a') as file:\n"
+        "    for case in options['--rows'].split(','):\n"
+        "        entry = {'case': case, 'median_ns': 100, 'rounds': int(options['--rounds'])}\n"
+        "        file.write(json.dumps(entry) + '\\n')\n"
+    )
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "one"]):
+        git(root, *arguments)
+    part.write_text("raise SystemExit('this part is broken')\n")
+    git(root, "commit", "--quiet", "-a", "-m", "two")
+    return root
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_base_is_checked_out_once(repository: Path) -> None:
+    base = harness.checkout_base("HEAD~1", repository)
+    assert base.commit == git(repository, "rev-parse", "HEAD~1")
+    assert base.folder == repository / "build" / "base" / base.commit[:12]
+    assert "json" in (base.folder / "bench" / "part.py").read_text()
+    assert harness.checkout_base(base.commit, repository) == base
+    # What `make clean` leaves behind does not disturb.
+    shutil.rmtree(repository / "build")
+    assert harness.checkout_base("HEAD~1", repository).folder.exists()
+    with pytest.raises(BenchError, match="cannot check out nosuch: fatal"):
+        harness.checkout_base("nosuch", repository)
+
+
+def test_the_base_measures_by_its_own_code(repository: Path) -> None:
+    base = harness.checkout_base("HEAD~1", repository)
+    runs = harness.BaseRuns("part", base, 5, ["--rows", "a,b"])
+    runs.run_half()
+    assert runs.finish("rounds") == {"a": 2.5, "b": 2.5}  # 3 before and 2 after
+    broken = harness.checkout_base("HEAD", repository)
+    with pytest.raises(BenchError, match="this part is broken"):
+        harness.BaseRuns("part", broken, 5, []).run_half()
+
+
+def test_the_table_shows_the_ratio_to_the_base(
+    bench: Bench, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = harness.checkout_base("HEAD~1", repository)
+    monkeypatch.setattr(harness, "checkout_base", lambda name: base)
+    shown = io.StringIO()
+    cases = [bench.case("a", 150), bench.case("b", 50)]
+    arguments = ["--rows", "a", "--base", "HEAD~1", "--sample-s", "0.001"]
+    harness.run("part", cases, arguments, stdout=shown, base_timer=bench.timer)
+    heading, line = shown.getvalue().splitlines()[1:]
+    assert heading.split()[-3:] == ["to", "the", "base"]
+    assert line.split()[-1] == "1.50x"
+    assert harness.format_ratio(1.0, None) == "new"
