@@ -153,7 +153,9 @@ async def test_a_round_says_in_one_line_what_went_wrong(
             await world.producer.send(f"U{number}")
         await world.producer.client.close()
         await world.rounds(3)
-        lines = [record.getMessage() for record in caplog.records if record.name.endswith("rounds")]
+        lines = [
+            record.getMessage() for record in caplog.records if record.name.endswith("check_back")
+        ]
         assert lines == [
             "no producer of group pg to ask about 3 half messages",
             "3 half messages of group pg moved to TRANS_CHECK_MAX_TIME_TOPIC: nobody decided about"
