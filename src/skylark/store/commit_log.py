@@ -198,6 +198,15 @@ class CommitLog:
         file.wrote = end
         return AppendedBatch(log_offsets, sizes, now_ms)
 
+    def can_hold(self, draft: Draft, topic: TopicField) -> bool:
+        """Whether a log file, with the blank record that closes it, is large enough for a draft."""
+        head = RECORD_HEADS[(self._with_host_bits(draft) & FLAG_HOSTS_V6_MASK) >> 4]
+        properties = draft.properties
+        if self._property_crc:
+            properties = reserve_property_crc(properties)
+        size = head.size + len(draft.body) + len(topic.field) + PROPERTIES_LENGTH.size
+        return size + len(properties) + BLANK_SIZE_MIN <= self.files.file_size
+
     def _with_host_bits(self, draft: Draft) -> int:
         sys_flag = draft.sys_flag & ~FLAG_HOSTS_V6_MASK | self._store_host_bit
         if len(draft.born_host) == HOST_V6_SIZE:

@@ -4,6 +4,18 @@ Checks in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder
 dispatch. A queue offset is used up only by an append that succeeded: a failed one leaves no
 gap. Statuses and their response codes are in :mod:`skylark.store.store_results`.
 
+**Limits** (:class:`PutLimits`). A client's message is held to the settings. A copy that the broker
+makes of a stored message is held to the record format only: the settings may have changed since
+the message was acknowledged. A message that waits for the broker to copy it (in the timer topic,
+in the half topic) is put only if its copies will fit: ``copy_growth`` says how many bytes of
+properties they have more than its own record.
+
+What a crash leaves behind at any line: limits are compared before a byte is written, so nothing of
+a message that is refused; and of a message within them what :class:`CommitLog` says, whichever
+limits they were. Recovery knows no ``maxMessageSize``: a record above it is kept whole or not at
+all, like any other. ``copy_growth`` is not stored; a store that was written without it is read all
+the same.
+
 The result comes back at once; whether the message is *durable* is another question, which
 :meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
 try another broker, and the store stops accepting until retention sees room again.
@@ -16,9 +28,10 @@ is an error only if its record is not in the log, or if its entries cannot be ma
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -49,11 +62,33 @@ logger = logging.getLogger(__name__)
 
 Queue = TypeVar("Queue", bound=EntryQueue)
 
+#: Bytes of properties by which a copy of a waiting message, given its topic and its property
+#: string, is longer than its record; at most :data:`COPY_GROWTH_MAX`.
+CopyGrowth: TypeAlias = Callable[[str, bytes], int]
+
 RETRY_TOPIC_SIZE_MAX: Final = 255
+COPY_GROWTH_MAX: Final = 1 << 10
 _ZERO_SECTOR: Final = bytes(SECTOR_SIZE)
 _CACHED_TOPICS_MAX: Final = 100_000
 _DELAY: Final = b"DELAY"
 _FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the length
+
+
+class PutLimits(enum.Enum):
+    """What a message is held to when it is put."""
+
+    #: Client messages: ``maxMessageSize``, short topic names, a body, room for copies.
+    SETTINGS = enum.auto()
+    #: Copies that the broker makes itself: only what a record and a log file can hold.
+    RECORD_FORMAT_ONLY = enum.auto()
+
+
+_SETTINGS: Final = PutLimits.SETTINGS
+
+
+def no_growth(_topic: str, _properties: bytes) -> int:
+    """For a store of which no copies are made."""
+    return 0
 
 
 class Putter:
@@ -66,6 +101,8 @@ class Putter:
         queues: ConsumeQueues,
         dispatch: Dispatch,
         flags: RunningFlags,
+        *,
+        copy_growth: CopyGrowth = no_growth,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -76,6 +113,9 @@ class Putter:
         self._adds_crc = config.enabled_append_prop_crc
         crc_size = PROPERTY_CRC_SIZE if self._adds_crc else 0
         self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
+        # Shorter properties surely leave room for copies.
+        self._usual_properties_size_max = self._properties_size_max - COPY_GROWTH_MAX
+        self._copy_growth = copy_growth
         self._refuses = config.broker_role is BrokerRole.SLAVE
         self._topics: dict[str, TopicField] = {}
 
@@ -83,9 +123,14 @@ class Putter:
         """Refuse everything from now on."""
         self._refuses = True
 
-    def put(self, draft: Draft) -> PutResult:
+    def properties_fit(self, properties: bytes, growth: int = 0) -> bool:
+        """Whether a record can hold properties that many bytes longer, with their checksum."""
+        size_max = self._properties_size_max - self._missing_end(properties)
+        return len(properties) + growth <= size_max
+
+    def put(self, draft: Draft, limits: PutLimits = _SETTINGS) -> PutResult:
         """Store one message."""
-        queue, result = self._append(draft, None)
+        queue, result = self._append(draft, None, limits)
         if queue is not None:
             try:
                 self._dispatch.add(
@@ -101,16 +146,16 @@ class Putter:
                 self._go_on([record], result.store_timestamp, error)
         return result
 
-    def put_run(self, drafts: list[Draft]) -> list[PutResult]:
+    def put_run(self, drafts: list[Draft], limits: PutLimits = _SETTINGS) -> list[PutResult]:
         """Store messages that came together, in their order, each on its own."""
         if len(drafts) == 1:
-            return [self.put(drafts[0])]
+            return [self.put(drafts[0], limits)]
         results: list[PutResult] = []
         appended: list[Appended] = []
         now_ms = self._log.now_ms()
         for draft in drafts:
             try:
-                queue, result = self._append(draft, now_ms)
+                queue, result = self._append(draft, now_ms, limits)
             except Exception:
                 logger.exception("a message could not be stored")
                 queue, result = None, PutResult(PutStatus.UNKNOWN_ERROR)
@@ -146,7 +191,9 @@ class Putter:
         if missing:
             raise error
 
-    def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
+    def _append(
+        self, draft: Draft, now_ms: int | None, limits: PutLimits
+    ) -> tuple[ConsumeQueue | None, PutResult]:
         """Write a message into the log, if nothing speaks against it, and which queue it is for."""
         properties, sys_flag = draft.properties, draft.sys_flag
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
@@ -154,13 +201,13 @@ class Putter:
         if not (
             self._flags.writeable
             and 0 < len(draft.body) <= self._body_size_max
-            and len(properties) < self._properties_size_max
+            and len(properties) < self._usual_properties_size_max
             and len(topic.field) <= _FIELD_SIZE_MAX
             and 0 not in properties
             and not sys_flag & FLAG_INNER_BATCH
             and not self._refuses
         ):
-            refusal = self._refusal(draft, topic, len(draft.body), properties)
+            refusal = self._refusal(draft, topic, len(draft.body), properties, limits)
             if refusal is not None:
                 return None, PutResult(refusal)
         queues = self._queues.by_topic.get(draft.topic)
@@ -179,13 +226,13 @@ class Putter:
             queue.next_offset = queue_offset + 1
         return queue, result
 
-    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
+    def put_batch(self, draft: Draft, batch: Batch, limits: PutLimits = _SETTINGS) -> PutResult:
         """Store the messages of a batch as records of their own, all or none.
 
         Topic, queue and times are the draft's; its body is not looked at.
         """
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
-        refusal = self._batch_refusal(draft, topic, batch)
+        refusal = self._batch_refusal(draft, topic, batch, limits)
         if refusal is not None:
             return PutResult(refusal)
         queue = self._new_queue(self._queues.get_or_create, draft)
@@ -243,30 +290,42 @@ class Putter:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _refusal(
-        self, draft: Draft, topic: TopicField, body_size: int, properties: bytes
+        self,
+        draft: Draft,
+        topic: TopicField,
+        body_size: int,
+        properties: bytes,
+        limits: PutLimits = _SETTINGS,
     ) -> PutStatus | None:
-        properties_size = len(properties)
         if self._refuses or not self._flags.writeable:
             return PutStatus.SERVICE_NOT_AVAILABLE
-        if len(topic.field) > _FIELD_SIZE_MAX and not self._is_long_retry(draft.topic):
+        of_client = limits is PutLimits.SETTINGS
+        if len(topic.field) > _FIELD_SIZE_MAX and not self._may_be_long(draft.topic, of_client):
             return PutStatus.MESSAGE_ILLEGAL
-        if body_size == 0:
+        if of_client and body_size == 0:
             return PutStatus.MESSAGE_ILLEGAL
-        if properties_size > self._properties_size_max - self._missing_end(properties):
+        growth = self._copy_growth(draft.topic, properties) if of_client else 0
+        if not self.properties_fit(properties, growth):
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         if properties[-1:] == b"\0" or _ZERO_SECTOR in properties:
             # Recovery takes a record that ends in a zero, or has a sector of them where no checksum
             # is, for one that the disk has only in part: it must not be taken in.
             return PutStatus.MESSAGE_ILLEGAL
-        if body_size > self._body_size_max or (
-            body_size + properties_size + len(topic.field) + 128 > self._record_size_max
-        ):
+        is_too_large = (
+            body_size > self._body_size_max
+            or body_size + len(properties) + len(topic.field) + 128 > self._record_size_max
+            if of_client
+            else not self._log.can_hold(draft, topic)
+        )
+        if is_too_large:
             return PutStatus.MESSAGE_ILLEGAL
         if draft.sys_flag & FLAG_INNER_BATCH:
             return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
         return None
 
-    def _batch_refusal(self, draft: Draft, topic: TopicField, batch: Batch) -> PutStatus | None:
+    def _batch_refusal(
+        self, draft: Draft, topic: TopicField, batch: Batch, limits: PutLimits
+    ) -> PutStatus | None:
         if not batch or draft.topic.startswith(RETRY_PREFIX):
             return PutStatus.MESSAGE_ILLEGAL
         if draft.sys_flag & FLAG_TRANSACTION_MASK in HIDDEN_KINDS:
@@ -274,7 +333,7 @@ class Putter:
         delay = find_raw_property(draft.properties, _DELAY)
         if delay is not None and delay.lstrip(b"+0").isdigit():
             return PutStatus.MESSAGE_ILLEGAL
-        usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
+        usual_max = min(self._body_size_max, self._usual_properties_size_max) - _FIELD_SIZE_MAX
         if (
             self._refuses
             or not self._flags.writeable
@@ -285,17 +344,21 @@ class Putter:
             or 0 in b"".join(batch.properties)
         ):  # one condition that holds for hardly any batch; which message it is comes out here
             for message in batch:
-                refusal = self._refusal(draft, topic, len(message.body), message.properties)
+                body_size, properties = len(message.body), message.properties
+                refusal = self._refusal(draft, topic, body_size, properties, limits)
                 if refusal is not None:
                     return refusal
-        return PutStatus.MESSAGE_ILLEGAL if sum(batch.sizes) > self._record_size_max else None
+        of_client = limits is PutLimits.SETTINGS
+        is_too_large = of_client and sum(batch.sizes) > self._record_size_max
+        return PutStatus.MESSAGE_ILLEGAL if is_too_large else None
 
     def _missing_end(self, properties: bytes) -> int:
         """Bytes that a checksum needs before it, beside its own."""
         return self._adds_crc and bool(properties) and properties[-1:] != b"\x02"
 
-    def _is_long_retry(self, topic: str) -> bool:
-        return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
+    def _may_be_long(self, topic: str, of_client: bool) -> bool:
+        of_retries = topic.startswith(RETRY_PREFIX)
+        return (of_retries or not of_client) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
 
     # ---- helpers ---------------------------------------------------------------------------------
 
