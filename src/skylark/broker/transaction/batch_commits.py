@@ -30,6 +30,7 @@ from skylark.core.errors import RemoteProtocolError
 from skylark.core.names import HALF_TOPIC
 from skylark.store.commit_log import Draft
 from skylark.store.mapped_file import Lease
+from skylark.store.put_message import PutLimits
 from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.batch import Batch, BatchMessage
@@ -107,7 +108,8 @@ class PlainCommits:
             seen.add(record.queue_offset)
             records.append(record)
             messages.append(self._final(record))
-        result = self._writer.put_batch(draft, Batch.of(messages))
+        batch = Batch.of(messages)
+        result = self._writer.put_batch(draft, batch, PutLimits.RECORD_FORMAT_ONLY)
         if not result.status.stored:
             return None
         self._transactions.finals_stored(records, topic, result)

@@ -32,6 +32,7 @@ from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.broker.transaction.check_back import CheckRounds
@@ -263,6 +264,9 @@ class TransactionService:
         draft, properties = half.final()
         result = self._writer.put_own(draft, properties)
         if not result.status.stored:
+            if result.status in NEVER_STORED:
+                offset = half.record.log_offset
+                self._writer.uncopied.add("commit", offset, draft.topic, result.status)
             raise NotStoredError(result.status)
         self._decide(half.offset, half.first_offset, half.real_topic, fate, Fate.COMMITTED)
         # The draft has the topic of delayed messages now, if it is one: as Java counts.
@@ -302,6 +306,8 @@ class TransactionService:
         half = self.recent.find(ext)
         if half is None or not self.is_open_alone(half.offset):
             return None
+        if len(half.final.body) > self._store.config.max_message_size:
+            return None  # lowered since: ``end`` is not held to it, a run of sends is
         self.recent.drop(half)
         return half
 
@@ -350,7 +356,8 @@ class TransactionService:
     def _write_ops(self) -> PutResult | None:
         """Store what was collected as one op message; None if that failed, it is tried again."""
         body = self._ops.body()
-        result = self._writer.put(op_draft(body, self._store.log.store_host, self._clock.now_ms()))
+        draft = op_draft(body, self._store.log.store_host, self._clock.now_ms())
+        result = self._writer.put_copy(draft)
         if not result.status.stored:
             log.warning("an op message was not stored: %s", result.status.name)
             if self._op_timer is None:
@@ -394,7 +401,7 @@ class TransactionService:
         if fate in ALREADY:
             raise BrokerError(RESUME_FAILED, hint=ALREADY[fate])
         draft = half.resumed()
-        result = self._writer.put(draft)
+        result = self._writer.put_copy(draft)
         if not result.status.stored:
             raise BrokerError(RESUME_FAILED, hint=result.status.name)
         self._store.when_durable(result, _ignore, wait=False)

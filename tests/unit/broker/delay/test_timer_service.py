@@ -15,6 +15,7 @@ from skylark.broker.delay.timer_service import TimerService
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.core.names import TIMER_TOPIC
 from skylark.store.commit_log import Draft
+from skylark.store.put_message import PutLimits
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.store.timer.timer_layout import SLOT, SLOT_SIZE
 from skylark.wire.batch import BatchMessage, encode_batch
@@ -355,10 +356,10 @@ def failing(world: Stored, statuses: list[PutStatus]) -> Callable[..., PutResult
     writer = world.graph.writer
     put = writer.put
 
-    def put_or_fail(draft: Any) -> PutResult:
+    def put_or_fail(draft: Any, limits: PutLimits) -> PutResult:
         if draft.topic == "T" and statuses:
             return PutResult(statuses.pop(0))
-        return put(draft)
+        return put(draft, limits)
 
     return put_or_fail
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.net.connection import Connection
 from skylark.store.commit_log import Draft
+from skylark.store.put_message import PutLimits
 from skylark.store.store_results import PutResult
 from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.bodies.config import SubscriptionGroupConfig
@@ -75,9 +76,9 @@ def run_sizes(world: Stored) -> list[int]:
     sizes: list[int] = []
     put_run = world.graph.writer.put_run
 
-    def noting(drafts: list[Draft]) -> list[PutResult]:
+    def noting(drafts: list[Draft], limits: PutLimits = PutLimits.SETTINGS) -> list[PutResult]:
         sizes.append(len(drafts))
-        return put_run(drafts)
+        return put_run(drafts, limits)
 
     world.graph.writer.put_run = noting  # type: ignore[method-assign]
     return sizes

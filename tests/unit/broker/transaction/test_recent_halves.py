@@ -19,6 +19,7 @@ from skylark.broker.transaction.recent_halves import (
 )
 from skylark.net.connection import Connection
 from skylark.store.commit_log import Draft
+from skylark.store.put_message import PutLimits
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import FLAG_ONEWAY, Command
@@ -301,8 +302,8 @@ async def test_what_cannot_be_stored_stays_undecided(
         store = world.graph.store
         put_run = store.put_run
 
-        def failing(drafts: list[Draft]) -> list[PutResult]:
-            return [PutResult(PutStatus.SERVICE_NOT_AVAILABLE), *put_run(drafts[1:])]
+        def failing(drafts: list[Draft], limits: PutLimits) -> list[PutResult]:
+            return [PutResult(PutStatus.SERVICE_NOT_AVAILABLE), *put_run(drafts[1:], limits)]
 
         requests = [request(world, each, oneway=False) for each in (one, two)]
         with monkeypatch.context() as patch:
