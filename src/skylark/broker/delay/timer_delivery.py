@@ -7,7 +7,8 @@ it was placed (the largest long for one that never was, because it came late), a
 was acknowledged. A message of which no record can be made stays in the timer topic, and is counted
 (:mod:`skylark.broker.send.own_copies`).
 
-Counterpart of Java's ``TimerDequeuePutMessageService``, ``convert`` and ``doPut`` in ``TimerMessageStore``.
+Counterpart of Java's ``TimerDequeuePutMessageService``, and of ``convert`` and ``doPut`` in
+``TimerMessageStore``.
 """
 
 from __future__ import annotations
