@@ -6,7 +6,7 @@ test compares it with what the command says of itself. ``skylark job`` is such a
 
 A command takes the :class:`~skylark.cli.cli_context.CliContext` by ``@click.pass_obj``, imports
 what it needs inside its function, and raises. Turning errors into sentences and exit codes is done
-here, once (``exits.py``); so is telling what to install where a package is missing.
+here, once (``exit_codes.py``); so is telling what to install where a package is missing.
 """
 
 from __future__ import annotations

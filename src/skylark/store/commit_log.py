@@ -22,6 +22,7 @@ Answers to Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
@@ -76,6 +77,18 @@ def topic_field(topic: str) -> TopicField:
     return TopicField(MAGIC_V2, TOPIC_LENGTH_V2.pack(len(name)) + name)
 
 
+class PutLimits(enum.Enum):
+    """What a message is held to when it is put."""
+
+    #: Client messages: ``maxMessageSize``, short topic names, a body, room for copies.
+    SETTINGS = enum.auto()
+    #: Copies that the broker makes itself: only what a record and a log file can hold.
+    RECORD_FORMAT_ONLY = enum.auto()
+
+
+_SETTINGS: Final = PutLimits.SETTINGS
+
+
 class Draft(msgspec.Struct, gc=False):
     """A message on its way into the log. Hooks (delay, transactions) may still change it."""
 
@@ -93,6 +106,7 @@ class Draft(msgspec.Struct, gc=False):
     batch: Batch | None = None
     #: How many messages the body holds, if it is a batch that is stored unsplit.
     inner_count: int = 0
+    limits: PutLimits = _SETTINGS
 
 
 class AppendedBatch(msgspec.Struct, gc=False):
@@ -169,7 +183,12 @@ class CommitLog:
         return PutResult(_PUT_OK, log_offset, size, queue_offset, now_ms, 1)
 
     def append_batch(
-        self, draft: Draft, topic: TopicField, queue_offset: int, batch: Batch
+        self,
+        draft: Draft,
+        topic: TopicField,
+        queue_offset: int,
+        batch: Batch,
+        now_ms: int | None = None,
     ) -> AppendedBatch:
         """Write one record per message, all in one file, with consecutive queue offsets.
 
@@ -177,7 +196,8 @@ class CommitLog:
         Nothing of the batch can be read before all of it can.
         """
         sys_flag = self._with_host_bits(draft)
-        now_ms = self.now_ms()
+        if now_ms is None:
+            now_ms = self.now_ms()
         head = RECORD_HEADS[(sys_flag & FLAG_HOSTS_V6_MASK) >> 4].pack(
             0, topic.magic, 0, draft.queue_id, 0, 0, 0, sys_flag, draft.born_timestamp,
             draft.born_host, now_ms, self.store_host, draft.reconsume_times, 0, 0,
@@ -201,6 +221,15 @@ class CommitLog:
         file.last_store_timestamp = now_ms
         file.wrote = end
         return AppendedBatch(log_offsets, sizes, now_ms)
+
+    def can_hold(self, draft: Draft, topic: TopicField) -> bool:
+        """Whether a log file, with the blank record that closes it, is large enough for a draft."""
+        head = RECORD_HEADS[(self._with_host_bits(draft) & FLAG_HOSTS_V6_MASK) >> 4]
+        properties = draft.properties
+        if self._property_crc:
+            properties = reserve_property_crc(properties)
+        size = head.size + len(draft.body) + len(topic.field) + PROPERTIES_LENGTH.size
+        return size + len(properties) + BLANK_SIZE_MIN <= self.files.file_size
 
     def _with_host_bits(self, draft: Draft) -> int:
         sys_flag = draft.sys_flag & ~FLAG_HOSTS_V6_MASK | self._store_host_bit

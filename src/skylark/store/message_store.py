@@ -51,7 +51,7 @@ from skylark.store.kernel_sync import KernelSyncs, open_kernel_syncs
 from skylark.store.log_replay import IndexCatchUp, IsBatchTopic, Replay
 from skylark.store.message_reader import Reader
 from skylark.store.owner_thread import Post, Scheduler, Watch
-from skylark.store.put_message import Putter
+from skylark.store.put_message import CopyGrowth, Putter, no_growth
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.recovery import Progress, RecoveryReport, StoreParts, recover
 from skylark.store.replica_log import ReplicaLog, ReplicaWait
@@ -92,6 +92,7 @@ class MessageStore:
     replicas: ReplicaWait | None = None
     #: Called when there may be more to replicate: after a put, a commit or a synchronous flush.
     on_growth: Callable[[], None] | None = None
+    _copy_growth: CopyGrowth | None = None
 
     def __init__(
         self,
@@ -181,10 +182,23 @@ class MessageStore:
             self._pool.fast_fail = config.fast_fail_if_no_buffer_in_store_pool
             self._commit.follow(config)
 
+    def leave_room_for_copies(self, growth: CopyGrowth) -> None:
+        """Refuse from now on client messages whose copies would not fit into records."""
+        self._copy_growth = growth
+        self._make_putter()
+
     # ---- parts -----------------------------------------------------------------------------------
 
     def _make_putter(self) -> None:
-        self._putter = Putter(self.config, self.log, self.queues, self.dispatch, self.flags)
+        self._putter = Putter(
+            self.config,
+            self.log,
+            self.queues,
+            self.dispatch,
+            self.flags,
+            copy_growth=self._copy_growth or no_growth,
+        )
+        self.properties_fit = self._putter.properties_fit
         self.put = self._putter.put
         self.put_run = self._putter.put_run
         self.put_batch = self._putter.put_batch

@@ -4,6 +4,18 @@ Checks in Java's order (``HookUtils.checkBeforePutMessage``, ``MessageExtEncoder
 dispatch. A queue offset is used up only by an append that succeeded: a failed one leaves no
 gap. Statuses and their response codes are in :mod:`skylark.store.store_results`.
 
+**Limits** (:class:`PutLimits`). A client's message is held to the settings. A copy that the broker
+makes of a stored message is held to the record format only: the settings may have changed since
+the message was acknowledged. A message that waits for the broker to copy it (in the timer topic,
+in the half topic) is put only if its copies will fit: ``copy_growth`` says how many bytes of
+properties they have more than its own record.
+
+What a crash leaves behind at any line: limits are compared before a byte is written, so nothing of
+a message that is refused; and of a message within them what :class:`CommitLog` says, whichever
+limits they were. Recovery knows no ``maxMessageSize``: a record above it is kept whole or not at
+all, like any other. ``copy_growth`` is not stored; a store that was written without it is read all
+the same.
+
 The result comes back at once; whether the message is *durable* is another question, which
 :meth:`MessageStore.when_durable` answers. A full disk is SERVICE_NOT_AVAILABLE, so that producers
 try another broker, and the store stops accepting until retention sees room again.
@@ -17,21 +29,22 @@ is an error only if its record is not in the log, or if its entries cannot be ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from skylark.core.errors import StoreError
 from skylark.core.names import RETRY_PREFIX
 from skylark.store.batch_queue import MESSAGE_COUNT_MAX
-from skylark.store.commit_log import CommitLog, Draft, TopicField, topic_field
+from skylark.store.commit_log import CommitLog, Draft, PutLimits, TopicField, topic_field
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.consume_queue import ConsumeQueue, EntryQueue
 from skylark.store.errors import StoreFullError
 from skylark.store.log_replay import SECTOR_SIZE
 from skylark.store.queue_registry import ConsumeQueues
-from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch, Run
+from skylark.store.reput import HIDDEN_KINDS, Appended, Dispatch
 from skylark.store.running_flags import RunningFlags, StoreFlag
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch
@@ -49,11 +62,21 @@ logger = logging.getLogger(__name__)
 
 Queue = TypeVar("Queue", bound=EntryQueue)
 
+#: Bytes of properties by which a copy of a waiting message, given its topic and its property
+#: string, is longer than its record; at most :data:`COPY_GROWTH_MAX`.
+CopyGrowth: TypeAlias = Callable[[str, bytes], int]
+
 RETRY_TOPIC_SIZE_MAX: Final = 255
+COPY_GROWTH_MAX: Final = 1 << 10
 _ZERO_SECTOR: Final = bytes(SECTOR_SIZE)
 _CACHED_TOPICS_MAX: Final = 100_000
 _DELAY: Final = b"DELAY"
 _FIELD_SIZE_MAX: Final = TOPIC_SIZE_V1_MAX + 1  # with the byte that holds the length
+
+
+def no_growth(_topic: str, _properties: bytes) -> int:
+    """For a store of which no copies are made."""
+    return 0
 
 
 class Putter:
@@ -66,6 +89,8 @@ class Putter:
         queues: ConsumeQueues,
         dispatch: Dispatch,
         flags: RunningFlags,
+        *,
+        copy_growth: CopyGrowth = no_growth,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -76,6 +101,9 @@ class Putter:
         self._adds_crc = config.enabled_append_prop_crc
         crc_size = PROPERTY_CRC_SIZE if self._adds_crc else 0
         self._properties_size_max = PROPERTIES_SIZE_MAX - crc_size
+        # Shorter properties surely leave room for copies.
+        self._usual_properties_size_max = self._properties_size_max - COPY_GROWTH_MAX
+        self._copy_growth = copy_growth
         self._refuses = config.broker_role is BrokerRole.SLAVE
         self._topics: dict[str, TopicField] = {}
 
@@ -83,72 +111,55 @@ class Putter:
         """Refuse everything from now on."""
         self._refuses = True
 
+    def properties_fit(self, properties: bytes, growth: int = 0) -> bool:
+        """Whether a record can hold properties that many bytes longer, with their checksum."""
+        size_max = self._properties_size_max - self._missing_end(properties)
+        return len(properties) + growth <= size_max
+
     def put(self, draft: Draft) -> PutResult:
         """Store one message."""
-        queue, result = self._append(draft, None)
-        if queue is not None:
-            try:
-                self._dispatch.add(
-                    queue,
-                    result.log_offset,
-                    result.size,
-                    draft.sys_flag,
-                    result.store_timestamp,
-                    draft.properties,
-                )
-            except Exception as error:  # noqa: BLE001 - raised again if entries are missing
-                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
-                self._go_on([record], result.store_timestamp, error)
-        return result
+        return self.put_run([draft])[0]
 
-    def put_run(self, drafts: list[Draft]) -> list[PutResult]:
+    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
+        """Store the messages of a batch as records of their own, all or none.
+
+        Topic, queue and times are the draft's; its body is not looked at.
+        """
+        return self.put(msgspec.structs.replace(draft, batch=batch))
+
+    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
+        """Store a batch body unsplit, as one record of a BatchCQ topic."""
+        if message_count <= 0:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL)
+        return self.put(msgspec.structs.replace(draft, inner_count=message_count))
+
+    def put_run(self, drafts: Sequence[Draft]) -> list[PutResult]:
         """Store messages that came together, in their order, each on its own.
 
-        A draft that is a batch is stored all or none.
+        A draft with a ``batch`` becomes a record for each of its messages, all or none; one with an
+        ``inner_count`` becomes one record that stands for so many.
         """
-        if len(drafts) == 1:
-            draft = drafts[0]
-            if draft.batch is not None or draft.inner_count:
-                return [self._put_whole(draft, [], 0)]
-            return [self.put(draft)]
         results: list[PutResult] = []
         appended: list[Appended] = []
         now_ms = self._log.now_ms()
         for draft in drafts:
-            if draft.batch is not None or draft.inner_count:
-                results.append(self._put_whole(draft, appended, now_ms))
-                appended = []
-                continue
             try:
-                queue, result = self._append(draft, now_ms)
+                if draft.batch is not None:
+                    result = self._append_batch(draft, draft.batch, now_ms, appended)
+                elif draft.inner_count:
+                    result = self._append_inner_batch(draft, now_ms, appended)
+                else:
+                    result = self._append(draft, now_ms, appended)
             except Exception:
                 logger.exception("a message could not be stored")
-                queue, result = None, PutResult(PutStatus.UNKNOWN_ERROR)
+                result = PutResult(PutStatus.UNKNOWN_ERROR)
             results.append(result)
-            if queue is not None:
-                record = (queue, result.log_offset, result.size, draft.sys_flag, draft.properties)
-                appended.append(record)
         if appended:
-            self._add_run(Run(*zip(*appended, strict=True)), now_ms)
+            try:
+                self._dispatch.add_run(appended, now_ms)
+            except Exception as error:  # noqa: BLE001 - raised again if entries are missing
+                self._go_on(appended, now_ms, error)
         return results
-
-    def _put_whole(self, draft: Draft, before: list[Appended], now_ms: int) -> PutResult:
-        """Store a batch, after the dispatch of what was appended before it."""
-        if before:
-            self._add_run(Run(*zip(*before, strict=True)), now_ms)
-        try:
-            if draft.batch is not None:
-                return self.put_batch(draft, draft.batch)
-            return self.put_inner_batch(draft, draft.inner_count)
-        except Exception:
-            logger.exception("a batch could not be stored")
-            return PutResult(PutStatus.UNKNOWN_ERROR)
-
-    def _add_run(self, run: Run, now_ms: int) -> None:
-        try:
-            self._dispatch.add_run(run, now_ms)
-        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
-            self._go_on(list(zip(*run, strict=True)), now_ms, error)
 
     def _go_on(self, records: list[Appended], now_ms: int, error: Exception) -> None:
         """Dispatch what an error has left over; raises it if that is not possible."""
@@ -161,22 +172,22 @@ class Putter:
             if log_offset < dispatch.dispatched_until:
                 continue  # the error came after its entries
             try:
-                dispatch.add(queue, log_offset, size, sys_flag, now_ms, properties)
+                dispatch.add_run([(queue, log_offset, size, sys_flag, properties)], now_ms)
             except Exception as again:
                 logger.debug("a dispatch broke off again", exc_info=again)
                 missing |= dispatch.dispatched_until < log_offset + size
         if missing:
             raise error
 
-    def _append(self, draft: Draft, now_ms: int | None) -> tuple[ConsumeQueue | None, PutResult]:
-        """Write a message into the log, if nothing speaks against it, and which queue it is for."""
+    def _append(self, draft: Draft, now_ms: int, appended: list[Appended]) -> PutResult:
+        """Write one message into the log, if nothing speaks against it."""
         properties, sys_flag = draft.properties, draft.sys_flag
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
         # One condition that holds for nearly every message; which part failed is found out later.
         if not (
             self._flags.writeable
             and 0 < len(draft.body) <= self._body_size_max
-            and len(properties) < self._properties_size_max
+            and len(properties) < self._usual_properties_size_max
             and len(topic.field) <= _FIELD_SIZE_MAX
             and 0 not in properties
             and not sys_flag & FLAG_INNER_BATCH
@@ -184,28 +195,28 @@ class Putter:
         ):
             refusal = self._refusal(draft, topic, len(draft.body), properties)
             if refusal is not None:
-                return None, PutResult(refusal)
+                return PutResult(refusal)
         queues = self._queues.by_topic.get(draft.topic)
         queue = queues.get(draft.queue_id) if queues else None
         if type(queue) is not ConsumeQueue:
             queue = self._new_queue(self._queues.get_or_create, draft)
             if queue is None:
-                return None, PutResult(PutStatus.MESSAGE_ILLEGAL)
+                return PutResult(PutStatus.MESSAGE_ILLEGAL)
         counted = not sys_flag or sys_flag & FLAG_TRANSACTION_MASK not in HIDDEN_KINDS
         queue_offset = queue.next_offset if counted else 0
         try:
             result = self._log.append(draft, topic, queue_offset, now_ms)
         except StoreError as error:
-            return None, PutResult(self._failure(error))
+            return PutResult(self._failure(error))
         if counted:
             queue.next_offset = queue_offset + 1
-        return queue, result
+        appended.append((queue, result.log_offset, result.size, sys_flag, properties))
+        return result
 
-    def put_batch(self, draft: Draft, batch: Batch) -> PutResult:
-        """Store the messages of a batch as records of their own, all or none.
-
-        Topic, queue and times are the draft's; its body is not looked at.
-        """
+    def _append_batch(
+        self, draft: Draft, batch: Batch, now_ms: int, appended: list[Appended]
+    ) -> PutResult:
+        """Write the messages of a batch into the log, all or none."""
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
         refusal = self._batch_refusal(draft, topic, batch)
         if refusal is not None:
@@ -215,22 +226,24 @@ class Putter:
             return PutResult(PutStatus.MESSAGE_ILLEGAL)
         queue_offset = queue.next_offset
         try:
-            appended = self._log.append_batch(draft, topic, queue_offset, batch)
+            written = self._log.append_batch(draft, topic, queue_offset, batch, now_ms)
         except StoreError as error:
             return PutResult(self._failure(error))
         count = len(batch)
         queue.next_offset = queue_offset + count
-        offsets, sizes, now_ms = appended.log_offsets, appended.sizes, appended.store_timestamp
-        run = Run((queue,) * count, offsets, sizes, (draft.sys_flag,) * count, batch.properties)
-        self._add_run(run, now_ms)
+        offsets, sizes = written.log_offsets, written.sizes
+        appended += zip(
+            repeat(queue), offsets, sizes, repeat(draft.sys_flag, count), batch.properties
+        )
         return PutResult(PutStatus.PUT_OK, offsets[0], sum(sizes), queue_offset, now_ms, count)
 
-    def put_inner_batch(self, draft: Draft, message_count: int) -> PutResult:
-        """Store a batch body unsplit, as one record of a BatchCQ topic.
+    def _append_inner_batch(self, draft: Draft, now_ms: int, appended: list[Appended]) -> PutResult:
+        """Write a batch body unsplit, as one record of a BatchCQ topic.
 
         INNER_BASE and INNER_NUM are added to the properties, and the bits that tell consumers to
-        unwrap it; the queue moves on by ``message_count``.
+        unwrap it; the queue moves on by the number of messages.
         """
+        message_count = draft.inner_count
         topic = self._topics.get(draft.topic) or self._topic(draft.topic)
         if not 0 < message_count <= MESSAGE_COUNT_MAX or draft.sys_flag & FLAG_TRANSACTION_MASK:
             return PutResult(PutStatus.MESSAGE_ILLEGAL)
@@ -250,39 +263,43 @@ class Putter:
         sys_flag = draft.sys_flag | FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
         record = msgspec.structs.replace(draft, properties=properties, sys_flag=sys_flag)
         try:
-            result = self._log.append(record, topic, queue_offset)
+            result = self._log.append(record, topic, queue_offset, now_ms)
         except StoreError as error:
             return PutResult(self._failure(error))
         queue.next_offset = queue_offset + message_count
-        now_ms = result.store_timestamp
-        try:
-            self._dispatch.add(queue, result.log_offset, result.size, sys_flag, now_ms, properties)
-        except Exception as error:  # noqa: BLE001 - raised again if entries are missing
-            appended = (queue, result.log_offset, result.size, sys_flag, properties)
-            self._go_on([appended], now_ms, error)
+        appended.append((queue, result.log_offset, result.size, sys_flag, properties))
         return msgspec.structs.replace(result, message_count=message_count)
 
     # ---- checks ----------------------------------------------------------------------------------
 
     def _refusal(
-        self, draft: Draft, topic: TopicField, body_size: int, properties: bytes
+        self,
+        draft: Draft,
+        topic: TopicField,
+        body_size: int,
+        properties: bytes,
     ) -> PutStatus | None:
-        properties_size = len(properties)
         if self._refuses or not self._flags.writeable:
             return PutStatus.SERVICE_NOT_AVAILABLE
-        if len(topic.field) > _FIELD_SIZE_MAX and not self._is_long_retry(draft.topic):
+        of_client = draft.limits is PutLimits.SETTINGS
+        if len(topic.field) > _FIELD_SIZE_MAX and not self._may_be_long(draft.topic, of_client):
             return PutStatus.MESSAGE_ILLEGAL
-        if body_size == 0:
+        if of_client and body_size == 0:
             return PutStatus.MESSAGE_ILLEGAL
-        if properties_size > self._properties_size_max - self._missing_end(properties):
+        growth = self._copy_growth(draft.topic, properties) if of_client else 0
+        if not self.properties_fit(properties, growth):
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         if properties[-1:] == b"\0" or _ZERO_SECTOR in properties:
             # Recovery takes a record that ends in a zero, or has a sector of them where no checksum
             # is, for one that the disk has only in part: it must not be taken in.
             return PutStatus.MESSAGE_ILLEGAL
-        if body_size > self._body_size_max or (
-            body_size + properties_size + len(topic.field) + 128 > self._record_size_max
-        ):
+        is_too_large = (
+            body_size > self._body_size_max
+            or body_size + len(properties) + len(topic.field) + 128 > self._record_size_max
+            if of_client
+            else not self._log.can_hold(draft, topic)
+        )
+        if is_too_large:
             return PutStatus.MESSAGE_ILLEGAL
         if draft.sys_flag & FLAG_INNER_BATCH:
             return PutStatus.MESSAGE_ILLEGAL  # only topics of type BatchCQ take inner batches
@@ -296,7 +313,7 @@ class Putter:
         delay = find_raw_property(draft.properties, _DELAY)
         if delay is not None and delay.lstrip(b"+0").isdigit():
             return PutStatus.MESSAGE_ILLEGAL
-        usual_max = min(self._body_size_max, self._properties_size_max) - _FIELD_SIZE_MAX
+        usual_max = min(self._body_size_max, self._usual_properties_size_max) - _FIELD_SIZE_MAX
         if (
             self._refuses
             or not self._flags.writeable
@@ -307,17 +324,21 @@ class Putter:
             or 0 in b"".join(batch.properties)
         ):  # one condition that holds for hardly any batch; which message it is comes out here
             for message in batch:
-                refusal = self._refusal(draft, topic, len(message.body), message.properties)
+                body_size, properties = len(message.body), message.properties
+                refusal = self._refusal(draft, topic, body_size, properties)
                 if refusal is not None:
                     return refusal
-        return PutStatus.MESSAGE_ILLEGAL if sum(batch.sizes) > self._record_size_max else None
+        of_client = draft.limits is PutLimits.SETTINGS
+        is_too_large = of_client and sum(batch.sizes) > self._record_size_max
+        return PutStatus.MESSAGE_ILLEGAL if is_too_large else None
 
     def _missing_end(self, properties: bytes) -> int:
         """Bytes that a checksum needs before it, beside its own."""
         return self._adds_crc and bool(properties) and properties[-1:] != b"\x02"
 
-    def _is_long_retry(self, topic: str) -> bool:
-        return topic.startswith(RETRY_PREFIX) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
+    def _may_be_long(self, topic: str, of_client: bool) -> bool:
+        of_retries = topic.startswith(RETRY_PREFIX)
+        return (of_retries or not of_client) and len(topic.encode()) <= RETRY_TOPIC_SIZE_MAX
 
     # ---- helpers ---------------------------------------------------------------------------------
 

@@ -171,7 +171,6 @@ class TagsCodes:
 _Waiting: TypeAlias = tuple[int, EntryQueue, int, int, int, bytes]
 #: The same when it is in the index: with the tags code of its entry, None if it gets none.
 _Prepared: TypeAlias = tuple[int, EntryQueue, int, int | None, int, bytes]
-_Add: TypeAlias = Callable[[EntryQueue, int, int, int, int, bytes], None]
 #: A record just appended: its queue, log offset, size, sys flag, properties.
 Appended: TypeAlias = tuple[EntryQueue, int, int, int, bytes]
 
@@ -206,9 +205,6 @@ class Dispatch:
         self._is_awaited = is_awaited
         self._waiting: deque[_Waiting] | None = deque() if after_flush else None
         self._prepared: deque[_Prepared] = deque()
-        #: Take in a record just appended, with the queue it belongs to: queue, log offset, size,
-        #: sys flag, store time, properties.
-        self.add: _Add = self._hold if after_flush else self._dispatch
         #: End of the last record whose entries are made.
         self.dispatched_until = 0
         #: Store time of that record.
@@ -229,53 +225,56 @@ class Dispatch:
         self.dispatched_until = log_end
         self.dispatched_timestamp = store_timestamp
 
-    def _hold(
-        self,
-        queue: EntryQueue,
-        log_offset: int,
-        size: int,
-        sys_flag: int,
-        store_timestamp: int,
-        properties: bytes,
-    ) -> None:
-        """:attr:`add` where records wait for the disk."""
-        assert self._waiting is not None
-        self._waiting.append(
-            (log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
-        )
+    def add_run(self, appended: Sequence[Appended], store_timestamp: int) -> None:
+        """Take in records that were appended one after the other in the same moment.
 
-    def add_run(self, run: Run, store_timestamp: int) -> None:
-        """:attr:`add` for records that were appended in the same moment."""
-        queues, log_offsets, sizes, sys_flags, property_strings = run
+        Their entries are made now, or when :meth:`release` says that they are on disk.
+        """
         if self._waiting is not None:
-            for queue, log_offset, size, sys_flag, properties in zip(*run, strict=True):
-                self._hold(queue, log_offset, size, sys_flag, store_timestamp, properties)
+            self._waiting += [
+                (log_offset + size, queue, log_offset, sys_flag, store_timestamp, properties)
+                for queue, log_offset, size, sys_flag, properties in appended
+            ]
             return
         keyed: KeyedRecords = []
-        tags_codes = self._read_alike(run, keyed) or [
-            self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
-            for queue, log_offset, sys_flag, properties in zip(
-                queues, log_offsets, sys_flags, property_strings, strict=True
-            )
-        ]
+        count = len(appended)
+        tags_codes: Sequence[int | None] | None = None
+        if count >= _ALIKE_MIN:
+            tags_codes = self._read_alike(Run(*zip(*appended, strict=True)), keyed)
+        if tags_codes is None:
+            tags_codes = [
+                self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
+                for queue, log_offset, _, sys_flag, properties in appended
+            ]
         self._put_into_index(keyed, store_timestamp)
-        queue, count = queues[0], len(queues)
-        if (
-            count > 1
-            and type(queue) is ConsumeQueue
-            and queues.count(queue) == count
-            and not self._tells(queue)
-            and None not in tags_codes
-        ):
-            log_end = log_offsets[-1] + sizes[-1]
-            queue.append_run(list(map(CQ_ENTRY.pack, log_offsets, sizes, tags_codes)), log_end)
-            self.dispatched_until = log_end
-            self.dispatched_timestamp = store_timestamp
+        if count > 1 and self._enter_at_once(appended, tags_codes, store_timestamp):
             return
-        for queue, log_offset, size, code, properties in zip(
-            queues, log_offsets, sizes, tags_codes, property_strings, strict=True
+        for (queue, log_offset, size, _, properties), code in zip(
+            appended, tags_codes, strict=True
         ):
             self._enter(queue, log_offset, size, code, store_timestamp, properties)
+
+    def _enter_at_once(
+        self, appended: Sequence[Appended], tags_codes: Sequence[int | None], store_timestamp: int
+    ) -> bool:
+        """:meth:`_enter` for records of one queue that nothing waits for; whether they are such."""
+        queue = appended[0][0]
+        if (
+            type(queue) is not ConsumeQueue
+            or any(row[0] is not queue for row in appended)
+            or self._tells(queue)
+            or None in tags_codes
+        ):
+            return False
+        pack = CQ_ENTRY.pack
+        entries = [
+            pack(row[1], row[2], code) for row, code in zip(appended, tags_codes, strict=True)
+        ]
+        _, log_offset, size, _, _ = appended[-1]
+        queue.append_run(entries, log_offset + size)
+        self.dispatched_until = log_offset + size
+        self.dispatched_timestamp = store_timestamp
+        return True
 
     def _tells(self, queue: EntryQueue) -> bool:
         """Whether anybody wants to know what arrives in a queue."""
@@ -322,23 +321,6 @@ class Dispatch:
                 tags_code = None
             enter(queue, log_offset, end - log_offset, tags_code, store_timestamp, properties)
 
-    def _dispatch(
-        self,
-        queue: EntryQueue,
-        log_offset: int,
-        size: int,
-        sys_flag: int,
-        store_timestamp: int,
-        properties: bytes,
-    ) -> None:
-        """:attr:`add` where records are readable at once."""
-        keyed: KeyedRecords = []
-        tags_code = self._read(
-            queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed
-        )
-        self._put_into_index(keyed, store_timestamp)
-        self._enter(queue, log_offset, size, tags_code, store_timestamp, properties)
-
     def _read(
         self,
         topic: str,
@@ -363,12 +345,11 @@ class Dispatch:
             return self._tags_codes.of(topic, tags, properties, store_timestamp)
         return known_code
 
-    def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int | None] | None:
+    def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int] | None:
         """:meth:`_read` for records of which one tells everything; None if they are not so."""
         count, sys_flag, topic = len(run.queues), run.sys_flags[0], run.queues[0].topic
         if (
-            count < _ALIKE_MIN
-            or sys_flag & FLAG_TRANSACTION_MASK
+            sys_flag & FLAG_TRANSACTION_MASK
             or topic == SCHEDULE_TOPIC
             or run.sys_flags.count(sys_flag) < count
             or len({queue.topic for queue in set(run.queues)}) > 1

@@ -166,7 +166,7 @@ class CrashStore:
         appended = self.log.append(draft, topic_field(topic), queue.next_offset if counted else 0)
         queue.next_offset += counted
         size, stored = appended.size, appended.store_timestamp
-        self.dispatch.add(queue, appended.log_offset, size, sys_flag, stored, raw)
+        self.dispatch.add_run([(queue, appended.log_offset, size, sys_flag, raw)], stored)
         return appended.log_offset
 
     def put_batch(self, topic: str, queue_id: int, messages: list[BatchMessage]) -> int:
@@ -178,7 +178,8 @@ class CrashStore:
         for log_offset, size, properties in zip(
             appended.log_offsets, appended.sizes, batch.properties, strict=True
         ):
-            self.dispatch.add(queue, log_offset, size, 0, appended.store_timestamp, properties)
+            row = (queue, log_offset, size, 0, properties)
+            self.dispatch.add_run([row], appended.store_timestamp)
         return appended.log_offsets[0]
 
     def put_inner_batch(
@@ -212,7 +213,7 @@ class CrashStore:
         draft = Draft(queue.topic, queue.queue_id, body, raw, sys_flag=sys_flag, born_host=HOST)
         appended = self.log.append(draft, topic_field(queue.topic), queue_offset)
         size, stored = appended.size, appended.store_timestamp
-        self.dispatch.add(queue, appended.log_offset, size, sys_flag, stored, raw)
+        self.dispatch.add_run([(queue, appended.log_offset, size, sys_flag, raw)], stored)
         return appended.log_offset
 
     # ---- flushing and closing --------------------------------------------------------------------

@@ -151,9 +151,8 @@ def test_what_is_vouched_for_may_end_with_a_zero(machine: Machine, disk: FaultyF
         draft = Draft(queue.topic, queue.queue_id, b"body", b"a\x01\0")
         result = store.log.append(draft, topic_field(queue.topic), number)
         queue.next_offset = number + 1
-        store.dispatch.add(
-            queue, result.log_offset, result.size, 0, result.store_timestamp, draft.properties
-        )
+        row = (queue, result.log_offset, result.size, 0, draft.properties)
+        store.dispatch.add_run([row], result.store_timestamp)
     machine.advance(6_000)
     assert store.checkpoint.logics_physical_offset == store.log.max_offset
     survivor = Machine().opened(disk.kill())

@@ -103,7 +103,7 @@ def test_every_text_of_a_record_is_found_as_elsewhere(properties: bytes) -> None
     index, arrivals = Noted(), list[Arrival]()
     dispatch = Dispatch(index, TagsCodes(), on_arrival=arrivals.append)
     queue = new_store().queues.get_or_create("T", 0)
-    dispatch.add(queue, 0, 100, 0, START_MS, properties)
+    dispatch.add_run([(queue, 0, 100, 0, properties)], START_MS)
     names = (b"UNIQ_KEY", b"KEYS", b"TAGS")
     expected = tuple(find_raw_property(properties, name) for name in names)
     assert index.texts == expected

@@ -19,14 +19,15 @@ looks every 100 ms.
 lets the loop do its other work, so that ten thousand messages due at once delay nobody.
 
 **Failures.** While a copy cannot be stored (disk full, for example) its level tries it again every
-100 ms; what comes behind it waits. After an unexpected error it is 10 s. Passed over, with a line
-in the log, are messages that cannot be read, that name no destination or one which nobody may send
-to, and those which the store will never take, for example since ``maxMessageSize`` was lowered.
-Java is stuck with the last kind for ever.
+100 ms; what comes behind it waits. After an unexpected error it is 10 s. The copy is not held to
+``maxMessageSize`` and other settings: the message was acknowledged. Passed over, with a line in the
+log, are messages that cannot be read, that name no destination or one which nobody may send to, and
+those of which no record can be made (:mod:`skylark.broker.send.own_copies`). They stay in the
+schedule topic. Java is stuck with the last kind for ever.
 
 Delivery goes on for topics that were deleted meanwhile, as in Java. Only a master delivers.
 
-Answers to ``ScheduleMessageService``.
+Counterpart of Java's ``ScheduleMessageService``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from skylark.broker.delay.delay_progress import DelayLevel, DelayLevels
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.broker.send.message_writer import MessageWriter, copy_of
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock, TimerHandle
@@ -69,7 +71,6 @@ TIMER_S_MAX: Final = 10.0
 #: The group in whose name delayed messages are read, in statistics.
 SCHEDULE_GROUP: Final = "SCHEDULE_CONSUMER"
 
-_NEVER_STORED: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 _REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
 _REAL_QID: Final = PROPERTY_REAL_QID.encode()
 _CRC32: Final = PROPERTY_CRC32.encode()
@@ -288,7 +289,7 @@ class ScheduleService:
                 draft = delivery_of(decode_record(lease.view))
         except (RecordError, NotDeliverableError) as error:
             return self._pass_over(lane, log_offset, str(error))
-        result = self._writer.put(draft)
+        result = self._writer.put_copy(draft)
         if result.status.stored:
             lane.progress.delivered(result.next_offset)
             self._store.when_durable(result, _ignore, wait=False)
@@ -297,8 +298,9 @@ class ScheduleService:
                 lane.failing = False
                 log.info("delay level %d is delivered again", lane.progress.level)
             return True
-        if result.status in _NEVER_STORED:
-            return self._pass_over(lane, log_offset, f"{draft.topic}: {result.status.name}")
+        if result.status in NEVER_STORED:
+            self._writer.uncopied.add("delivery", log_offset, draft.topic, result.status)
+            return self._skip(lane)
         if not lane.failing:
             lane.failing = True
             log.warning("delay level %d has to wait: %s", lane.progress.level, result.status.name)
@@ -313,8 +315,11 @@ class ScheduleService:
             log_offset,
             reason,
         )
+        return self._skip(lane)
+
+    def _skip(self, lane: _Lane) -> bool:
         self.skipped_count += 1
-        progress.next_offset += 1
+        lane.progress.next_offset += 1
         return True
 
     def _count(self, topic: str, result: PutResult) -> None:

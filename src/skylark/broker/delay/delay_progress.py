@@ -19,7 +19,7 @@ once more, as in Java: at least once, never lost. After an orderly stop the file
 **Settings.** A level that ``messageDelayLevel`` no longer has keeps its queue, and what is left in
 it is delivered when its entries say; Java leaves it there.
 
-Answers to the tables of ``ScheduleMessageService``.
+Counterpart of the tables of Java's ``ScheduleMessageService``.
 """
 
 from __future__ import annotations

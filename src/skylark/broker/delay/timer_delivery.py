@@ -3,9 +3,12 @@
 A delivered message has the body, flags, times and hosts of the one that was sent, and its
 properties, ``REAL_TOPIC`` and ``TIMER_OUT_MS`` included, with two more: ``TIMER_ENQUEUE_MS``, when
 it was placed (the largest long for one that never was, because it came late), and
-``TIMER_DEQUEUE_MS``, now.
+``TIMER_DEQUEUE_MS``, now. The copy is not held to settings such as ``maxMessageSize``: the message
+was acknowledged. A message of which no record can be made stays in the timer topic, and is counted
+(:mod:`skylark.broker.send.own_copies`).
 
-Answers to ``TimerDequeuePutMessageService``, ``convert`` and ``doPut`` in ``TimerMessageStore``.
+Counterpart of Java's ``TimerDequeuePutMessageService``, and of ``convert`` and ``doPut`` in
+``TimerMessageStore``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.broker.send.message_writer import MessageWriter, copy_of
+from skylark.broker.send.own_copies import NEVER_PLACED, NEVER_STORED
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.core.clock import TimeSource
 from skylark.core.errors import BrokerError
@@ -30,24 +34,18 @@ from skylark.wire.message import MessageRecord, RecordError, decode_record
 log = logging.getLogger(__name__)
 
 TRIES_MAX: Final = 3
-NEVER_PLACED: Final = (1 << 63) - 1
 _QUEUE_ID_DIGITS_MAX: Final = 9
-#: Statuses of messages that can never be stored.
-_HOPELESS: Final = frozenset(
-    {
-        PutStatus.MESSAGE_ILLEGAL,
-        PutStatus.PROPERTIES_SIZE_EXCEEDED,
-        PutStatus.WHEEL_TIMER_NOT_ENABLE,
-        PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
-    }
-)
+_HOPELESS: Final = NEVER_STORED | {
+    PutStatus.WHEEL_TIMER_NOT_ENABLE,
+    PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
+}
 
 
 class Outcome(enum.Enum):
     """What became of a message."""
 
     DELIVERED = enum.auto()  # or rolled
-    DROPPED = enum.auto()  # it is gone, was recalled, or cannot be stored
+    DROPPED = enum.auto()  # it is gone, was recalled, or cannot be copied
     FAILED = enum.auto()  # to be tried again
 
 
@@ -154,14 +152,15 @@ class Delivery:
         """Whether a put that failed is worth another try."""
         if status is PutStatus.SERVICE_NOT_AVAILABLE:  # for nobody, and not for ever
             return Outcome.FAILED
+        if status in _HOPELESS:
+            self._writer.uncopied.add("timer", log_offset, topic, status)
+            return Outcome.DROPPED
         tried_offset, tries = self._tried
         tries = tries + 1 if tried_offset == log_offset else 1
         self._tried = (log_offset, tries)
         settings = self._live.current
-        hopeless = status in _HOPELESS or (
-            status is PutStatus.UNKNOWN_ERROR and settings.timer_skip_unknown_error
-        )
-        if not hopeless and (settings.timer_enable_retry_until_success or tries < TRIES_MAX):
+        is_skipped = status is PutStatus.UNKNOWN_ERROR and settings.timer_skip_unknown_error
+        if not is_skipped and (settings.timer_enable_retry_until_success or tries < TRIES_MAX):
             return Outcome.FAILED
         log.error(
             "a timed message for %s is lost after %s tries: %s (%s of the log)",

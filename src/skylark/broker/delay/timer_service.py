@@ -15,14 +15,14 @@ the service. Without timed messages nothing runs at all.
 **A put that fails** is tried three times, half a second apart, and then dropped with a line in the
 log, as in Java; with ``timerEnableRetryUntilSuccess`` it is tried for ever. A store that takes no
 messages at all, because its disk is full, is waited for in any case: Java would lose every message
-that is due meanwhile. What can never be stored is dropped at once.
+that is due meanwhile. A message of which no copy can be made is passed over at once, and counted.
 
 **On disk.** State goes to disk ``timerFlushIntervalMs`` after a change, and the checkpoint follows
 when the commit log has what was delivered. So a crash delivers the last seconds again. An orderly
 stop delivers nothing twice (:mod:`skylark.store.timer.timer_recovery`): it finishes the slot under
 way while messages are still taken, and saves the state after the log was brought to disk.
 
-Runs on masters only. Answers to the threads of Java's ``TimerMessageStore``.
+Runs on masters only. Counterpart of the threads of Java's ``TimerMessageStore``.
 """
 
 from __future__ import annotations

@@ -1,23 +1,29 @@
-"""The one way into the store: sends, and everything that the broker stores by itself.
+"""Puts messages into the store: those of clients, and those that the broker makes itself.
 
-A message that the broker makes, or stores once more, comes here too: a delayed one that is due, a
-retry, a dead letter, a half message and what it becomes, a recall. :meth:`MessageWriter.put_own`
-sends it the way of delayed messages where its properties say so, as it is done for a producer.
+A client's message is held to the settings. A message that the broker makes, or stores once more (a
+delayed one that is due, a retry, a dead letter, what becomes of a half message, a recall), is held
+to the record format only (:mod:`skylark.broker.send.own_copies`): :meth:`MessageWriter.put_copy`
+takes it as it is, :meth:`MessageWriter.put_own` first turns it into a delayed or timed message
+where its properties say so, as for a producer.
 
 Every put is measured for :mod:`skylark.broker.overload.overload_guard` and counted as a put of the
-store. The statistics by topic are for whoever knows what the message was meant for. Answers to
-``EscapeBridge.putMessage`` and to the put hooks of ``DefaultMessageStore``.
+store. The caller, which knows what the message was meant for, counts it by topic. Counterpart of
+Java's ``EscapeBridge.putMessage`` and of the put hooks of ``DefaultMessageStore``.
+
+What a crash leaves behind: the record whole, or nothing of it (:mod:`skylark.store.put_message`).
+Which properties a copy leaves out is decided before it is put.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skylark.broker.send.message_policy import Diverter
+from skylark.broker.send.own_copies import UncopiedMessages, copy_growth, without_optional
 from skylark.broker.stats.store_stats import StoreStats
 from skylark.core.clock import TimeSource
-from skylark.store.commit_log import Draft
+from skylark.store.commit_log import Draft, PutLimits
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus, PutWaiter
 from skylark.wire.message import MessageRecord
@@ -51,7 +57,10 @@ class MessageWriter:
         appended: Callable[[float, float], None],
     ) -> None:
         """``appended`` is told when each append began and ended (see ``overload``)."""
+        store.leave_room_for_copies(copy_growth)
         self.store = store
+        #: Messages of which a copy could not be made.
+        self.uncopied = UncopiedMessages()
         self.diverter = diverter
         self._stats = store_stats
         self._clock = clock
@@ -61,7 +70,7 @@ class MessageWriter:
         """Store a message as it is."""
         return self.put_run([draft])[0]
 
-    def put_run(self, drafts: list[Draft]) -> list[PutResult]:
+    def put_run(self, drafts: Sequence[Draft]) -> list[PutResult]:
         """Store messages that came together, each as it is. Hot."""
         started = self._clock.monotonic()
         results = self.store.put_run(drafts)
@@ -77,39 +86,69 @@ class MessageWriter:
                 stats.put_failed_count += 1
         return results
 
+    def fit_copy(self, draft: Draft) -> None:
+        """Hold a copy to the record format only; optional properties go if they do not fit."""
+        draft.limits = PutLimits.RECORD_FORMAT_ONLY
+        fits = self.store.properties_fit
+        if not fits(draft.properties):
+            draft.properties = without_optional(draft.topic, draft.properties, fits)
+
+    def put_copy(self, draft: Draft) -> PutResult:
+        """Store a copy that the broker has made; optional properties go if they do not fit.
+
+        A status of :data:`~skylark.broker.send.own_copies.NEVER_STORED` is final: the caller adds
+        the message to :attr:`uncopied` and goes on with the next one.
+        """
+        self.fit_copy(draft)
+        return self.put(draft)
+
     def put_own(
-        self, draft: Draft, properties: dict[str, str], when_durable: PutWaiter | None = None
+        self,
+        draft: Draft,
+        properties: dict[str, str],
+        when_durable: PutWaiter | None = None,
+        *,
+        limits: PutLimits = PutLimits.RECORD_FORMAT_ONLY,
+        may_wait: bool = True,
     ) -> PutResult:
         """Store a message that has no property string yet; both arguments may be changed.
 
         ``when_durable`` is called with the final status once the flush setting is satisfied,
-        perhaps before this returns, and only for a message that was stored.
+        perhaps before this returns, and only for a message that was stored. ``limits`` are the
+        settings for what a client has written. ``may_wait`` is false for a message that must not
+        become a delayed or timed one, whatever its properties say.
         """
-        refused = self.diverter.divert(draft, properties)
+        refused = self.diverter.divert(draft, properties) if may_wait else None
         if refused is not None:
             self._stats.put_failed_count += 1
             return PutResult(refused)
         draft.properties = encode_properties(properties).encode()
-        result = self.put(draft)
+        of_broker = limits is PutLimits.RECORD_FORMAT_ONLY
+        result = self.put_copy(draft) if of_broker else self.put(draft)
         if result.status.stored:
             waits = when_durable is not None
             self.store.when_durable(result, when_durable or _ignore, wait=waits)
         return result
 
     async def put_own_safely(
-        self, draft: Draft, properties: dict[str, str]
+        self,
+        draft: Draft,
+        properties: dict[str, str],
+        *,
+        limits: PutLimits = PutLimits.RECORD_FORMAT_ONLY,
+        may_wait: bool = True,
     ) -> tuple[PutResult, PutStatus]:
         """:meth:`put_own`, and wait until the flush setting is satisfied; with the final status.
 
-        Who gives up waiting takes nothing back: the message is stored.
+        A caller that is cancelled takes nothing back: the message is stored.
         """
         durable: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
 
         def note(status: PutStatus) -> None:
-            if not durable.done():  # cancelled with whoever waited
+            if not durable.done():  # cancelled with its caller
                 durable.set_result(status)
 
-        result = self.put_own(draft, properties, note)
+        result = self.put_own(draft, properties, note, limits=limits, may_wait=may_wait)
         return result, await durable if result.status.stored else result.status
 
 

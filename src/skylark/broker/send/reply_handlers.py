@@ -36,7 +36,7 @@ from skylark.core.hashing import encode_offset_id
 from skylark.core.names import Address
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
-from skylark.store.commit_log import Draft
+from skylark.store.commit_log import Draft, PutLimits
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.codes import CURRENT_VERSION, RequestCode, ResponseCode
@@ -177,7 +177,9 @@ class ReplyHandlers:
         topic = draft.topic
         draft.sys_flag &= _KEPT_FLAGS
         try:
-            result, _status = await self._writer.put_own_safely(draft, properties)
+            result, _status = await self._writer.put_own_safely(
+                draft, properties, limits=PutLimits.SETTINGS
+            )
         except SkylarkError as error:  # a property that cannot be
             log.warning("a reply to %s was not stored: %s", topic, error)
             return None

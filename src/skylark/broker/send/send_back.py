@@ -1,23 +1,29 @@
-"""Messages that a consumer could not consume come back (36): to be tried again, or given up.
+"""Takes back messages that a consumer could not consume (36): to be tried again, or dead letters.
 
 The request names a message by its place in the log. A copy of it, tried once more often, goes to
-the retry topic of the group, delayed by the level that the consumer asks for; 0 lets the broker
-choose: level 3 after the first failure (10 s), then one more each time. A message that has been
-tried as often as the consumer says, or else the group, goes to the dead letters of the group at
-once, as one does for which a level below 0 is asked.
+the retry topic of the group, delayed by the level that the consumer asks for, or to the dead
+letters of the group: :func:`skylark.core.retry_policy.decide_retry`.
 
 The copy has the properties of the message and RETRY_TOPIC (the topic that it comes from, also after
 many retries), ORIGIN_MESSAGE_ID (the id of the first of all copies), WAIT=false and DELAY (0 for a
-dead letter). Then it goes the way of delayed messages (:mod:`skylark.broker.send.message_policy`).
+dead letter). A retry is then stored as a delayed message
+(:mod:`skylark.broker.send.message_policy`).
 
-The consumer forgets the message when it is answered. So the answer waits for the disk with
+**A copy that does not fit.** The copy is not held to settings, only to the record format
+(:mod:`skylark.broker.send.own_copies`). A retry that has too many properties even without the
+optional ones becomes a dead letter, which has fewer. If that does not fit either, the message stays
+where it is and is counted, and the consumer is told that it was taken back: it could do no better
+itself, would hold the message for 5 s, try it again and come back, for ever. The exception is an
+inner batch. No copy of it can be made, but its consumer publishes a retry of the one message.
+
+The consumer forgets the message when it gets the answer. So that waits for the disk with
 SYNC_FLUSH, and for slaves where a master has to, although Java takes the WAIT=false seriously here.
-If they take too long it is a success nevertheless, as in Java: told of an error, consumers send a
+If they take too long it is a success nevertheless, as in Java: after an error, consumers send a
 second copy. The answer also waits until a topic that was created is saved. A crash before the
 answer may leave the copy behind, and the consumer gets the message twice. The queues of a retry
 topic are taken in turn; Java draws one.
 
-Answers to ``AbstractSendMessageProcessor.consumerSendMsgBack``.
+Counterpart of Java's ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
 
 from __future__ import annotations
@@ -25,11 +31,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import count
-from typing import Final
 
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter, copy_of
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.send.put_outcome import Durability
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
@@ -39,24 +45,23 @@ from skylark.core.errors import (
     SubscriptionGroupNotExistError,
 )
 from skylark.core.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from skylark.core.retry_policy import RetryAction, RetryDecision, decide_retry
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import FAQ_HINT, success
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
-from skylark.store.store_results import PutResult
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire import properties as names
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, Perm, RequestCode, TopicSysFlag
 from skylark.wire.command import Command
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
+from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import MessageRecord, RecordError, decode_record
 
-#: Delay level of the first retry, if the consumer leaves it to the broker.
-FIRST_RETRY_LEVEL: Final = 3
-
-#: Told of each dead letter: the group, and the topic that the message was first sent to.
+#: Called for each dead letter, with the group and the topic that the message was first sent to.
 OnDeadLetter = Callable[[str, str], None]
 
 
@@ -105,19 +110,41 @@ class SendBackHandlers:
         times_max = group.retry_max_times
         if request.version >= V3_4_9 and header.max_reconsume_times is not None:
             times_max = header.max_reconsume_times
-        is_dead = record.reconsume_times >= times_max or header.delay_level < 0
+        decision = decide_retry(
+            record.reconsume_times + 1, times_max, delay_level=header.delay_level
+        )
+        status = await self._put_copy(header, group, record, decision)
+        is_batch = bool(record.sys_flag & FLAG_INNER_BATCH)
+        if status in NEVER_STORED and not is_batch and not decision.is_dead:
+            decision = RetryDecision(RetryAction.DEAD_LETTER)
+            status = await self._put_copy(header, group, record, decision)
+        if status in NEVER_STORED and not is_batch:
+            topic = dlq_topic(header.group)
+            self._writer.uncopied.add("retry", record.log_offset, topic, status)
+        elif not status.stored:  # where it is less safe than wanted, a second copy helps nobody
+            raise BrokerError(status.name)
+        await self._durability.topics_saved()
+        return success(request)
+
+    async def _put_copy(
+        self,
+        header: ConsumerSendMsgBackRequestHeader,
+        group: SubscriptionGroupConfig,
+        record: MessageRecord,
+        decision: RetryDecision,
+    ) -> PutStatus:
+        """Store the copy that was decided upon, and count it."""
+        is_dead = decision.is_dead
         if is_dead:
             self._ensure(dlq_topic(header.group), queue_count=1)
         properties = _properties_of_copy(record)
+        properties[names.PROPERTY_DELAY] = str(decision.delay_level)
         draft = self._draft(header, group, record, is_dead)
-        level = 0 if is_dead else header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
-        properties[names.PROPERTY_DELAY] = str(level)
-        result, status = await self._writer.put_own_safely(draft, properties)
-        if not status.stored:  # where it is less safe than wanted, a second copy helps nobody
-            raise BrokerError(status.name)
-        self._count(header.group, properties[names.PROPERTY_RETRY_TOPIC], draft, result, is_dead)
-        await self._durability.topics_saved()
-        return success(request)
+        result, status = await self._writer.put_own_safely(draft, properties, may_wait=not is_dead)
+        if status.stored:
+            origin_topic = properties[names.PROPERTY_RETRY_TOPIC]
+            self._count(header.group, origin_topic, draft, result, is_dead)
+        return status
 
     def _check(self, header: ConsumerSendMsgBackRequestHeader) -> SubscriptionGroupConfig:
         config = self._live.current

@@ -160,7 +160,7 @@ class SendChecks:
             sys_flag |= FLAG_MULTI_TAGS
         return SendDraft(
             header.topic, queue_id, body, b"", header.flag, sys_flag, header.born_timestamp,
-            peer.born_host, header.reconsume_times or 0, 0, None, 0, queue_id,
+            peer.born_host, header.reconsume_times or 0, asked_queue_id=queue_id,
         )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ from skylark.core.errors import (
 )
 from skylark.core.hashing import UniqueIdGenerator, join_offset_ids
 from skylark.core.names import RETRY_PREFIX, TIMER_TOPIC, dlq_topic, is_retry_topic
+from skylark.core.retry_policy import decide_retry
 from skylark.net.success_response import FAQ_HINT
 from skylark.store.batch_encoder import places_of
 from skylark.store.commit_log import Draft
@@ -356,7 +357,8 @@ class RetryChecks:
         times_max = group.retry_max_times
         if request.version >= V3_4_9 and header.max_reconsume_times is not None:
             times_max = header.max_reconsume_times
-        if draft.reconsume_times > times_max or self._locks.holds_any(name, self._steady_ms()):
+        is_ordered = self._locks.holds_any(name, self._steady_ms())
+        if decide_retry(draft.reconsume_times, times_max, is_ordered=is_ordered).is_dead:
             properties[names.PROPERTY_DELAY] = "-1"
             draft.topic, draft.queue_id = dlq_topic(name), 0
             if self._topics.ensure(draft.topic, queue_count=1) is None:

@@ -163,6 +163,12 @@ ROWS: Final = (
     ),
     Row("skylark_requests_refused_total", "counter", "Refused in self-defence.", ("reason",)),
     Row(
+        "skylark_uncopied_messages_total",
+        "counter",
+        "Messages of which no copy could be made; they stay where they are.",
+        ("kind",),
+    ),
+    Row(
         "skylark_groups_in_conflict",
         "gauge",
         "Groups whose members subscribe to different things.",

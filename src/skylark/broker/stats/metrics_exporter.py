@@ -169,6 +169,10 @@ def _watch_broker(metrics: BrokerMetrics, graph: BrokerGraph) -> None:
     metrics.watch(
         "skylark_outstanding_bytes", lambda: sum(server.held_size() for server in graph.servers)
     )
+    metrics.watch(
+        "skylark_uncopied_messages_total",
+        lambda: [((kind,), count) for kind, count in graph.writer.uncopied.counts.items()],
+    )
     metrics.watch("rocketmq_messages_out_total", lambda: _got(graph, "count"))
     metrics.watch("rocketmq_throughput_out_total", lambda: _got(graph, "size"))
 

@@ -15,12 +15,18 @@ of the disk: the position in a file that was synced and the copy it stands for i
 would lose a half message with the power. So a position counts when the log is on disk as far as it
 went when the position was reached; that is usually found in the next round.
 
+**Messages that cannot be copied** (older stores have some whose properties fill the record, see
+:mod:`skylark.broker.send.own_copies`) stay where they are and are counted. The round goes on, and
+asks about the message itself instead of a copy. How often it has asked is kept in memory only, for
+:data:`KEPT_MAX` messages; a message of which no copy can be made even to give it up counts as given
+up all the same. A new start begins to count anew, or does not see the message any more.
+
 What a crash leaves: a copy in the queue, and a position before the message it was made of. Recovery
 finds that the message has moved. A message that was given up twice has two copies in
 TRANS_CHECK_MAX_TIME_TOPIC.
 
-Answers to ``TransactionalMessageCheckService``, ``TransactionalMessageServiceImpl.check`` and
-``DefaultTransactionalMessageCheckListener``.
+Counterpart of Java's ``TransactionalMessageCheckService``,
+``TransactionalMessageServiceImpl.check`` and ``DefaultTransactionalMessageCheckListener``.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.broker.transaction.check_policy import CheckRules, Verdict, Waiting, due_ms, judge
@@ -50,6 +57,7 @@ from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, 
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 from skylark.wire.message import MessageRecord
+from skylark.wire.properties import PROPERTY_TRANSACTION_CHECK_TIMES
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +65,8 @@ SLICE_COUNT: Final = 100
 ROUND_S_MAX: Final = 60.0
 #: Pause while a producer has much to read.
 PAUSE_S: Final = 0.05
+#: Messages that cannot be copied and are asked about nevertheless.
+KEPT_MAX: Final = 10_000
 #: Producer groups that a round logs something about.
 GROUPS_REPORTED_MAX: Final = 10
 _READ_COUNT: Final = 64
@@ -105,6 +115,7 @@ class CheckRounds:
         self._reached: tuple[int, int] | None = None  # a position, and the log when it was reached
         self.waiting = Waiting()
         self._due: deque[int] = deque()
+        self._kept: dict[int, int] = {}  # offset of a message without copy -> times asked
         self._ahead: deque[MessageRecord] = deque()  # read, but not looked at
         self._unasked: Counter[str] = Counter()  # in this round, by producer group
         self._given_up: Counter[str] = Counter()
@@ -233,13 +244,14 @@ class CheckRounds:
         offset = record.queue_offset
         if self._resolved.at(offset):
             return _Step.NEXT
-        half = read_half(record)
+        half = self._read_half(record)
         if half is None:
             log.warning("the half queue has a message at %d that belongs nowhere", offset)
             self._resolved.pass_over(offset)
             return _Step.NEXT
         fate = self._resolved.fate(offset, half.first_offset)
         if fate:
+            self._kept.pop(offset, None)
             self._resolved.decide(offset, half.first_offset, fate)
             return _Step.NEXT
         match judge(half, self._rules, started_ms=self._started_ms, now_ms=self._clock.now_ms()):
@@ -260,16 +272,21 @@ class CheckRounds:
         connection = None if half.group is None else self._producers.next_channel(half.group)
         if connection is not None and connection.write_paused:
             return _Step.PAUSE
-        result = self._put(half.renewed())
-        if result is None:
+        result = self._put(half, half.renewed())
+        if result.status in NEVER_STORED:
+            self._keep(half)
+            asked_offsets = half.record.log_offset, half.offset
+        elif not result.status.stored:
             return _Step.STOP
-        self._stats.put(HALF_TOPIC, 1, result.size, is_system=True)
-        self._resolved.copied(half.first_offset, result.queue_offset)
-        self._resolved.pass_over(half.offset)
-        name = self._live.current.broker_name
+        else:
+            self._stats.put(HALF_TOPIC, 1, result.size, is_system=True)
+            self._resolved.copied(half.first_offset, result.queue_offset)
+            self._resolved.pass_over(half.offset)
+            asked_offsets = result.log_offset, result.queue_offset
         try:
             if connection is not None:
-                connection.oneway(half.question(result.log_offset, result.queue_offset, name))
+                name = self._live.current.broker_name
+                connection.oneway(half.question(*asked_offsets, name))
                 self._counts.asked_count += 1
                 return _Step.NEXT
         except TransportError as error:
@@ -277,25 +294,44 @@ class CheckRounds:
         self._unasked[half.group or ""] += 1
         return _Step.NEXT
 
+    def _keep(self, half: Half) -> None:
+        """Ask about a message again that was not copied, in the next round."""
+        offset = half.offset
+        if offset in self._kept or len(self._kept) < KEPT_MAX:
+            self._kept[offset] = half.check_count + 1
+            self.waiting.add(offset, self._started_ms + 1)
+
+    def _read_half(self, record: MessageRecord) -> Half | None:
+        half = read_half(record)
+        asked_count = self._kept.get(record.queue_offset)
+        if half is not None and asked_count is not None:
+            half.properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(asked_count)
+        return half
+
     def _give_up(self, half: Half) -> _Step:
-        if self._topics.ensure(CHECK_MAX_TIME_TOPIC, queue_count=1) is None:
-            log.error("%s cannot be created: too many topics", CHECK_MAX_TIME_TOPIC)
+        # At the limit of topics, the copy is kept in a queue that no topic lists.
+        self._topics.ensure(CHECK_MAX_TIME_TOPIC, queue_count=1)
+        status = self._put(half, half.given_up()).status
+        if not status.stored and status not in NEVER_STORED:
             return _Step.STOP
-        if self._put(half.given_up()) is None:
-            return _Step.STOP
+        self._kept.pop(half.offset, None)
         self._resolved.decide(half.offset, half.first_offset, Fate.GIVEN_UP)
         self._counts.add(half.real_topic, -1)
         self._counts.given_up_count += 1
-        self._given_up[half.group or ""] += 1
+        if status.stored:
+            self._given_up[half.group or ""] += 1
         return _Step.NEXT
 
-    def _put(self, draft: Draft) -> PutResult | None:
-        """Store a copy as it is; None if that failed, then the next round tries again."""
-        result = self._writer.put(draft)
-        if not result.status.stored:
-            log.error("a half message was not copied to %s: %s", draft.topic, result.status.name)
-            return None
-        self._store.when_durable(result, _ignore, wait=False)
+    def _put(self, half: Half, draft: Draft) -> PutResult:
+        """Store a copy as it is; if that failed for now, the next round tries again."""
+        result = self._writer.put_copy(draft)
+        status = result.status
+        if status.stored:
+            self._store.when_durable(result, _ignore, wait=False)
+        elif status in NEVER_STORED:
+            self._writer.uncopied.add("check", half.record.log_offset, draft.topic, status)
+        else:
+            log.error("a half message was not copied to %s: %s", draft.topic, status.name)
         return result
 
     # --- how far it is ----------------------------------------------------------------------------

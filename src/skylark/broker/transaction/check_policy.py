@@ -11,7 +11,8 @@ A round of checks goes through the half queue from the first undecided message o
 
 (Java also reads op messages in between; here every decision is known.)
 
-Pure. Answers to ``TransactionalMessageServiceImpl.check``, ``needDiscard`` and ``needSkip``.
+Pure. Counterpart of Java's ``TransactionalMessageServiceImpl.check``, ``needDiscard`` and
+``needSkip``.
 """
 
 from __future__ import annotations

@@ -147,6 +147,7 @@ class EndTransactionStep:
             refused = self._transactions.divert(draft)
             if refused is not None:
                 raise self._refusal(refused)
+        self._transactions.fit_copy(draft)
         self._in_run.add(draft.first_offset)
         return draft
 

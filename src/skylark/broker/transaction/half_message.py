@@ -30,6 +30,7 @@ from typing import Final, Protocol
 import msgspec
 
 from skylark.broker.send.message_writer import copy_of
+from skylark.broker.send.own_copies import without_optional
 from skylark.core.hashing import encode_offset_id
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from skylark.store.commit_log import Draft
@@ -38,7 +39,11 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.txn import CheckTransactionStateRequestHeader
-from skylark.wire.layout import FLAG_TRANSACTION_COMMIT, FLAG_TRANSACTION_MASK
+from skylark.wire.layout import (
+    FLAG_TRANSACTION_COMMIT,
+    FLAG_TRANSACTION_MASK,
+    PROPERTIES_SIZE_MAX,
+)
 from skylark.wire.message import MessageRecord, encode_record
 
 #: Java knows one queue of half messages, and one of op messages.
@@ -240,7 +245,7 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         body = encode_record(
             self.real_topic,
             record.body,
-            names.encode_properties(properties).encode(),
+            self._fitted(names.encode_properties(properties).encode()),
             queue_id=self.real_queue_id,
             queue_offset=queue_offset,
             log_offset=log_offset,
@@ -264,6 +269,16 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         ext[EXT_BROKER_NAME] = broker_name
         return Command(code=RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
 
+    def _fitted(self, properties: bytes) -> bytes:
+        """Properties that a question can hold: without optional ones, or else the stored ones."""
+        properties = without_optional(HALF_TOPIC, properties, _fits)
+        stored = names.without_property(self.record.raw_properties, _CRC32)
+        return properties if _fits(properties) else stored
+
+
+def _fits(properties: bytes) -> bool:
+    return len(properties) <= PROPERTIES_SIZE_MAX
+
 
 def read_half(record: MessageRecord, topic: str = HALF_TOPIC) -> Half | None:
     """A record as a half message; None if it is none, or does not say where it belongs."""
@@ -286,6 +301,7 @@ def first_offset_of(record: MessageRecord) -> int:
 
 
 _FIRST_OFFSET: Final = names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET.encode()
+_CRC32: Final = names.PROPERTY_CRC32.encode()
 
 
 def parse_number(text: str) -> int | None:

@@ -14,7 +14,7 @@ none.
 a half message that the check rounds have not passed. :class:`OpProgress` keeps this for groups of
 op messages.
 
-Pure. Answers to ``TransactionalOpBatchService``, ``MessageQueueOpContext`` and
+Pure. Counterpart of Java's ``TransactionalOpBatchService``, ``MessageQueueOpContext`` and
 ``TransactionalMessageServiceImpl.calculateOpOffset``.
 """
 

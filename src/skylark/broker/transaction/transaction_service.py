@@ -19,6 +19,7 @@ from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.send.send_checks import SendDraft
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
@@ -161,6 +162,10 @@ class TransactionService:
         if self._ops.is_full and self._write_ops() is None:
             raise SystemBusyError("decisions cannot be stored at the moment", hint="repeat later")
 
+    def fit_copy(self, draft: FinalDraft) -> None:
+        """Hold a final message to the record format only: the half message was acknowledged."""
+        self._writer.fit_copy(draft)
+
     def divert(self, draft: FinalDraft) -> PutStatus | None:
         """Redirect a final message that is delayed or timed; a status refuses it."""
         properties = parse_properties(draft.properties)
@@ -174,6 +179,9 @@ class TransactionService:
         is_any_stored = False
         for draft, result in zip(drafts, results, strict=True):
             if not result.size:
+                if result.status in NEVER_STORED:
+                    offset = draft.prepared_transaction_offset
+                    self._writer.uncopied.add("commit", offset, draft.topic, result.status)
                 continue
             is_any_stored = True
             ops.add(resolved.decide(draft.half_offset, draft.first_offset, Fate.COMMITTED))
@@ -232,7 +240,8 @@ class TransactionService:
     def _write_ops(self) -> PutResult | None:
         """Store what was collected as one op message; None if that failed, it is tried again."""
         body = self._ops.body()
-        result = self._writer.put(op_draft(body, self._store.log.store_host, self._clock.now_ms()))
+        draft = op_draft(body, self._store.log.store_host, self._clock.now_ms())
+        result = self._writer.put_copy(draft)
         if not result.status.stored:
             log.warning("an op message was not stored: %s", result.status.name)
             if self._op_timer is None:
@@ -270,7 +279,7 @@ class TransactionService:
         if fate in ALREADY:
             raise BrokerError(RESUME_FAILED, hint=ALREADY[fate])
         draft = half.resumed()
-        result = self._writer.put(draft)
+        result = self._writer.put_copy(draft)
         if not result.status.stored:
             raise BrokerError(RESUME_FAILED, hint=result.status.name)
         self._store.when_durable(result, _ignore, wait=False)

@@ -152,11 +152,14 @@ def test_no_constructor_keeps_a_setting_that_holds_at_once() -> None:
         for node in eagerly_read(function)
         if node.attr in holds
     }
-    renewed = {"graph.py", "pull.py", "message_store.py", "put.py", "flush.py", "transient.py"}
+    renewed = {
+        "composition.py", "handlers.py", "message_store.py", "put_message.py", "flush.py",
+        "transient_store_pool.py",
+    }  # fmt: skip
     # A slave believes no record of its master to be longer: a guard, not the limit of a send.
     kept.discard(("replica_log.py", "max_message_size"))
     assert {name for name, _ in kept} <= renewed
-    assert {key for name, key in kept if name in ("graph.py", "pull.py")} == {
+    assert {key for name, key in kept if name in ("composition.py", "handlers.py")} == {
         "held_size_max", "held_pull_count_max",
     }  # fmt: skip
 

@@ -75,7 +75,7 @@ def run_sizes(world: Stored) -> list[int]:
     sizes: list[int] = []
     put_run = world.graph.writer.put_run
 
-    def noting(drafts: list[Draft]) -> list[PutResult]:
+    def noting(drafts: Sequence[Draft]) -> list[PutResult]:
         sizes.append(len(drafts))
         return put_run(drafts)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skylark.store.store_results import PutStatus
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.heartbeat import SubscriptionData
 from skylark.wire.codes import RequestCode
@@ -111,6 +112,8 @@ async def test_the_broker_and_its_store(world: Stored) -> None:
     assert samples[latency] == 1
     assert samples["skylark_requests_at_work"] == 0
     assert samples["skylark_held_pulls"] == 0
+    world.graph.writer.uncopied.add("retry", 7, "%DLQ%g", PutStatus.MESSAGE_ILLEGAL)
+    assert (await scrape(world))['skylark_uncopied_messages_total{kind="retry"}'] == 1
     held = await world.begin_pull(1)
     assert (await scrape(world))["skylark_held_pulls"] == 1
     await world.clock.advance(20)

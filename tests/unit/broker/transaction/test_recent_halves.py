@@ -13,7 +13,7 @@ from skylark.wire.headers.txn import EndTransactionRequestHeader
 JAVA = b"TRAN_MSG\x01true\x02UNIQ_KEY\x01U1\x02PGROUP\x01pg\x02"
 
 
-def decision(*, offset: int = 5, log_offset: int = 700, **changes: Any) -> Any:
+def decision(offset: int = 5, log_offset: int = 700, **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "producer_group": "pg", "tran_state_table_offset": offset, "commit_log_offset": log_offset,
         "commit_or_rollback": 8, "msg_id": "U1", "transaction_id": "U1", **changes,
@@ -32,9 +32,11 @@ def test_only_a_decision_that_fits_finds_it() -> None:
     recent = RecentHalves()
     added(recent, 5)
     for name in ("tran_state_table_offset", "commit_log_offset"):
-        assert recent.find(decision(**{name: 6})) is None
+        other: dict[str, Any] = {name: 6}
+        assert recent.find(decision(**other)) is None
     for name in ("producer_group", "transaction_id"):
-        assert recent.find(decision(**{name: "other"})) is None
+        changed: dict[str, Any] = {name: "other"}
+        assert recent.find(decision(**changed)) is None
     assert recent.find(decision(transaction_id=None)) is None
     half = recent.find(decision())
     assert half is not None

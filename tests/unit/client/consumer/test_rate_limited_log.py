@@ -54,7 +54,7 @@ async def test_a_broker_that_is_down_is_not_mentioned_every_second(
             caplog.clear()
             await w.world.stop(w.broker)
             await w.clock.advance(seconds=60)
-            said = [r for r in caplog.records if r.name.endswith("rebalancer")]
+            said = [r for r in caplog.records if r.name.endswith("rebalance_executor")]
             texts = {record.getMessage() for record in said}
             assert any("the members of g are not known now" in text for text in texts)
             for text in texts:
