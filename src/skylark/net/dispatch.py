@@ -2,7 +2,8 @@
 
 A *hot* handler is a plain function called inline while the bytes are being read; it must not
 block and returns the response, None when there is no answer, or LATER when the answer comes by
-``Connection.answer``. Where the connection takes frames, the response may be one, encoded already.
+``Connection.answer``. The response may be a ``ShapedResponse``, which is encoded faster. Where the
+connection takes frames, it may also be one, encoded already.
 A hot handler may have a twin for requests of one code that came together (``run``). A *cold*
 handler is a coroutine function; it runs as a task owned by the connection, so a slow one delays
 nobody else.
@@ -34,10 +35,11 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from skylark.core.errors import BrokerError, RemoteProtocolError
+from skylark.core.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from skylark.net.write_queue import discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.command_codec import ShapedResponse, write
 
 if TYPE_CHECKING:
     from skylark.net.connection import Connection
@@ -54,12 +56,16 @@ class Later(enum.Enum):
 LATER: Final = Later.LATER
 #: What a hot handler returns, unless it is a frame.
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
+#: What ``Connection.answer`` sends: a frame only if the connection takes frames, None for nothing.
+LateAnswer: TypeAlias = Command | ShapedResponse | bytes | None
 
 #: If the connection takes frames, the answer may also be one.
-HotHandler = Callable[["Connection", Command], Answer | bytes]
+HotHandler = Callable[["Connection", Command], Answer | ShapedResponse | bytes]
 #: The same for requests of one code that came together. What it raises is the answer to all of
 #: them. If the last argument is true, the connection takes frames.
-RunHandler = Callable[["Connection", list[Command], bool], Sequence[Answer | bytes]]
+RunHandler = Callable[
+    ["Connection", list[Command], bool], Sequence[Answer | ShapedResponse | bytes]
+]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
 #: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
@@ -174,7 +180,7 @@ class Dispatcher:
             self._start_cold(connection, request, route.cold)
 
     def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
-        response: Answer | bytes
+        response: Answer | ShapedResponse | bytes
         try:
             response = self._before(connection, request)
             if response is None:
@@ -197,7 +203,7 @@ class Dispatcher:
         if not admitted:
             return
         as_frames = connection.takes_frames
-        answers: Sequence[Answer | bytes]
+        answers: Sequence[Answer | ShapedResponse | bytes]
         try:
             answers = self.runs[admitted[0].code](connection, admitted, as_frames)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in _run_hot
@@ -280,13 +286,14 @@ class Dispatcher:
                 return answer
         return None
 
-    def finish(
-        self, connection: Connection, request: Command, response: Command | bytes | None
-    ) -> None:
+    def finish(self, connection: Connection, request: Command, response: LateAnswer) -> None:
         """Send the answer, or none, past the interceptors; once for each request.
 
-        A frame is given only where none of them would change it or needs to see it.
+        A frame is given only where none of them would change it or needs to see it. A shaped
+        response becomes a frame there, and a command elsewhere.
         """
+        if isinstance(response, ShapedResponse):
+            response = _encoded(response) if connection.takes_frames else response.command()
         if isinstance(response, bytes):
             connection.reply_frame(request, response)
             return
@@ -310,6 +317,14 @@ class Dispatcher:
 
     def _answer(self, connection: Connection, request: Command, code: int, remark: str) -> None:
         connection.reply(request, response_to(request, code, remark))
+
+
+def _encoded(response: ShapedResponse) -> bytes | Command:
+    """The frame; the command where it cannot be written, for which ``reply`` sends a substitute."""
+    try:
+        return write(response)
+    except LocalProtocolError:
+        return response.command()
 
 
 def error_response(request: Command, error: BaseException) -> Command:

@@ -12,7 +12,14 @@ from skylark.net.connection import Connection
 from skylark.net.dispatch import Answer
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.command import Command, response_to
-from skylark.wire.frame_template import FrameTemplate
+from skylark.wire.command_codec import (
+    DECIMAL,
+    TEXT,
+    ResponseShape,
+    ShapedResponse,
+    hex_slot,
+    write,
+)
 
 
 class Sent(msgspec.Struct, gc=False):
@@ -34,8 +41,8 @@ class SentAnswers:
         self._checks = checks
         self._answers = answers
         self._host_hex = store_host.hex().upper()
-        self._template: FrameTemplate | None = None
-        self._template_ext: dict[str, str] | None = None  # what it was made for
+        self._shape: ResponseShape | None = None
+        self._shape_ext: dict[str, str] | None = None  # what it was made for
 
     def when_durable(
         self, connection: Connection, sent: Sent, result: PutResult, properties: str
@@ -60,31 +67,23 @@ class SentAnswers:
             ext["recallHandle"] = sent.recall_handle
         return response_to(sent.request, status.code, ext=ext)
 
-    def frame(
-        self, request: Command, queue_id: int, result: PutResult, unique_id: str
-    ) -> bytes | None:
-        """The whole frame of the answer to a plain message that is safe; None if not that simple.
+    def frame(self, request: Command, queue_id: int, result: PutResult, unique_id: str) -> bytes:
+        """The frame of :meth:`answer` to a message that is stored as safely as it must be."""
+        shape = self._shape
+        if shape is None or self._shape_ext is not self._checks.ext:
+            shape = self._shape = self._make_shape()
+        values = (
+            result.log_offset, queue_id, result.queue_offset, unique_id.encode(), request.opaque
+        )  # fmt: skip
+        return write(ShapedResponse(shape, values))
 
-        What is the same in all of them is encoded once.
-        """
-        id_text = unique_id.encode()
-        if not id_text.isalnum():  # of ASCII, that is
-            return None
-        template = self._template
-        if template is None or self._template_ext is not self._checks.ext:
-            template = self._template = self._make_template()
-        values = result.log_offset, queue_id, result.queue_offset, id_text, request.opaque
-        return template.frame(values)
-
-    def _make_template(self) -> FrameTemplate:
-        answer = self.answer(Sent(Command(), "<id>", 0, 0, "<key>"), PutStatus.PUT_OK)
-        answer.ext = (answer.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
-        forms = {
-            "<id>": f"{self._host_hex}%016X",
-            "<queue>": "%d",
-            "<offset>": "%d",
-            "<key>": "%b",
+    def _make_shape(self) -> ResponseShape:
+        self._shape_ext = self._checks.ext
+        fields = {
+            **self._checks.ext,
+            "msgId": hex_slot(self._host_hex),
+            "queueId": DECIMAL,
+            "queueOffset": DECIMAL,
+            "transactionId": TEXT,
         }
-        template = FrameTemplate(answer, forms)
-        self._template_ext = self._checks.ext
-        return template
+        return ResponseShape(PutStatus.PUT_OK.code, fields)
