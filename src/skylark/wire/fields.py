@@ -173,7 +173,8 @@ def decode_ext_by_field(header_type: type[HeaderT], ext: Mapping[str, str]) -> H
         value = None if text is None else field.parse(text)
         if text is not None and value is None and header_type.strict_numbers:
             raise HeaderFieldError(
-                field.wire_name, f'the custom field <{field.wire_name}> is no number: "{text[:64]}"'
+                field.wire_name,
+                f'the custom field <{field.wire_name}> is not a number: "{text[:64]}"',
             )
         if value is not None:
             values[field.attribute] = value

@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 _UNSET = msgspec.UNSET
 
 #: Every escape of a JSON text, so that an escaped backslash is not taken for the start of one. The
-#: group matches half of a surrogate pair: escaped, or as the three bytes that are no valid UTF-8.
+#: group matches half of a surrogate pair: escaped, or as the three bytes that are invalid UTF-8.
 _ESCAPES: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"

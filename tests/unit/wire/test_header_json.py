@@ -122,6 +122,6 @@ def test_garbage_is_one_typed_error(header: bytes) -> None:
         decode_json_header(header)
 
 
-def test_text_that_is_no_utf8_cannot_be_written() -> None:
+def test_text_that_is_not_utf8_cannot_be_written() -> None:
     with pytest.raises(LocalProtocolError):
         encode_json_header(Command(code=1, remark="\ud800"))
