@@ -19,6 +19,7 @@ from skylark.wire.command_codec import (
     TEXT,
     ResponseShape,
     ShapedResponse,
+    Slot,
     hex_slot,
     write,
 )
@@ -177,13 +178,14 @@ UNIQUE_KEY = "7F000001000000000000000000000000596D4E0E2F2A58BF803B0000"
 
 
 def write_reply() -> Callable[[], object]:
-    fields = {
+    fields: dict[str, str | Slot] = {
+        **REPLY_FIELDS,
         "msgId": hex_slot(STORE_HOST),
         "queueId": DECIMAL,
         "queueOffset": DECIMAL,
         "transactionId": TEXT,
     }
-    shape = ResponseShape(0, REPLY_FIELDS | fields)
+    shape = ResponseShape(0, fields)
 
     def run() -> None:
         for number in range(FRAMES):

@@ -308,7 +308,8 @@ def test_a_send_reply_is_what_the_typed_header_gives(
     log_offset: int, queue_id: int, queue_offset: int, key: str, opaque: int
 ) -> None:
     fixed = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-    slots = {
+    fields: dict[str, str | Slot] = {
+        **fixed,
         "msgId": hex_slot("7F00000100002A9F"),
         "queueId": DECIMAL,
         "queueOffset": DECIMAL,
@@ -328,7 +329,7 @@ def test_a_send_reply_is_what_the_typed_header_gives(
         ext=fixed | encode_ext(header),
     )
     values = (log_offset, queue_id, queue_offset, key.encode(), opaque)
-    assert write(ShapedResponse(ResponseShape(0, fixed | slots), values)) == write(plain)
+    assert write(ShapedResponse(ResponseShape(0, fields), values)) == write(plain)
 
 
 def test_the_layout_of_a_written_frame() -> None:

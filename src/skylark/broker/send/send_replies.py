@@ -17,6 +17,7 @@ from skylark.wire.command_codec import (
     TEXT,
     ResponseShape,
     ShapedResponse,
+    Slot,
     hex_slot,
     write,
 )
@@ -79,7 +80,7 @@ class SentAnswers:
 
     def _make_shape(self) -> ResponseShape:
         self._shape_ext = self._checks.ext
-        fields = {
+        fields: dict[str, str | Slot] = {
             **self._checks.ext,
             "msgId": hex_slot(self._host_hex),
             "queueId": DECIMAL,
