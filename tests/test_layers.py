@@ -66,7 +66,7 @@ TABLE: dict[str, Layer] = {
     "client": Layer(skylark=_set("core wire net filter auth"), lazily=_set("numpy")),
     "admin": Layer(skylark=_set("core wire client")),
     # An application of the clients: nothing of servers, so that it measures any RocketMQ.
-    "load": Layer(skylark=_set("core net.loops client admin")),
+    "load": Layer(skylark=_set("core net.event_loop client admin")),
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),

@@ -92,6 +92,42 @@ def test_every_module_has_an_importer() -> None:
     )
 
 
+def test_a_module_is_found_by_its_stem() -> None:
+    paths = [source.path for source in python_sources("src/skylark/")]
+    faults = list(tidy_rules.module_stems(paths))
+    assert len(paths) > 100
+    assert not faults, report(faults)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "problem"),
+    [
+        ("store/offset.py", "client/core/offset.py", "is taken by"),
+        ("wire/ha.py", "wire/headers/ha.py", "is taken by"),
+        ("store/mapped_file.py", "store/mapped_files.py", "is nearly that of"),
+        ("client/member.py", "client/consumer/members.py", "is nearly that of"),
+        ("client/entry_list.py", "client/entries_list.py", "is nearly that of"),
+        ("broker/topic_table.py", "broker/admin/topictable.py", "is nearly that of"),
+        ("broker/send/put.py", "broker/send/pull.py", None),
+        ("broker/send/put.py", "broker/send/cut.py", "is nearly that of"),
+        ("broker/send/lock.py", "broker/send/clock.py", "is nearly that of"),
+        ("store/heartbeat.py", "client/heartbeats.py", None),
+        ("store/config.py", "broker/config.py", None),
+        ("broker/send/handlers.py", "broker/pull/handlers.py", None),
+        ("broker/send/__init__.py", "broker/pull/__init__.py", None),
+    ],
+)
+def test_stems_that_are_equal_or_nearly_so_are_reported(
+    one: str, other: str, problem: str | None
+) -> None:
+    faults = list(tidy_rules.module_stems([f"src/skylark/{one}", f"src/skylark/{other}"]))
+    if problem is None:
+        assert not faults, report(faults)
+    else:
+        (fault,) = faults
+        assert problem in fault.text
+
+
 def badly_named(fragments: list[str]) -> list[str]:
     """News fragments that towncrier would pass over in silence."""
     types = [kind["directory"] for kind in pyproject()["tool"]["towncrier"]["type"]]

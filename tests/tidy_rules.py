@@ -355,6 +355,57 @@ def markdown_stubs(path: str, text: str) -> Iterator[Fault]:
         yield Fault(path, 1, "no text")
 
 
+# ---- names of modules ------------------------------------------------------------------------
+
+#: Stems that may occur in more than one package: each package has its own.
+REPEATED_STEMS = frozenset(
+    {"__init__", "__main__", "app", "config", "errors", "handlers", "metrics"}
+)
+
+
+def module_stems(paths: list[str]) -> Iterator[Fault]:
+    """A module is found by its stem: it is unique, and none in its package is nearly the same.
+
+    Below ``src/skylark`` a stem occurs once, except REPEATED_STEMS. Within one top-level package
+    no two stems differ by one letter, a plural or underscores.
+    """
+    first: dict[str, str] = {}
+    by_package: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        _, _, package, *_ = path.split("/")
+        stem = path.rpartition("/")[2].removesuffix(".py")
+        if stem in REPEATED_STEMS:
+            continue
+        if stem in first:
+            yield Fault(path, 1, f"the stem {stem} is taken by {first[stem]}")
+            continue
+        first[stem] = path
+        for other in by_package.setdefault(package, []):
+            if _nearly_equal(stem, other):
+                yield Fault(path, 1, f"the stem {stem} is nearly that of {first[other]}")
+        by_package[package].append(stem)
+
+
+def _nearly_equal(one: str, other: str) -> bool:
+    if _singular(one) == _singular(other):
+        return True
+    one, other = one.replace("_", ""), other.replace("_", "")
+    shorter, longer = sorted((one, other), key=len)
+    at = next((i for i, letter in enumerate(shorter) if letter != longer[i]), len(shorter))
+    if len(shorter) == len(longer):
+        return shorter[at + 1 :] == longer[at + 1 :]
+    return len(shorter) + 1 == len(longer) and shorter[at:] == longer[at + 1 :]
+
+
+def _singular(stem: str) -> str:
+    """The stem without underscores and with each word in the singular."""
+    words = (
+        word[:-3] + "y" if word.endswith("ies") else word[:-1] if word.endswith("s") else word
+        for word in stem.split("_")
+    )
+    return "".join(words)
+
+
 # ---- modules nobody imports ------------------------------------------------------------------
 
 ENTRY_POINTS = frozenset(

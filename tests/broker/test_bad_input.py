@@ -26,8 +26,9 @@ from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.heartbeat import HeartbeatData, ProducerData
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
+from skylark.wire.command_codec import FRAME_SIZE_MAX
 from skylark.wire.fastjson import encode_body
-from skylark.wire.frame import FRAME_SIZE_MAX, encode_frame
+from skylark.wire.frame import encode_frame
 from skylark.wire.message import iter_records
 from tests.broker.bad_requests import (
     bad_requests,
@@ -199,8 +200,8 @@ ODD_HEADERS: Final[dict[str, tuple[Any, int | None]]] = {
     "fields are a list": ({"code": 310, "extFields": [1]}, None),
     "a field is a number": ({"code": 310, "extFields": send_fields(e=0)}, 0),
     "a field is null": ({"code": 310, "extFields": send_fields(e=None)}, 1),
-    "half a character": ({"code": 310, "extFields": send_fields(b="\ud800")}, None),
-    "half a character in a property": ({"code": 310, "extFields": send_fields(i="\ud800")}, None),
+    "half a character": ({"code": 310, "extFields": send_fields(b="\ud800")}, 13),
+    "half a character in a property": ({"code": 310, "extFields": send_fields(i="\ud800")}, 0),
     "remark is an object": ({"code": 310, "remark": {}, "extFields": send_fields()}, 0),
     "language is a list": ({"code": 310, "language": [1], "extFields": send_fields()}, 0),
     "version is negative": ({"code": 310, "version": -1, "extFields": send_fields()}, 0),
@@ -239,6 +240,24 @@ async def test_odd_headers_and_names(tmp_path: Path) -> None:
                 answer = await peer.receive()
                 assert answer.code == code, (name, answer)
                 assert len(answer.remark or "") < 20_000
+
+
+@on_both_loops
+async def test_half_a_character_is_answered_and_the_other_requests_too(tmp_path: Path) -> None:
+    async with attacked(tmp_path) as broker, raw_peer(broker.address) as peer:
+        texts = ["fine", "\ud800", "fine again", "k\x01\udc00\x02"]
+        headers = [
+            {"code": 310, "opaque": number, "extFields": send_fields(i=text)}
+            for number, text in enumerate(texts)
+        ]
+        await peer.send_bytes(b"".join(map(json_frame, headers)))
+        answers = [await peer.receive() for _ in headers]
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            (number, 0) for number in range(4)
+        ]
+        found = await peer.call(pull())
+        records = [record.properties for record in iter_records(found.body or b"")]
+        assert records[3]["k"] == "?", "as Java stores it"
 
 
 PROPERTIES: Final[dict[str, tuple[str, int]]] = {

@@ -51,7 +51,7 @@ from skylark.core.errors import (
     TooManyRequestsError,
 )
 from skylark.net.byte_filter import ByteFilter
-from skylark.net.dispatch import Dispatcher
+from skylark.net.dispatch import Dispatcher, LateAnswer
 from skylark.net.inflight_requests import HeldRequests, held_size
 from skylark.net.limits import NetLimits
 from skylark.net.request_queue import Backlog
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
         if self._holders is not None:
             self._holders.add(self)
 
-    def answer(self, request: Command, response: Command | bytes | None) -> None:
+    def answer(self, request: Command, response: LateAnswer) -> None:
         """The late answer of a handler that returned LATER; None if there is to be none.
 
         To be called once for each such request, also when the connection is closing.

@@ -2,7 +2,8 @@
 
 A *hot* handler is a plain function called inline while the bytes are being read; it must not
 block and returns the response, None when there is no answer, or LATER when the answer comes by
-``Connection.answer``. Where the connection takes frames, the response may be one, encoded already.
+``Connection.answer``. The response may be a ``ShapedResponse``, which is encoded faster. Where the
+connection takes frames, it may also be one, encoded already.
 A hot handler may have a twin for requests of one code that came together (``run``). A *cold*
 handler is a coroutine function; it runs as a task owned by the connection, so a slow one delays
 nobody else.
@@ -34,10 +35,11 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from skylark.core.errors import BrokerError, RemoteProtocolError
+from skylark.core.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from skylark.net.write_queue import discard
 from skylark.wire.codes import ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.command_codec import ShapedResponse, write
 
 if TYPE_CHECKING:
     from skylark.net.connection import Connection
@@ -54,12 +56,14 @@ class Later(enum.Enum):
 LATER: Final = Later.LATER
 #: What a hot handler returns, unless it is a frame.
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
+#: What ``Connection.answer`` sends: a frame only if the connection takes frames, None for nothing.
+LateAnswer: TypeAlias = Command | ShapedResponse | bytes | None
 
 #: If the connection takes frames, the answer may also be one.
-HotHandler = Callable[["Connection", Command], Answer | bytes]
+HotHandler = Callable[["Connection", Command], Answer | ShapedResponse | bytes]
 #: The same for requests of one code that came together. What it raises is the answer to all of
-#: them. If the last argument is true, the connection takes frames.
-RunHandler = Callable[["Connection", list[Command], bool], Sequence[Answer | bytes]]
+#: them.
+RunHandler = Callable[["Connection", list[Command]], Sequence[Answer | ShapedResponse | bytes]]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
 #: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
@@ -144,8 +148,8 @@ class Dispatcher:
     def add_run(self, code: int, run: RunHandler) -> None:
         """``run`` takes all requests of a code: those that came together, or one alone."""
 
-        def alone(connection: Connection, request: Command) -> Answer | bytes:
-            return run(connection, [request], connection.takes_frames)[0]
+        def alone(connection: Connection, request: Command) -> Answer | ShapedResponse | bytes:
+            return run(connection, [request])[0]
 
         self.add_hot(code, alone, run=run)
 
@@ -182,7 +186,7 @@ class Dispatcher:
             self._start_cold(connection, request, route.cold)
 
     def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
-        response: Answer | bytes
+        response: Answer | ShapedResponse | bytes
         try:
             response = self._before(connection, request)
             if response is None:
@@ -204,10 +208,9 @@ class Dispatcher:
         admitted = self._admitted(connection, requests)
         if not admitted:
             return
-        as_frames = connection.takes_frames
-        answers: Sequence[Answer | bytes]
+        answers: Sequence[Answer | ShapedResponse | bytes]
         try:
-            answers = self.runs[admitted[0].code](connection, admitted, as_frames)
+            answers = self.runs[admitted[0].code](connection, admitted)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in _run_hot
             answers = [error_response(request, error) for request in admitted]
         for request, response in zip(admitted, answers, strict=True):
@@ -288,13 +291,14 @@ class Dispatcher:
                 return answer
         return None
 
-    def finish(
-        self, connection: Connection, request: Command, response: Command | bytes | None
-    ) -> None:
+    def finish(self, connection: Connection, request: Command, response: LateAnswer) -> None:
         """Send the answer, or none, past the interceptors; once for each request.
 
-        A frame is given only where none of them would change it or needs to see it.
+        A frame is given only where none of them would change it or needs to see it. A shaped
+        response becomes a frame there, and a command elsewhere.
         """
+        if isinstance(response, ShapedResponse):
+            response = _encoded(response) if connection.takes_frames else response.command()
         if isinstance(response, bytes):
             connection.reply_frame(request, response)
             return
@@ -318,6 +322,14 @@ class Dispatcher:
 
     def _answer(self, connection: Connection, request: Command, code: int, remark: str) -> None:
         connection.reply(request, response_to(request, code, remark))
+
+
+def _encoded(response: ShapedResponse) -> bytes | Command:
+    """The frame; the command where it cannot be written, for which ``reply`` sends a substitute."""
+    try:
+        return write(response)
+    except LocalProtocolError:
+        return response.command()
 
 
 def error_response(request: Command, error: BaseException) -> Command:

@@ -9,17 +9,11 @@ which is theirs for as long as they live; so those that were answered early are 
 from __future__ import annotations
 
 from skylark.wire.command import Command
-from skylark.wire.lazy_command import CutCommand
 
 
 def held_size(request: Command) -> int:
-    """About how much memory a request takes; the header counts, for it may be large as well."""
-    size = len(request.body or b"") + len(request.remark or "")
-    if isinstance(request, CutCommand) and request.values is not None:
-        size += request.layout.size  # without asking for a map that nobody needs
-    elif request.ext:
-        size += sum(map(len, request.ext)) + sum(map(len, request.ext.values()))
-    return size
+    """About how much memory a request takes; its header counts because it may be large as well."""
+    return request.memory_size
 
 
 class HeldRequests:

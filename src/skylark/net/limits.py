@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from skylark.wire.frame import FRAME_SIZE_MAX
+from skylark.wire.command_codec import FRAME_SIZE_MAX
 
 
 class NetLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from skylark.wire.codes import CURRENT_VERSION
 from skylark.wire.command import FLAG_RESPONSE, Command
-from skylark.wire.frame import encode_head
+from skylark.wire.command_codec import write_head
 
 #: Slices below this are copied.
 COPY_SIZE_MAX: Final = 2_048
@@ -124,17 +124,17 @@ class Outbox:
             command.copy_body()
         body = command.body
         if body:
-            head = encode_head(command, len(body))
+            head = write_head(command, len(body))
             self._pieces.append(head)
             self._pieces.append(body)
             self.size += len(head) + len(body)
         else:
-            head = encode_head(command, 0)
+            head = write_head(command, 0)
             self._pieces.append(head)
             self.size += len(head)
 
     def _add_views(self, command: Command, leased: Leased) -> None:
-        head = encode_head(command, leased.size)
+        head = write_head(command, leased.size)
         self._pieces.append(head)
         for view in leased.views:
             self._pieces.append(view if len(view) >= COPY_SIZE_MAX else bytes(view))

@@ -1,15 +1,15 @@
-"""Batch bodies: many small messages in one send, and the way back.
+"""Batch bodies: encodes many small messages into one send, and splits them again.
 
 The body of SEND_BATCH_MESSAGE is a run of messages, each :data:`~skylark.wire.layout.BATCH_HEAD`,
 body, property length (2), properties. Topic, queue and times are those of the request. The broker
 splits the run into records with consecutive offsets, except for topics of type BatchCQ, where it is
-stored unsplit (an *inner batch*) and consumers take it apart.
+stored unsplit (an *inner batch*) and consumers split it.
 
-Taken apart, a batch is a :class:`Batch`: columns rather than messages. What the broker does with a
-batch it does with a whole column at once, and where all messages are equally long, which most
-programs bring about, it need not look at each of them.
+A decoded batch is a :class:`Batch`: columns rather than messages. The broker handles a whole column
+at once, and where all messages have the same size, as those of most programs have, it does not have
+to visit each of them.
 
-Answers to Java's ``MessageDecoder.encodeMessages``/``decodeMessages``/``countInnerMsgNum``.
+Counterpart of Java's ``MessageDecoder.encodeMessages``/``decodeMessages``/``countInnerMsgNum``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALIKE_COUNT_MAX: Final = 512
 
 
 class BatchMessage(msgspec.Struct, gc=False):
-    """What a message in a batch has of its own: a row of a :class:`Batch`."""
+    """The fields of one message in a batch: a row of a :class:`Batch`."""
 
     body: bytes
     properties: bytes = b""  # a raw property string
@@ -77,7 +77,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         flags: Sequence[int],
         prepared_transaction_offsets: Sequence[int],
     ) -> Self:
-        """The batch with these columns, whatever their sizes."""
+        """The batch with these columns; the messages may differ in size."""
         body_sizes, properties_sizes = list(map(len, bodies)), list(map(len, properties))
         return cls(
             bodies,
@@ -128,8 +128,8 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 def split_batch(
     body: bytes, *, size_max: int = BATCH_SIZE_MAX, count_max: int = BATCH_COUNT_MAX
 ) -> Batch:
-    """Take a batch body apart; anything that is not a run of whole messages raises
-    :class:`RemoteProtocolError`. Magic and checksum of the parts are not looked at."""
+    """Split a batch body; anything that is not a run of whole messages raises
+    :class:`RemoteProtocolError`. Magic and checksum of the messages are not checked."""
     end = len(body)
     if end > size_max:
         raise RemoteProtocolError(f"a batch of {end} bytes exceeds {size_max}")
@@ -197,5 +197,5 @@ def _split_alike(body: bytes, count_max: int) -> Batch | None:
 
 @lru_cache(maxsize=16)
 def _alike(count: int, body_size: int, properties_size: int) -> struct.Struct:
-    # Without magic and checksum, which nobody looks at.
+    # Without magic and checksum, which no reader checks.
     return struct.Struct(">" + f"i8xii{body_size}sh{properties_size}s" * count)

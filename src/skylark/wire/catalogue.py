@@ -1,10 +1,10 @@
-"""THE catalogue: one row for every request code, read by everything that asks about requests.
+"""The catalogue of requests: one row for every request code.
 
-Dispatch takes the header types from here, access control what a caller needs, metrics the names,
-the reference pages all of it; and a request nobody implements is refused by its name. The rows
-stand by family in ``skylark.wire.rows``; here they are joined with the types of their JSON bodies
-(``skylark.wire.bodies.body_types``) and checked against each other when the module is imported: no
-code twice, none forgotten, a body type exactly where the row says JSON.
+Dispatch reads the header types from it, access control the permissions that a caller needs, metrics
+the names, and the reference pages all of it; a request without a handler is refused by its name.
+The rows are defined by family in ``skylark.wire.rows``; here they are joined with the types of
+their JSON bodies (``skylark.wire.bodies.body_types``) and checked against each other when the
+module is imported: no code twice, none missing, a body type exactly where the row has a JSON body.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def version_name(version: int) -> str:
 
 
 class RequestCode(IntEnum):
-    """What a request asks for; codes without a comment are sent by nobody.
+    """What a request asks for; no client or server sends the codes without a comment.
 
-    The catalogue says what each one carries, and the reference pages are made of both.
+    The catalogue has the contents of each, and the reference pages are generated from both.
     """
 
     # messages, offsets, clients
@@ -100,24 +100,24 @@ class RequestCode(IntEnum):
     UPDATE_BROKER_CONFIG = 25  #: change settings while the broker runs
     GET_BROKER_CONFIG = 26  #: the settings of a broker
     TRIGGER_DELETE_FILES = 27
-    GET_BROKER_RUNTIME_INFO = 28  #: figures of a broker: rates, offsets, disk
-    SEARCH_OFFSET_BY_TIMESTAMP = 29  #: the offset of what was stored at a time
+    GET_BROKER_RUNTIME_INFO = 28  #: runtime figures of a broker: rates, offsets, disk
+    SEARCH_OFFSET_BY_TIMESTAMP = 29  #: the offset of the message stored at a time
     GET_MAX_OFFSET = 30  #: the offset that the next message will get
     GET_MIN_OFFSET = 31  #: the offset of the oldest message still held
     GET_EARLIEST_MSG_STORETIME = 32  #: when the oldest message still held was stored
-    VIEW_MESSAGE_BY_ID = 33  #: one message by its place in the commit log
-    HEART_BEAT = 34  #: a client tells its groups and subscriptions
+    VIEW_MESSAGE_BY_ID = 33  #: one message by its offset in the commit log
+    HEART_BEAT = 34  #: a client sends its groups and subscriptions
     UNREGISTER_CLIENT = 35  #: a client leaves a producer or consumer group
-    CONSUMER_SEND_MSG_BACK = 36  #: a message that failed comes again, after a delay
-    END_TRANSACTION = 37  #: commit or roll back a half message, or "I do not know"
+    CONSUMER_SEND_MSG_BACK = 36  #: deliver a failed message again, after a delay
+    END_TRANSACTION = 37  #: commit or roll back a half message, or report an unknown state
     GET_CONSUMER_LIST_BY_GROUP = 38  #: the client ids of a group
     CHECK_TRANSACTION_STATE = 39  #: the broker asks a producer how a transaction ended
-    NOTIFY_CONSUMER_IDS_CHANGED = 40  #: members of a group came or went
-    LOCK_BATCH_MQ = 41  #: lock queues for a consumer in order
-    UNLOCK_BATCH_MQ = 42  #: give such locks back
+    NOTIFY_CONSUMER_IDS_CHANGED = 40  #: the members of a group changed
+    LOCK_BATCH_MQ = 41  #: lock queues for orderly consumption
+    UNLOCK_BATCH_MQ = 42  #: release such locks
     GET_ALL_CONSUMER_OFFSET = 43  #: all committed offsets, for slaves
     GET_ALL_DELAY_OFFSET = 45  #: the progress of the delay levels, for slaves
-    CHECK_CLIENT_CONFIG = 46  #: may a client subscribe so: is its filter valid
+    CHECK_CLIENT_CONFIG = 46  #: check a subscription: whether its filter is valid
     GET_CLIENT_CONFIG = 47
     # ACL 1.0 administration, until 5.2; no longer in 5.5.0
     UPDATE_AND_CREATE_ACL_CONFIG = 50
@@ -133,7 +133,7 @@ class RequestCode(IntEnum):
     GET_KV_CONFIG = 101  #: one key of that table
     DELETE_KV_CONFIG = 102  #: remove a key of that table
     REGISTER_BROKER = 103  #: a broker announces itself and its topics
-    UNREGISTER_BROKER = 104  #: a broker takes its leave
+    UNREGISTER_BROKER = 104  #: a broker unregisters itself
     GET_ROUTEINFO_BY_TOPIC = 105  #: which brokers have a topic, with how many queues
     GET_BROKER_CLUSTER_INFO = 106  #: clusters, brokers and their addresses
     # administration of broker and name server
@@ -142,10 +142,10 @@ class RequestCode(IntEnum):
     GET_TOPIC_STATS_INFO = 202  #: first and last offset of each queue of a topic
     GET_CONSUMER_CONNECTION_LIST = 203  #: members and subscriptions of a group
     GET_PRODUCER_CONNECTION_LIST = 204  #: members of a producer group
-    WIPE_WRITE_PERM_OF_BROKER = 205  #: routes say of all topics of a broker: do not write
+    WIPE_WRITE_PERM_OF_BROKER = 205  #: remove the write permission of a broker from all routes
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206  #: the names of all topics
     DELETE_SUBSCRIPTIONGROUP = 207  #: delete a consumer group
-    GET_CONSUME_STATS = 208  #: how far a group is, queue by queue
+    GET_CONSUME_STATS = 208  #: the progress of a group, queue by queue
     SUSPEND_CONSUMER = 209
     RESUME_CONSUMER = 210
     RESET_CONSUMER_OFFSET_IN_CONSUMER = 211
@@ -156,9 +156,9 @@ class RequestCode(IntEnum):
     DELETE_TOPIC_IN_NAMESRV = 216  #: forget the route of a topic
     REGISTER_TOPIC_IN_NAMESRV = 217  #: a broker announces one topic
     GET_KVLIST_BY_NAMESPACE = 219  #: all keys of a namespace of the table
-    RESET_CONSUMER_CLIENT_OFFSET = 220  #: the broker tells a member to go on elsewhere
-    GET_CONSUMER_STATUS_FROM_CLIENT = 221  #: the offsets that a member has
-    INVOKE_BROKER_TO_RESET_OFFSET = 222  #: send a group to the offsets of a time
+    RESET_CONSUMER_CLIENT_OFFSET = 220  #: the broker resets the offsets of a member
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221  #: the offsets of one member
+    INVOKE_BROKER_TO_RESET_OFFSET = 222  #: reset the offsets of a group to a time
     INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223  #: the offsets of all members of a group
     GET_TOPICS_BY_CLUSTER = 224  #: the topics of a cluster
     UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225  #: several groups at once
@@ -171,7 +171,7 @@ class RequestCode(IntEnum):
     CLEAN_EXPIRED_CONSUMEQUEUE = 306  #: remove queues whose messages are all deleted
     GET_CONSUMER_RUNNING_INFO = 307  #: settings, queues and figures of a member
     QUERY_CORRECTION_OFFSET = 308  #: the smallest offset among groups of a topic
-    CONSUME_MESSAGE_DIRECTLY = 309  #: give one message to one member, now
+    CONSUME_MESSAGE_DIRECTLY = 309  #: have one member consume one message, now
     SEND_MESSAGE_V2 = 310  #: store a message; fields with letters
     GET_UNIT_TOPIC_LIST = 311  #: topics of the mode "unit"
     GET_HAS_UNIT_SUB_TOPIC_LIST = 312  #: topics that unit subscribers have
@@ -183,26 +183,26 @@ class RequestCode(IntEnum):
     UPDATE_NAMESRV_CONFIG = 318  #: change settings of a running name server
     GET_NAMESRV_CONFIG = 319  #: the settings of a name server
     SEND_BATCH_MESSAGE = 320  #: store several messages in one queue, all or none
-    QUERY_CONSUME_QUEUE = 321  #: entries of a queue as they stand in its files
-    QUERY_DATA_VERSION = 322  #: is what the name server knows of a broker current
-    RESUME_CHECK_HALF_MESSAGE = 323  #: ask again about a half message given up
+    QUERY_CONSUME_QUEUE = 321  #: entries of a consume queue as stored in its files
+    QUERY_DATA_VERSION = 322  #: whether the name server has the newest topics of a broker
+    RESUME_CHECK_HALF_MESSAGE = 323  #: check a half message again that was given up
     SEND_REPLY_MESSAGE = 324  #: an answer of request-reply; long names
     SEND_REPLY_MESSAGE_V2 = 325  #: the same with letters
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326  #: the broker hands the answer to who waits
-    ADD_WRITE_PERM_OF_BROKER = 327  #: routes allow writing again
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326  #: the broker sends the answer to the client that waits
+    ADD_WRITE_PERM_OF_BROKER = 327  #: restore that write permission
     GET_ALL_PRODUCER_INFO = 328  #: all producers of a broker
     DELETE_EXPIRED_COMMITLOG = 329  #: delete old log files now
     QUERY_TOPICS_BY_CONSUMER = 343  #: the topics that a group consumes
     QUERY_SUBSCRIPTION_BY_CONSUMER = 345  #: what a group subscribes to of a topic
     GET_TOPIC_CONFIG = 351  #: the settings of a topic
     GET_SUBSCRIPTIONGROUP_CONFIG = 352  #: the settings of a group
-    UPDATE_AND_GET_GROUP_FORBIDDEN = 353  #: may a group read a topic
+    UPDATE_AND_GET_GROUP_FORBIDDEN = 353  #: whether a group may read a topic
     CHECK_ROCKSDB_CQ_WRITE_PROGRESS = 354  #: compare queues in RocksDB with files
     EXPORT_ROCKSDB_CONFIG_TO_JSON = 355  #: tables in RocksDB as JSON files
     LITE_PULL_MESSAGE = 361  #: PULL_MESSAGE of lite pull consumers
     RECALL_MESSAGE = 370  #: take back a timed message
     # server-side assignment
-    QUERY_ASSIGNMENT = 400  #: the queues that the broker gives to a member
+    QUERY_ASSIGNMENT = 400  #: the queues that the broker assigns to a member
     SET_MESSAGE_REQUEST_MODE = 401  #: pull or POP, for a group and a topic
     GET_ALL_MESSAGE_REQUEST_MODE = 402  #: all such choices, for slaves
     # static topics
@@ -211,23 +211,23 @@ class RequestCode(IntEnum):
     GET_BROKER_MEMBER_GROUP = 901  #: master and slaves of a name
     ADD_BROKER = 902  #: start a broker in a container
     REMOVE_BROKER = 903  #: stop a broker in a container
-    BROKER_HEARTBEAT = 904  #: a broker tells that it lives
+    BROKER_HEARTBEAT = 904  #: a sign of life of a broker
     NOTIFY_MIN_BROKER_ID_CHANGE = 905  #: the smallest id of a group has changed
-    EXCHANGE_BROKER_HA_INFO = 906  #: master and slave tell each other where they are
-    GET_BROKER_HA_STATUS = 907  #: slaves and how far they are
-    RESET_MASTER_FLUSH_OFFSET = 908  #: tell a slave how far its master's disk is
+    EXCHANGE_BROKER_HA_INFO = 906  #: master and slave exchange their positions
+    GET_BROKER_HA_STATUS = 907  #: slaves and their progress
+    RESET_MASTER_FLUSH_OFFSET = 908  #: send a slave the flushed offset of its master
     # controller
     CONTROLLER_ALTER_SYNC_STATE_SET = 1001  #: which replicas are in sync
     CONTROLLER_ELECT_MASTER = 1002  #: choose a master
     CONTROLLER_REGISTER_BROKER = 1003  #: a broker joins its group
-    CONTROLLER_GET_REPLICA_INFO = 1004  #: who is master of a group
+    CONTROLLER_GET_REPLICA_INFO = 1004  #: the master of a broker group
     CONTROLLER_GET_METADATA_INFO = 1005  #: the leader of the controllers
     CONTROLLER_GET_SYNC_STATE_DATA = 1006  #: the replicas in sync of several groups
-    GET_BROKER_EPOCH_CACHE = 1007  #: the reigns of masters in a log
-    NOTIFY_BROKER_ROLE_CHANGED = 1008  #: the controller tells a broker its role
+    GET_BROKER_EPOCH_CACHE = 1007  #: the epochs of masters in a log
+    NOTIFY_BROKER_ROLE_CHANGED = 1008  #: the controller sends a broker its role
     UPDATE_CONTROLLER_CONFIG = 1009  #: change settings of a controller
     GET_CONTROLLER_CONFIG = 1010  #: the settings of a controller
-    CLEAN_BROKER_DATA = 1011  #: forget a broker
+    CLEAN_BROKER_DATA = 1011  #: remove a broker from the controller
     CONTROLLER_GET_NEXT_BROKER_ID = 1012  #: the id that the next broker would get
     CONTROLLER_APPLY_BROKER_ID = 1013  #: take that id
     BROKER_CLOSE_CHANNEL_REQUEST = 1014
@@ -259,11 +259,11 @@ class RequestCode(IntEnum):
     END_HALVES = 9003  #: end many transactions, each with its own answer
     # pop consumption: these do not fit the binary header (int16)
     POP_MESSAGE = 200050  #: take messages, which are hidden from others for a while
-    ACK_MESSAGE = 200051  #: a message that was taken is done with
-    PEEK_MESSAGE = 200052  #: look at messages without taking them
+    ACK_MESSAGE = 200051  #: acknowledge a message that was taken
+    PEEK_MESSAGE = 200052  #: read messages without taking them
     CHANGE_MESSAGE_INVISIBLETIME = 200053  #: hide a message for longer
-    NOTIFICATION = 200054  #: wait until there is something to take
-    POLLING_INFO = 200055  #: how many wait for a queue
+    NOTIFICATION = 200054  #: wait until there are messages to take
+    POLLING_INFO = 200055  #: how many requests wait for a queue
     POP_ROLLBACK = 200056  #: move the state of POP from RocksDB back to the log
     # lite topics
     POP_LITE_MESSAGE = 200070  #: take messages of lite topics
@@ -275,8 +275,8 @@ class RequestCode(IntEnum):
     GET_LITE_TOPIC_INFO = 200076  #: one lite topic
     GET_LITE_CLIENT_INFO = 200077  #: the lite topics of a client
     GET_LITE_GROUP_INFO = 200078  #: lag of a group on lite topics
-    TRIGGER_LITE_DISPATCH = 200079  #: look for news of lite topics now
-    BATCH_ACK_MESSAGE = 200151  #: several messages that were taken are done with
+    TRIGGER_LITE_DISPATCH = 200079  #: dispatch new messages of lite topics now
+    BATCH_ACK_MESSAGE = 200151  #: acknowledge several messages that were taken
 
 
 class ResponseCode(IntEnum):

@@ -1,9 +1,9 @@
-"""One remoting command: a request or a response, whichever bit 0 of ``flag`` says.
+"""One remoting command: a request or a response, as bit 0 of ``flag`` says.
 
-The same object serves both header encodings. ``ext`` is the ``extFields`` map with its order
-kept; the binary form may hold what a map cannot (a key twice, a zero-length value), then the
-entries as they came stand in ``ext_entries`` so that an unchanged command encodes to the bytes it
-was decoded from. Answers to ``RemotingCommand`` in Java.
+The same class serves both header encodings. ``ext`` is the ``extFields`` map in its original order.
+A binary header may hold what a map cannot (a key twice, a zero-length value); then ``ext_entries``
+keeps the entries as they came, so that an unchanged command encodes to the bytes it was decoded
+from. Counterpart of Java's ``RemotingCommand``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import enum
 import msgspec
 
 from skylark.wire.codes import CURRENT_VERSION
-from skylark.wire.fields import Int32
+from skylark.wire.fields import HeaderT, Int32, decode_ext
 
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
@@ -23,7 +23,7 @@ SERIALIZE_BINARY = 1
 
 
 class SerializeType(enum.Enum):
-    """The setting ``rocketmq.serialize.type``: header encoding of answers; both are read."""
+    """The setting ``rocketmq.serialize.type``: header encoding of responses; both are read."""
 
     JSON = SERIALIZE_JSON
     ROCKETMQ = SERIALIZE_BINARY
@@ -43,8 +43,8 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
     serialize_label: str | None = msgspec.field(default=None, name="serializeTypeCurrentRPC")
     version: Int32 = 0
 
-    # Not part of the JSON header. The names cannot come from a well-meaning peer, and whatever a
-    # hostile one puts there is overwritten after decoding.
+    # Not part of the JSON header. No regular client sends members of these names, and the decoder
+    # overwrites what another one puts there.
     body: bytes | None = msgspec.field(default=None, name="(body)")
     serialize_type: int = msgspec.field(default=SERIALIZE_JSON, name="(serialize_type)")
     ext_entries: list[tuple[str | None, str | None]] | None = msgspec.field(
@@ -58,6 +58,18 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
     @property
     def is_oneway(self) -> bool:
         return self.flag & FLAG_ONEWAY != 0
+
+    def header(self, header_type: type[HeaderT]) -> HeaderT:
+        """The custom header in ``ext``; raises HeaderFieldError as ``decode_ext`` does."""
+        return decode_ext(header_type, self.ext)
+
+    @property
+    def memory_size(self) -> int:
+        """About how many bytes of memory the command takes: body, remark and ext fields."""
+        size = len(self.body or b"") + len(self.remark or "")
+        if self.ext:
+            size += sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
+        return size
 
 
 def response_to(

@@ -1,16 +1,17 @@
 """Compressed bodies: zlib, LZ4 frames and zstd, as Java clients write and read them.
 
-A producer compresses large bodies and says so in SYSFLAG: bit 0 set, bits 8-10 the kind. Brokers
-never look inside; consumers inflate and clear bit 0.
+A producer compresses large bodies and marks them in SYSFLAG: bit 0 set, bits 8-10 the kind. Brokers
+never inflate a body; consumers inflate it and clear bit 0.
 
-Two rules keep us and Java apart from harm:
+Two rules for interoperability and safety:
 
 * Java's LZ4 reader (lz4-java) refuses frames whose blocks refer to each other, so ours are written
-  with independent blocks, whatever the default of the library.
+  with independent blocks, which is not the default of every library.
 * Nothing is inflated beyond ``size_max``: a body of a few kilobytes can claim gigabytes. Bytes
   after the end of the compressed stream are ignored, as Java ignores them.
 
-Answers to Java's ``CompressorFactory``, ``ZlibCompressor``, ``Lz4Compressor``, ``ZstdCompressor``.
+Counterpart of Java's ``CompressorFactory``, ``ZlibCompressor``, ``Lz4Compressor``,
+``ZstdCompressor``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COMPRESSION_ZLIB: Final = 3
 
 COMPRESSION_LEVEL: Final = 5  # Java's default for zlib and zstd; LZ4 has none
 
-#: Largest body that is inflated unless the caller says otherwise: 16 times Java's maxMessageSize.
+#: Largest body that is inflated unless the caller sets a limit: 16 times Java's maxMessageSize.
 INFLATED_SIZE_MAX: Final = 64 * 1024 * 1024
 
 # Guesses at the size of an output grow from here, so that small bodies cost small buffers.
@@ -49,7 +50,7 @@ def compression_flags(kind: int) -> int:
 
 
 def compress_body(body: bytes, kind: int, level: int = COMPRESSION_LEVEL) -> bytes:
-    """Compress ``body``; ``level`` means nothing to LZ4."""
+    """Compress ``body``; LZ4 ignores ``level``."""
     if kind in (COMPRESSION_ZLIB, COMPRESSION_ZLIB_OLD):
         return zlib.compress(body, level)
     if kind == COMPRESSION_LZ4:
@@ -65,7 +66,7 @@ def compress_body(body: bytes, kind: int, level: int = COMPRESSION_LEVEL) -> byt
 
 
 def decompress_body(body: bytes, sys_flag: int, *, size_max: int = INFLATED_SIZE_MAX) -> bytes:
-    """Inflate a body that was stored with ``sys_flag``, whose bit 0 says that it is compressed.
+    """Inflate a body that was stored with ``sys_flag``, whose bit 0 marks it as compressed.
 
     Raises :class:`InflatedSizeError` beyond ``size_max`` and :class:`RemoteProtocolError` for bytes
     that are damaged, cut short, or of an unknown kind.
@@ -128,7 +129,7 @@ def _inflate_zstd(body: bytes, size_max: int) -> bytes:
             return inflater.decompress(body)
     except zstandard.ZstdError as error:
         raise RemoteProtocolError(f"no zstd body: {error}") from error
-    # Java streams, so its frames do not say how large they are.
+    # Java streams, so its frames do not hold the size of their content.
     guess = min(_FIRST_GUESS, size_max)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The body of END_HALVES and of its answer, which only two Skylarks exchange.
+"""The body of END_HALVES and of its response, a request between Skylark processes only.
 
 The request names half messages, :data:`PLACE` for each; the answer has a response code for each, in
 the same order and up to the first failure, :data:`CODE`: what END_TRANSACTION would have answered.
@@ -42,7 +42,7 @@ def decode_places(body: bytes) -> list[HalfPlace]:
     """Read the body of a request; raises RemoteProtocolError."""
     count, rest = divmod(len(body), PLACE.size)
     if rest or not 0 < count <= PLACES_MAX:
-        raise RemoteProtocolError(f"{len(body)} bytes are no list of half messages")
+        raise RemoteProtocolError(f"{len(body)} bytes are not a list of half messages")
     try:
         return [
             HalfPlace(log_offset, offset, name.decode("ascii"))
@@ -61,5 +61,5 @@ def decode_codes(body: bytes | None, count: int) -> Sequence[int]:
     """Read the body of an answer about so many half messages; raises RemoteProtocolError."""
     size = len(body or b"")
     if not body or size % CODE.size or size > count * CODE.size:
-        raise RemoteProtocolError(f"{size} bytes are no codes of {count} half messages or fewer")
+        raise RemoteProtocolError(f"{size} bytes are not codes of {count} half messages or fewer")
     return [code for (code,) in CODE.iter_unpack(body)]

@@ -1,10 +1,10 @@
-"""Calls that wait for their answer: the opaque counter and the table of pending calls.
+"""The opaque counter and the table of calls that wait for a response.
 
-Sans-IO: the table knows deadlines as numbers and never waits. A shell registers a call, hands
-each arriving response to :meth:`PendingCalls.take`, and asks :meth:`PendingCalls.expire` when the
-time of :meth:`PendingCalls.next_deadline` has come. One timer serves a whole connection: deadlines
-stand in a heap, and an answered call merely leaves its heap entry behind, to be dropped when it
-surfaces. Answers to ``responseTable`` in ``NettyRemotingAbstract``.
+Sans-IO: deadlines are numbers, and the table never waits. The connection registers a call, passes
+each arriving response to :meth:`PendingCalls.take`, and calls :meth:`PendingCalls.expire` at the
+time of :meth:`PendingCalls.next_deadline`. One timer serves a whole connection: deadlines are kept
+in a heap, and the entry of an answered call is removed when it comes to the top. Counterpart of
+``responseTable`` in Java's ``NettyRemotingAbstract``.
 """
 
 from __future__ import annotations

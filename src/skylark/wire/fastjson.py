@@ -1,29 +1,29 @@
 """Bodies of commands: bytes to typed structs and back, in the dialect of Java's fastjson.
 
-:func:`decode_body` and :func:`encode_body` are all that the rest of Skylark needs. What the
-dialect is stands in :mod:`skylark.wire.fastjson_reader` and :mod:`skylark.wire.fastjson_writer`.
+:func:`decode_body` and :func:`encode_body` are the whole interface. The dialect is described in
+:mod:`skylark.wire.fastjson_reader` and :mod:`skylark.wire.fastjson_writer`.
 
-A body is decoded on one of two roads:
+There are two decoders:
 
-* The fast road is a reused ``msgspec`` decoder. Heartbeats, routes in standard JSON and
-  registrations take it.
-* What msgspec refuses is parsed (by msgspec without a type if it is proper JSON, else by our own
-  reader) and then *shaped*, guided by the type: bare and quoted integer keys, objects as keys,
-  enums given by ordinal, names of enums that we do not know (left out, as Java makes them null),
-  ``null`` for numbers (left out), numbers where text is due.
+* The fast one is a reused ``msgspec`` decoder. It serves heartbeats, routes in standard JSON and
+  registrations.
+* A body that msgspec refuses goes to the dialect decoder. It is parsed (by msgspec without a type
+  if it is proper JSON, else by our own reader) and then *shaped*, guided by the type: bare and
+  quoted integer keys, objects as keys, enums given by ordinal, unknown names of enums (left out, as
+  Java makes them null), ``null`` for numbers (left out), numbers in place of text.
 
-Both accept numbers in quotes, unknown members and missing ones. A body with ``"$ref"`` in it never
-takes the fast road, which would see an empty object there.
+Both accept numbers in quotes, unknown members and missing ones. A body that contains ``"$ref"``
+always goes to the dialect decoder, because the fast one would read an empty object there.
 
-The slow road reads about 5 MB a second, on the event loop, so it is closed to large bodies unless
-their type opens it by a class variable ``dialect_size_max``: tables that brokers hand out do, what
-any client may send does not.
+The dialect decoder reads about 5 MB a second, on the event loop, so it refuses large bodies unless
+their type allows them by a class variable ``dialect_size_max``: the types of tables that brokers
+send do, those of bodies that any client may send do not.
 
-References make small bodies mean large ones: ``$.a`` may stand in a thousand places, each time
-with a thousand ``$.b`` inside. Shaping therefore counts, and gives up at a fixed multiple of the
-body's size.
+References make a small body expand to a large one: ``$.a`` may occur a thousand times, each time
+with a thousand ``$.b`` inside. Shaping therefore counts the entries, and stops at a fixed multiple
+of the body's size.
 
-Answers to Java's ``RemotingSerializable``.
+Counterpart of Java's ``RemotingSerializable``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from skylark.wire.fastjson_writer import write
 
 T = TypeVar("T")
 
-#: What the slow road accepts for types that say nothing else.
+#: Size limit of the dialect decoder for types without ``dialect_size_max``.
 DIALECT_SIZE_MAX: Final = 1024 * 1024
 
 #: Entries visited per byte of a body before shaping gives up. Without references it is below one.
@@ -54,7 +54,7 @@ _is_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
 
 
 def encode_body(value: Any, *, standard: bool = False) -> bytes:
-    """The bytes of a body. ``standard`` gives JSON that any reader takes, all in ASCII."""
+    """The bytes of a body. ``standard`` gives JSON that any parser accepts, all in ASCII."""
     # Java's encoder writes half a surrogate pair as "?", and so does "replace".
     return write(value, standard=standard).encode("utf-8", "replace")
 
@@ -78,7 +78,7 @@ def decode_body(body_type: Any, data: bytes, *, size_max: int = SIZE_MAX) -> Any
         try:
             decoded = _decoder(body_type).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # not what msgspec takes: the slow road decides whether it is an error
+            pass  # msgspec refuses it: the dialect decoder decides whether it is an error
         else:
             return decoded
     dialect_size_max = getattr(body_type, "dialect_size_max", DIALECT_SIZE_MAX)
@@ -112,7 +112,7 @@ def _converted(value: Any, body_type: Any) -> Any:
     try:
         return msgspec.convert(value, body_type, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RemoteProtocolError(f"the body is no {_name(body_type)}: {error}") from error
+        raise RemoteProtocolError(f"the body is not a {_name(body_type)}: {error}") from error
 
 
 def _name(body_type: Any) -> str:
@@ -230,7 +230,7 @@ def _enum_shape(cls: type[enum.Enum]) -> Shape:
 
 
 def _text(value: Any, budget: _Budget) -> Any:
-    """fastjson takes numbers and booleans where a string is due."""
+    """fastjson accepts numbers and booleans in place of a string."""
     if isinstance(value, (bool, int, float)):
         return write(value)
     return value
@@ -247,7 +247,7 @@ def _key_shape(info: inspect.Type) -> Callable[[Any], Any]:
             if isinstance(bean, ObjectKey):
                 bean = dict(bean)
             if not isinstance(bean, dict):
-                raise RemoteProtocolError("a key of the body is no object")
+                raise RemoteProtocolError("a key of the body is not an object")
             return _converted(struct_shape(bean, _Budget(len(bean) + 1)), struct)
 
         return struct_key
@@ -259,7 +259,7 @@ def _integer_key(key: Any) -> int:
         return key
     if isinstance(key, str) and _is_integer(key):
         return int(key)
-    raise RemoteProtocolError("a key of the body is no integer")
+    raise RemoteProtocolError("a key of the body is not an integer")
 
 
 def _text_key(key: Any) -> str:
@@ -267,4 +267,4 @@ def _text_key(key: Any) -> str:
         return key
     if isinstance(key, int):
         return str(key)
-    raise RemoteProtocolError("a key of the body is no string")
+    raise RemoteProtocolError("a key of the body is not a string")

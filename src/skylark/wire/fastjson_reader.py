@@ -1,7 +1,7 @@
 """A reader for the JSON dialect of Java's fastjson: text in, plain Python values out.
 
 RocketMQ's bodies look like JSON but are not always. What fastjson 1.2 (RocketMQ 4.x to 5.3) and
-fastjson2 (5.4 and later) write beyond the standard, and what becomes of it here:
+fastjson2 (5.4 and later) write beyond the standard, and the Python value that it becomes:
 
 ====================================  =========================================================
 ``{0:"a",-1:"b"}``                    bare integer keys; ``int`` keys
@@ -15,8 +15,8 @@ References start at the root (``$``), at the innermost container (``@``) or at t
 references lead nowhere: ``$.table.cid.null`` means a *key* of ``$.table.cid``, which no path can
 name. An entry whose key or value cannot be resolved is left out.
 
-Because of references the result may share objects or contain itself. Whoever walks it has to
-bound the walk (see ``wire/fastjson.py``).
+Because of references the result may share objects or contain itself, so code that traverses it
+must limit the number of steps (see ``wire/fastjson.py``).
 
 Everything is bounded: size, nesting, digits of a number. Bad input raises
 :class:`~skylark.core.errors.RemoteProtocolError` and nothing else.
@@ -36,7 +36,7 @@ NUMERAL_SIZE_MAX: Final = 64  # a long has 20 characters, a double 24
 KEY_MEMBERS_MAX: Final = 16  # the only bean that serves as a key, MessageQueue, has three
 REF_HOPS_MAX: Final = 16  # references that lead to references
 
-# One match per value: blanks, then a group that tells what was found.
+# One match per value: blanks, then a group that identifies its kind.
 _next_value = re.compile(
     r"[ \t\r\n]*(?:"
     r'"([^"\\]*)"'  # a string without escapes
@@ -65,7 +65,7 @@ class ObjectKey(tuple[tuple[str, Any], ...]):
 
 
 class _Reference:
-    """A place where ``{"$ref": path}`` stood, and the two containers around it, inner one last."""
+    """The place of a ``{"$ref": path}``, and the two containers around it, inner one last."""
 
     __slots__ = ("path", "target", "within")
 
@@ -97,7 +97,7 @@ def parse(data: bytes | str, *, size_max: int = SIZE_MAX) -> Any:
 
 
 class _Parser:
-    """Recursive descent over one text. ``_pos`` stands before the next unread character."""
+    """Recursive descent over one text. ``_pos`` is the index of the next unread character."""
 
     __slots__ = ("_containers", "_pos", "_text", "references")
 
@@ -143,7 +143,7 @@ class _Parser:
             if not self._next_is(":"):
                 raise self._error("no ':'")
             members[key] = self._value()
-            more = self._goes_on("}")
+            more = self._has_more("}")
         self._containers.pop()
         if len(members) == 1:
             path = members.get("$ref")
@@ -159,7 +159,7 @@ class _Parser:
         more = not self._next_is("]")
         while more:
             items.append(self._value())
-            more = self._goes_on("]")
+            more = self._has_more("]")
         self._containers.pop()
         return items
 
@@ -190,8 +190,8 @@ class _Parser:
         if len(self._containers) > DEPTH_MAX:
             raise self._error(f"nesting deeper than {DEPTH_MAX}")
 
-    def _goes_on(self, end: str) -> bool:
-        """Consume what follows an entry: a comma, or the end of the container."""
+    def _has_more(self, end: str) -> bool:
+        """Consume the comma after an entry (true) or the end of the container (false)."""
         char = self._text[self._pos : self._pos + 1]
         if char != "," and char != end:
             self._skip_blanks()
@@ -250,7 +250,7 @@ def _resolve(root: Any, references: list[_Reference]) -> None:
 
 
 def _target(root: Any, reference: _Reference, hops_left: int) -> Any:
-    """Follow a reference, once, to a value that is none itself, or to ``_NOWHERE``."""
+    """The value a reference leads to, looked up once: not a reference itself, or ``_NOWHERE``."""
     if reference.target is not _PENDING:
         return reference.target
     reference.target = value = _NOWHERE  # while under way: a circle leads nowhere
@@ -278,7 +278,7 @@ _escaped = re.compile(r"\\(.)", re.DOTALL)
 
 
 def _steps(path: str) -> list[str | int | None]:
-    """Split ``.a\\.b[0].c`` into ``["a.b", 0, "c"]``; ``None`` stands for what makes no sense."""
+    """Split ``.a\\.b[0].c`` into ``["a.b", 0, "c"]``; ``None`` for a malformed path."""
     steps: list[str | int | None] = []
     pos = 0
     while pos < len(path):
@@ -305,23 +305,23 @@ def _member(container: Any, step: str | int | None) -> Any:
 def _replace_in(container: Any) -> None:
     """Walk the tree as it was parsed: no path leads through a reference, so no cycle either."""
     if isinstance(container, list):
-        container[:] = [item for item in map(_meant, container) if item is not _NOWHERE]
+        container[:] = [item for item in map(_resolved, container) if item is not _NOWHERE]
     elif isinstance(container, dict):
-        entries = [(_meant_key(key), _meant(member)) for key, member in container.items()]
+        entries = [(_resolved_key(key), _resolved(member)) for key, member in container.items()]
         container.clear()
         container.update(
             entry for entry in entries if entry[0] is not _NOWHERE and entry[1] is not _NOWHERE
         )
 
 
-def _meant(value: Any) -> Any:
+def _resolved(value: Any) -> Any:
     if isinstance(value, _Reference):
         return value.target
     _replace_in(value)
     return value
 
 
-def _meant_key(key: Any) -> Any:
+def _resolved_key(key: Any) -> Any:
     if not isinstance(key, _Reference):
         return key
     frozen = _as_key(key.target) if isinstance(key.target, dict) else None

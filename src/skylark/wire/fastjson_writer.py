@@ -1,6 +1,6 @@
 """A writer for the JSON dialect of Java's fastjson: structs and plain values in, text out.
 
-The form is the one that every RocketMQ reader can cope with; some clients split bodies by ``,{``
+The output is a form that every RocketMQ client can read; some clients split bodies by ``,{``
 and ``}:`` instead of parsing them:
 
 * no blanks; the members of a struct in the order of their wire names, ``None`` left out;
@@ -9,7 +9,7 @@ and ``}:`` instead of parsing them:
 * integer keys bare (``{0:"a"}``), a struct used as a key as a compact object. The *standard* form
   quotes both and escapes everything that is not ASCII, so that any JSON reader takes it.
 
-What must be escaped, and how, is what fastjson2 does: ``"``, ``\\``, the short forms of backspace,
+Escapes are those of fastjson2: ``"``, ``\\``, the short forms of backspace,
 tab, newline, form feed and return, ``\\u00xx`` for the other control characters, nothing else.
 """
 

@@ -20,11 +20,11 @@ Rules, all observed from Java (``RemotingCommand.decodeCommandCustomHeader``):
 * an optional field that cannot be parsed stays unset, except in headers of the "fast codec"
   (``strict_numbers = True``: send, pull), where it aborts the request too.
 
-Two roads lead to the same result. The fast one lets msgspec convert the map in C; it is taken
-when every boolean is spelled canonically. Whatever msgspec refuses goes to the slow road, which
-follows the rules above field by field. The fast road also reads ``1.0`` and ``1e3`` as integers,
-and ``null`` as an absent optional number, which Java refuses; no client sends these, and accepting
-them harms nobody.
+:func:`decode_ext` has two ways to the same result. The fast one lets msgspec convert the map in C;
+it is used when every boolean is spelled ``true`` or ``false``. Maps that msgspec refuses go through
+:func:`decode_ext_by_field`, which applies the rules above field by field. The fast way also reads
+``1.0`` and ``1e3`` as integers, and ``null`` as an absent optional number, which Java refuses; no
+client sends these, and accepting them does no harm.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _format_bool(value: bool) -> str:
 
 
 class _Field(msgspec.Struct, frozen=True):
-    """How one declared field travels."""
+    """Wire name and conversions of one declared field."""
 
     attribute: str
     wire_name: str
@@ -137,10 +137,10 @@ def _bool_names(header_type: type[Header]) -> tuple[str, ...]:
 
 
 @cache
-def number_digits(header_type: type[Header]) -> dict[str, tuple[str, int | None]]:
-    """Each declared field by its name on the wire: its attribute, and digits that surely fit.
+def field_digits(header_type: type[Header]) -> dict[str, tuple[str, int | None]]:
+    """For each wire name: the attribute, and how many digits always fit its type.
 
-    0 for a text, None for what is neither text nor whole number.
+    0 for a text, None for a field that is neither text nor integer.
     """
     digits = {str: 0, _parse_int32: 9, _parse_int64: 18}
     return {f.wire_name: (f.attribute, digits.get(f.parse)) for f in header_fields(header_type)}
@@ -158,22 +158,23 @@ def decode_ext(header_type: type[HeaderT], ext: Mapping[str, str] | None) -> Hea
         ext = {}
     for name in _bool_names(header_type):
         if ext.get(name) not in _CANONICAL_BOOLS:
-            return decode_slowly(header_type, ext)
+            return decode_ext_by_field(header_type, ext)
     try:
         return msgspec.convert(ext, header_type, strict=False)
     except msgspec.ValidationError:
-        return decode_slowly(header_type, ext)
+        return decode_ext_by_field(header_type, ext)
 
 
-def decode_slowly(header_type: type[HeaderT], ext: Mapping[str, str]) -> HeaderT:
-    """The slow road of :func:`decode_ext`."""
+def decode_ext_by_field(header_type: type[HeaderT], ext: Mapping[str, str]) -> HeaderT:
+    """:func:`decode_ext` by Java's rules, field by field."""
     values: dict[str, Any] = {}
     for field in header_fields(header_type):
         text = ext.get(field.wire_name)
         value = None if text is None else field.parse(text)
         if text is not None and value is None and header_type.strict_numbers:
             raise HeaderFieldError(
-                field.wire_name, f'the custom field <{field.wire_name}> is no number: "{text[:64]}"'
+                field.wire_name,
+                f'the custom field <{field.wire_name}> is not a number: "{text[:64]}"',
             )
         if value is not None:
             values[field.attribute] = value

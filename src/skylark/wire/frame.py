@@ -1,48 +1,33 @@
-"""Frames: the length prefix, the type byte and the pieces between.
+"""Splits a byte stream into frames and decodes each to a command.
 
-====================  =====================================================
- 0   4                L = 4 + header length + body length (without these 4)
- 4   1                serialize type: 0 JSON, 1 ROCKETMQ binary
- 5   3                header length, unsigned
- 8   header length    header
- ..  the rest         body; length 0 reads as "no body"
-====================  =====================================================
-
-:class:`FrameBuffer` turns any split of the byte stream into whole commands. It is the only place
-that judges lengths: a negative or oversized L, a header longer than its frame, an unknown type
-byte or an undecodable header break the stream for good (:attr:`FrameBuffer.error`), and the
-connection is of no further use. Answers to ``NettyDecoder`` and ``NettyEncoder``.
+The layout of a frame is shown in :mod:`skylark.wire.command_codec`, which reads and writes one.
+:class:`FrameBuffer` accepts the stream in chunks of any size and returns whole commands. It is the
+only place that checks lengths: a negative or oversized L, a header longer than its frame, an
+unknown type byte or an undecodable header is a final error of the stream
+(:attr:`FrameBuffer.error`), and the connection must be closed. Counterpart of Java's
+``NettyDecoder`` and ``NettyEncoder``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 
-from skylark.core.errors import LocalProtocolError, RemoteProtocolError
-from skylark.wire.command import SERIALIZE_BINARY, SERIALIZE_JSON, Command
-from skylark.wire.header_binary import decode_binary_header, encode_binary_header
-from skylark.wire.header_json import decode_json_header, encode_json_header
+from skylark.core.errors import RemoteProtocolError
+from skylark.wire.command import Command
+from skylark.wire.command_codec import FRAME_SIZE_MAX, HEADER_SIZE_MASK, PREFIX, read, write_head
 
-#: Java's com.rocketmq.remoting.frameMaxLength: the whole frame, length word included.
-FRAME_SIZE_MAX = 16_777_216
-
-PREFIX = struct.Struct(">iI")  # L, then type byte and 24-bit header length in one word
-assert PREFIX.size == 8
 _LENGTH = struct.Struct(">i")
-_HEADER_SIZE_MASK = 0xFF_FFFF
-assert SERIALIZE_JSON == 0  # a JSON frame's second word is the plain header length
 _SMALL_CHUNK_SIZE = 1024
 
 
 class FrameBuffer:
-    """Collects bytes and hands out whole commands.
+    """Collects bytes and returns whole commands.
 
-    ``frame_size_max`` bounds what one frame may hold and so what this buffer may hold: bytes of
-    an oversized frame are refused from its length word, not collected.
+    ``frame_size_max`` limits one frame and so this buffer: the length word of an oversized frame is
+    enough to refuse it, its bytes are not collected.
 
-    What came before a broken frame is still handed out: :meth:`feed` returns it and sets
-    :attr:`error`. Feeding a broken stream again raises that error.
+    The commands before a broken frame are not lost: :meth:`feed` returns them and sets
+    :attr:`error`. The next call of :meth:`feed` raises that error.
     """
 
     __slots__ = ("_frame_size_max", "_length_max", "_parts", "_parts_size", "_wanted", "error")
@@ -50,9 +35,9 @@ class FrameBuffer:
     def __init__(self, frame_size_max: int = FRAME_SIZE_MAX) -> None:
         self._frame_size_max = frame_size_max
         self._length_max = frame_size_max - 4
-        # An unfinished frame is kept as the chunks it came in and joined once, when complete:
-        # appending each chunk to one buffer would copy a large frame again and again. Small
-        # chunks in a row do share a buffer: as objects they would take many times their bytes.
+        # An incomplete frame is kept as a list of chunks and joined once, when complete: appending
+        # each chunk to one buffer would copy a large frame again and again. Consecutive small
+        # chunks do share a buffer: as objects they would take many times their bytes.
         self._parts: list[bytes | bytearray] = []
         self._parts_size = 0
         self._wanted = 8
@@ -64,7 +49,7 @@ class FrameBuffer:
         return self._parts_size
 
     def feed(self, chunk: bytes) -> list[Command]:
-        """Take a chunk as it came from the peer; return the commands it completes, in order."""
+        """Add a chunk from the peer; return the commands that it completes, in order."""
         if self.error is not None:
             raise self.error
         if self._parts:
@@ -99,7 +84,7 @@ class FrameBuffer:
         wanted = 8
         while size - position >= 8:
             length, word = unpack_prefix(chunk, position)
-            header_size = word & _HEADER_SIZE_MASK
+            header_size = word & HEADER_SIZE_MASK
             if not 4 <= length <= length_max or header_size > length - 4:
                 self._refuse(length, header_size)
             wanted = length + 4
@@ -108,23 +93,15 @@ class FrameBuffer:
                 break
             position += 8
             header_end = position + header_size
-            # A JSON header is decoded from a copy: cheaper than a view at these sizes.
-            header = chunk[position:header_end]
-            if word == header_size:
-                command = decode_json_header(header)
-            elif word >> 24 == SERIALIZE_BINARY:
-                command = decode_binary_header(header)
-            else:
-                raise RemoteProtocolError(
-                    f"serialize type {word >> 24} is neither JSON nor ROCKETMQ"
-                )
+            # A copy of the header is cheaper than a view at these sizes.
+            command = read(chunk[position:header_end], word >> 24)
             if header_end < end:
                 command.body = chunk[header_end:end]
             commands.append(command)
             position = end
             wanted = 8
         if position < size:
-            # Even an unfinished prefix may already be wrong: do not wait for a 369 MB frame.
+            # A length word alone may already be wrong: do not wait for a frame of 369 MB.
             if size - position < 4:
                 wanted = 4
             else:
@@ -148,7 +125,7 @@ class FrameBuffer:
 
 
 def decode_frame(frame: bytes) -> Command:
-    """Decode exactly one whole frame, length word included."""
+    """Decode the bytes of exactly one frame, length word included."""
     buffer = FrameBuffer()
     commands = buffer.feed(frame)
     if buffer.error is not None:
@@ -158,37 +135,7 @@ def decode_frame(frame: bytes) -> Command:
     return commands[0]
 
 
-def encode_head(command: Command, body_size: int) -> bytes:
-    """Prefix and header of a frame whose body of ``body_size`` bytes is sent after it."""
-    if command.serialize_type == SERIALIZE_BINARY:
-        header = encode_binary_header(command)
-    else:
-        header = encode_json_header(command)
-    header_size = len(header)
-    length = 4 + header_size + body_size
-    if header_size > _HEADER_SIZE_MASK or length + 4 > FRAME_SIZE_MAX:
-        raise LocalProtocolError(
-            f"a frame of {length + 4} bytes (code {command.code}) exceeds {FRAME_SIZE_MAX}"
-        )
-    return PREFIX.pack(length, command.serialize_type << 24 | header_size) + header
-
-
 def encode_frame(command: Command) -> bytes:
     """The whole frame of ``command`` as one byte string."""
     body = command.body
-    if not body:
-        return encode_head(command, 0)
-    return encode_head(command, len(body)) + body
-
-
-def encode_frames(commands: Iterable[Command]) -> list[bytes]:
-    """Pieces for one ``writelines``: head and body of each command, bodies not copied."""
-    pieces = []
-    for command in commands:
-        body = command.body
-        if body:
-            pieces.append(encode_head(command, len(body)))
-            pieces.append(body)
-        else:
-            pieces.append(encode_head(command, 0))
-    return pieces
+    return write_head(command, len(body)) + body if body else write_head(command, 0)

@@ -5,8 +5,9 @@ Plain TCP, no handshake, no remoting frames::
     slave -> master   log end 8                              "send from here", and every ack
     master -> slave   log offset 8, size 4, body of size     size 0 = heartbeat
 
-Bodies are raw log bytes and may cut records anywhere. Both buffers take any split of the stream;
-neither looks at the log. Answers to Java's ``DefaultHAConnection`` and ``DefaultHAClient``.
+Bodies are raw log bytes and may split records anywhere. Both buffers accept the stream in chunks of
+any size; neither decodes the log. Counterpart of Java's ``DefaultHAConnection`` and
+``DefaultHAClient``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def encode_frame_head(log_offset: int, body_size: int) -> bytes:
 
 
 class ReportBuffer:
-    """The master's side: collects reports, of which only the newest matters."""
+    """The master's side: collects reports; only the newest one is used."""
 
     __slots__ = ("_rest",)
 
@@ -41,7 +42,7 @@ class ReportBuffer:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> int | None:
-        """Take bytes from the slave; return the last complete report, None if there is none."""
+        """Add bytes from the slave; return the last complete report, None if there is none."""
         stream = self._rest + chunk
         complete = len(stream) - len(stream) % HA_REPORT_SIZE
         self._rest = stream[complete:]
@@ -79,7 +80,7 @@ class HaFrameBuffer:
         return self._size
 
     def feed(self, chunk: bytes) -> list[HaFrame]:
-        """Take bytes from the master; return the frames they complete, in order."""
+        """Add bytes from the master; return the frames that they complete, in order."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         if self._size < self._wanted:

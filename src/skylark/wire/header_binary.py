@@ -12,10 +12,11 @@
 
 A zero-length key or value reads as null, that is: absent. A key may occur twice (Java writes the
 typed header first and then the map); the last one wins. Both cases are kept in
-``Command.ext_entries``. The official benchmark programs send this form, so decoding is a hot path:
-what is laid out like a header before it is read in one step (:mod:`skylark.wire.header_layout`);
-otherwise the ext block is decoded to text once and its values are slices of that text. Answers to
-``RocketMQSerializable``.
+``Command.ext_entries``.
+
+This is the plain codec. Connections read through :mod:`skylark.wire.command_codec`, which decodes
+headers of a layout that it knows faster, with the same result. Here the ext block is decoded to
+text once, and its values are slices of that text. Counterpart of Java's ``RocketMQSerializable``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ from typing import TypeAlias
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
 from skylark.wire.codes import LANGUAGE_CODES, LANGUAGE_NAMES
 from skylark.wire.command import SERIALIZE_BINARY, Command
-from skylark.wire.header_layout import Layouts
-from skylark.wire.lazy_command import CutCommand
 
 Entries: TypeAlias = list[tuple[str | None, str | None]]
 
@@ -44,31 +43,18 @@ assert HEADER_SIZE_MIN == 21
 
 _NAMELESS_ENTRY = bytes(6)  # key and value of length zero: the shortest entry there is
 _LETTERS = tuple(chr(code) for code in range(256))
-_layouts = Layouts()
 
 
 def decode_binary_header(header: bytes) -> Command:
-    """Read a binary header; the body is the caller's to set."""
+    """Decode a binary header; the caller sets the body."""
     size = len(header)
     if size < HEADER_SIZE_MIN:
         raise RemoteProtocolError(f"a binary header has at least 21 bytes, this one {size}")
     code, language, version, opaque, flag, remark_size = FIXED.unpack_from(header)
     try:
-        if not remark_size and (cut := _layouts.read(header, code)) is not None:
-            layout, values = cut
-            return CutCommand(
-                code=code,
-                flag=flag,
-                language=LANGUAGE_NAMES.get(language, language),
-                opaque=opaque,
-                version=version,
-                serialize_type=SERIALIZE_BINARY,
-                layout=layout,
-                values=values,
-            )
-        remark, ext, entries = _walk(header, code, remark_size)
+        remark, ext, entries = _decode_variable_part(header, remark_size)
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"the binary header holds no UTF-8: {error}") from error
+        raise RemoteProtocolError(f"the binary header is not UTF-8: {error}") from error
     return Command(
         code=code,
         ext=ext,
@@ -82,10 +68,10 @@ def decode_binary_header(header: bytes) -> Command:
     )
 
 
-def _walk(
-    header: bytes, code: int, remark_size: int
+def _decode_variable_part(
+    header: bytes, remark_size: int
 ) -> tuple[str | None, dict[str, str] | None, Entries | None]:
-    """Remark, ext map, and the entries where these say more, of a header; its layout is learned."""
+    """Remark, ext map, and the list of entries where the map does not hold all of them."""
     size = len(header)
     ext_at = FIXED.size + remark_size
     if remark_size < 0 or ext_at + 4 > size:
@@ -100,17 +86,15 @@ def _walk(
         return remark, None, None
     ext, count = _decode_ext(header, ext_at, end)
     if ext is None or count != len(ext):
-        return remark, ext, _walk_entries(header, ext_at, end)
-    if remark is None:
-        _layouts.learn(header, code, ext_at, ext)
+        return remark, ext, _decode_entries(header, ext_at, end)
     return remark, ext, None
 
 
 def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] | None, int]:
-    """The ext map, and how many entries it was made of.
+    """The ext map, and how many entries the block has.
 
-    Sizes are only checked for their sign in the loop: an entry that overruns leaves ``position``
-    beyond ``end``, which one comparison after the loop finds.
+    The loop checks only the sign of sizes: an entry that overruns leaves ``position`` beyond
+    ``end``, which one comparison after the loop finds.
     """
     text = header.decode("latin-1")
     unpack_one_letter = _ONE_LETTER_ENTRY.unpack_from
@@ -142,7 +126,7 @@ def _decode_ext(header: bytes, position: int, end: int) -> tuple[dict[str, str] 
         count += 1
     if position != end:
         raise RemoteProtocolError("the ext entries do not fill their block of the header")
-    if not text.isascii():  # as a rule because of some length
+    if not text.isascii():  # usually only because of a byte in a length
         ext = {_from_latin(key): _from_latin(value) for key, value in ext.items()}
     return ext or None, count
 
@@ -151,8 +135,8 @@ def _from_latin(text: str) -> str:
     return text if text.isascii() else text.encode("latin-1").decode()
 
 
-def _walk_entries(header: bytes, position: int, end: int) -> Entries:
-    """All entries in order, nulls and repetitions included; the bounds were checked before."""
+def _decode_entries(header: bytes, position: int, end: int) -> Entries:
+    """All entries in order, nulls and repetitions included; ``_decode_ext`` checked the bounds."""
     entries: Entries = []
     while position < end:
         (key_size,) = _KEY_LENGTH.unpack_from(header, position)

@@ -1,4 +1,4 @@
-"""THE byte layouts of records, queues, index and replication: nothing else spells out offsets.
+"""The byte layouts of records, queues, index and replication; no other module has offsets.
 
 Every integer on disk and on the HA wire is big-endian and signed. A record of the commit log is a
 fixed head, whose size depends on the two host addresses, and three counted fields::
@@ -11,7 +11,7 @@ fixed head, whose size depends on the two host addresses, and three counted fiel
 The same layouts exist twice: as :class:`struct.Struct` for single items and as numpy dtypes for
 columns. The dtypes are functions, so that importing this module does not load numpy.
 
-Answers to Java's ``MessageDecoder``, ``CommitLog``, ``ConsumeQueue``, ``BatchConsumeQueue``,
+Counterpart of Java's ``MessageDecoder``, ``CommitLog``, ``ConsumeQueue``, ``BatchConsumeQueue``,
 ``IndexHeader``, ``IndexFile``, ``StoreCheckpoint`` and ``DefaultHAConnection``.
 """
 
@@ -68,7 +68,7 @@ def _record_head(born_host_size: int, store_host_size: int) -> struct.Struct:
         "q"  # 28 PHYSICALOFFSET: where the record starts in the log
         "i"  # 36 SYSFLAG
         "q"  # 40 BORNTIMESTAMP
-        f"{born_host_size}s"  # 48 BORNHOST; what follows stands 12 later with an IPv6 address
+        f"{born_host_size}s"  # 48 BORNHOST; the next fields are 12 later with an IPv6 address
         "q"  # 56 STORETIMESTAMP
         f"{store_host_size}s"  # 64 STOREHOST
         "i"  # 72 RECONSUMETIMES
@@ -220,7 +220,7 @@ def _dtype(size: int, *fields: tuple[str, str]) -> np.dtype[Any]:
 def record_head_dtype() -> np.dtype[Any]:
     """The head of a record whose hosts are IPv4: ``RECORD_HEADS[0]`` as a column type.
 
-    With IPv6 hosts, what follows BORNHOST stands elsewhere: see :func:`record_tail_dtype`.
+    With IPv6 hosts, the fields after BORNHOST have other offsets: see :func:`record_tail_dtype`.
     """
     return _dtype(
         RECORD_HEAD_SIZE,

@@ -5,15 +5,16 @@ and travels unchanged after that: pull answers and replicas are slices of the lo
 packs straight into the mapped file (:func:`pack_record_into`) and decodes from any buffer, one
 record at a time; :mod:`skylark.wire.record_scan` does it for many at once and must agree.
 
-What makes a record invalid is one list, :class:`RecordFault`, in the order of looking. The buffer
-is the limit of every length: nothing is allocated for a size that does not fit. Text is decoded as
-Java does, malformed UTF-8 as U+FFFD, so that one odd property does not make a message unreadable;
-the raw bytes stay available.
+All reasons why a record is invalid are in one list, :class:`RecordFault`, in the order of the
+checks. Every length is limited by the buffer: nothing is allocated for a size that does not fit.
+Text is decoded as Java does, malformed UTF-8 as U+FFFD, so that one odd property does not make a
+message unreadable; the raw bytes stay available.
 
 Hosts are packed bytes (address, then port in 4 bytes), because that is what a connection computes
 once and every record repeats.
 
-Answers to Java's ``MessageExtEncoder``, ``MessageDecoder`` and the record check of ``CommitLog``.
+Counterpart of Java's ``MessageExtEncoder``, ``MessageDecoder`` and the record check of
+``CommitLog``.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def decode_record(
     """Decode the record at ``position``; :class:`RecordError` if there is none.
 
     ``end`` bounds the buffer. ``log_start`` is the log offset of the buffer's first byte: with it,
-    the record must claim to stand where it stands. The next one follows ``total_size`` later.
+    the offset in the record must be its own. The next record follows ``total_size`` later.
     """
     if end is None:
         end = len(buffer)
@@ -280,10 +281,10 @@ def iter_records(
     verify: Verify | None = None,
     log_start: int | None = None,
 ) -> Iterator[MessageRecord]:
-    """Decode record after record up to ``end``, passing over blanks.
+    """Decode record after record up to ``end``, skipping blanks.
 
-    Bytes that are no record raise :class:`RecordError`, whose ``position`` and ``fault`` tell a
-    recovery where the log ends and why.
+    Bytes that are not a record raise :class:`RecordError`; its ``position`` and ``fault`` give a
+    recovery the end of the log and the reason.
     """
     if end is None:
         end = len(buffer)
@@ -303,14 +304,14 @@ def iter_records(
 
 
 def inflate_record(record: MessageRecord, *, size_max: int = INFLATED_SIZE_MAX) -> None:
-    """Replace a compressed body by what it holds and clear the bit that says so."""
+    """Replace a compressed body by the inflated one and clear the bit that marks it."""
     if record.sys_flag & FLAG_COMPRESSED:
         record.body = decompress_body(record.body, record.sys_flag, size_max=size_max)
         record.sys_flag &= ~FLAG_COMPRESSED
 
 
 def unwrap_record(record: MessageRecord) -> list[MessageRecord]:
-    """The messages in an inner batch, or the record itself if it is none.
+    """The messages in an inner batch, or the record itself if it is not one.
 
     The body must be inflated. A part has body, flag and properties of its own and the next queue
     offset; it has no size, checksum or offset id, because nothing is stored for it.
@@ -479,7 +480,7 @@ def reserve_property_crc(properties: bytes) -> bytes:
 
 
 def seal_property_crc(buffer: WriteBuffer, position: int, size: int) -> None:
-    """Write the checksum over a finished record of ``size`` bytes into the room kept for it."""
+    """Write the checksum over a finished record of ``size`` bytes into its reserved place."""
     crc_start = position + size - PROPERTY_CRC_SIZE
     crc = crc32(memoryview(buffer)[position:crc_start]) & 0x7FFF_FFFF
     buffer[crc_start : crc_start + PROPERTY_CRC_SIZE] = _property_crc(crc)

@@ -1,12 +1,12 @@
-"""Property strings: ``name 0x01 value 0x02`` repeated, and the names RocketMQ gives a meaning.
+"""Property strings: ``name 0x01 value 0x02`` repeated, and the names that RocketMQ uses.
 
 Properties travel as one string: in the header of a send, in a batch body and at the end of every
 record. Readers are lenient, as Java's are: the last 0x02 may be missing; an item without 0x01,
 with an empty name or an empty value does not exist; of equal names the last one counts; bytes that
-are no UTF-8 read as U+FFFD. So a string is not rebuilt from what was parsed: whoever forwards
-properties keeps the raw form, and looks up single names with :func:`find_property`.
+are not UTF-8 read as U+FFFD. So a string cannot be rebuilt from the parsed properties: code that
+forwards properties keeps the raw form, and looks up single names with :func:`find_property`.
 
-Answers to Java's ``MessageDecoder.messageProperties2String``/``string2messageProperties`` and
+Counterpart of Java's ``MessageDecoder.messageProperties2String``/``string2messageProperties`` and
 ``MessageConst``.
 """
 
@@ -98,7 +98,7 @@ PROPERTY_EXTEND_UNIQ_INFO: Final = "EXTEND_UNIQ_INFO"
 PROPERTY_REDIRECT: Final = "REDIRECT"
 PROPERTY_FORWARD_QUEUE_ID: Final = "PROPERTY_FORWARD_QUEUE_ID"
 
-#: Names with a meaning that an application may set nevertheless.
+#: Names that RocketMQ uses and that an application may set.
 SETTABLE_NAMES: Final = frozenset(
     {
         PROPERTY_TRANSACTION_ID,
@@ -182,7 +182,7 @@ def find_property(text: str, name: str) -> str | None:
 
 
 def needle_of(name: bytes) -> bytes:
-    """What :func:`find_by_needle` looks for; made once by whoever looks often."""
+    """The search bytes for :func:`find_by_needle`, for callers that look up a name often."""
     return b"\x02%b\x01" % name
 
 

@@ -1,11 +1,12 @@
-"""The properties of many records at once: the vectorised twin of ``parse_properties``.
+"""The properties of many records at once: the vectorised form of ``parse_properties``.
 
 :func:`scan_properties` finds every property of every record of a scan
 (:mod:`skylark.wire.record_scan`), block by block:
 
-- Records of one producer mostly look alike: as many bytes, the same names, the separators at the
-  same places. If all records of a block do, only the first is parsed (:func:`_by_pattern`), and all
-  the others are known from it. That a record does is decided byte by byte, never guessed.
+- Records of one producer mostly have the same form: the same size, the same names, the separators
+  at the same places. If all records of a block have, only the first is parsed
+  (:func:`_by_pattern`), and its positions are those of all others. Every byte of each record is
+  compared for this.
 - Else the property strings are joined by 0x02, so that one search finds every separator and no item
   crosses into the next record (:func:`_by_search`).
 """
@@ -27,7 +28,7 @@ _BLOCK: Final = 2048
 _PADDING: Final = bytes(8)  # so that a word may be read anywhere in a joined string
 # Equal names are looked for by comparing each item with so many neighbours.
 _NEIGHBOURS_MAX: Final = 16
-# Fewer records, or larger property strings, are not looked at whether they are all alike.
+# Fewer records, or larger property strings, are not checked for being all of one form.
 _PATTERN_COUNT_MIN: Final = 16
 _PATTERN_SIZE_MAX: Final = 512
 
@@ -82,7 +83,7 @@ def _property_block(columns: RecordColumns, first: int) -> Items:
 
 
 def _by_pattern(buffer: ReadBuffer, starts: Int64s, sizes: Int64s) -> Items | None:
-    """The items of records that look like the first of them; None if one does not."""
+    """The items of records that all have the form of the first; None if one has not."""
     count, size = len(starts), int(sizes[0])
     if count < _PATTERN_COUNT_MIN or not 0 < size <= _PATTERN_SIZE_MAX or (sizes != size).any():
         return None

@@ -1,17 +1,17 @@
-"""Records by the column: the vectorised twin of :mod:`skylark.wire.message`.
+"""Records as columns: the vectorised form of :mod:`skylark.wire.message`.
 
 A buffer of concatenated records becomes numpy arrays, one element per record, for readers that want
 many messages and no object for each: recovery, Arrow and Spark. Nothing is copied but the fixed
 fields; bodies, topics and properties are (start, size) pairs into the buffer.
 
 Fields that no rule needs are not even converted: their columns are views of the gathered heads, in
-the wire's byte order. numpy computes with them as with any others; who hands one to a library that
-wants the machine's order (Arrow) converts that one.
+the wire's byte order. numpy computes with them as with any others; code that passes one to a
+library which needs the machine's order (Arrow) converts it.
 
-All records are worked on at once, in steps. Where a step finds that a record breaks a rule, the
-scan begins again with the records before it; at the end the plain decoder is asked what is wrong
-with the first bad one. So both decoders name the same faults by construction, and the rules here
-only have to be complete.
+All records are processed at once, in steps. If a step finds a record that breaks a rule, the scan
+begins again with the records before it; at the end the plain decoder decodes the first bad one and
+names its fault. So both decoders report the same faults by construction, and the rules here only
+have to be complete.
 
 Properties are a second pass (:mod:`skylark.wire.property_scan`).
 """
@@ -89,12 +89,12 @@ class RecordColumns(msgspec.Struct, kw_only=True):
 
     @property
     def born_host_start(self) -> Int64s:
-        """Where the packed born host stands; 8 bytes, or 20 where SYSFLAG says IPv6."""
+        """Where the packed born host begins; 8 bytes, or 20 if SYSFLAG marks IPv6."""
         return self.position + BORN_HOST_POSITION
 
     @property
     def store_host_start(self) -> Int64s:
-        """Where the packed store host stands; 8 bytes, or 20 where SYSFLAG says IPv6."""
+        """Where the packed store host begins; 8 bytes, or 20 if SYSFLAG marks IPv6."""
         return _host_ends(self.position, self.sys_flag)[0] + 8
 
 
@@ -109,9 +109,9 @@ def scan_records(
 ) -> RecordColumns:
     """The columns of all records from ``position`` to ``end``; see :func:`iter_records`.
 
-    At bytes that are no record a strict scan raises :class:`RecordError`; one that is not strict,
-    as in recovery, stops there and says where and why. ``verify`` and ``log_start`` check more
-    than the structure, as in :func:`decode_record`.
+    At bytes that are not a record a strict scan raises :class:`RecordError`; one that is not
+    strict, as in recovery, stops there and returns the position and the fault. ``verify`` and
+    ``log_start`` check more than the structure, as in :func:`decode_record`.
     """
     if end is None:
         end = len(buffer)
@@ -275,7 +275,7 @@ def _step_lanes(buffer: ReadBuffer, lanes: Int64s, bounds: Int64s, bound: int) -
     """Follow the sizes from all lanes, blindly: row ``i`` is where ``i`` steps lead to.
 
     A step is three calls for all lanes together, so nothing is checked in between. A lane goes on
-    where others began, or through bytes that are no record; it only never leaves the buffer.
+    where others began, or through bytes that are not a record; it never leaves the buffer.
     """
     # A negative size read as unsigned leads behind ``bound`` like any other that is too large.
     sizes = windows(buffer, ">u4")
@@ -389,7 +389,7 @@ def _host_ends(starts: Int64s, sys_flag: Int32s) -> tuple[Int64s, Int64s]:
 
 
 def _check(columns: RecordColumns, verify: Verify | None, log_start: int | None) -> None:
-    """What the structure does not show: the right place and the right checksum."""
+    """Check what the structure does not show: the offset and the checksum."""
     if log_start is not None:
         _require(columns.log_offset == columns.position + log_start, columns.position)
     if verify is None:

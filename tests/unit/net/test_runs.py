@@ -36,6 +36,7 @@ from skylark.wire.command import (
     Command,
     response_to,
 )
+from skylark.wire.command_codec import ShapedResponse
 from skylark.wire.frame import FrameBuffer, encode_frame
 
 RUN, OTHER_RUN, LONE, LATE = 1, 2, 3, 4
@@ -68,8 +69,8 @@ class World:
         self.held: list[Command] = []
         self.answers_by_frames = False
         #: What the handlers answer with.
-        self.answer: Callable[[Connection, Command], Answer] = lambda _connection, request: (
-            response_to(request, 0, body=str(request.opaque).encode())
+        self.answer: Callable[[Connection, Command], Answer | ShapedResponse] = (
+            lambda _connection, request: response_to(request, 0, body=str(request.opaque).encode())
         )
         self.dispatcher = Dispatcher(interceptors)
         for code in (RUN, OTHER_RUN):
@@ -85,13 +86,14 @@ class World:
         )
         self.peer = Peer()
 
-    def _one(self, connection: Connection, request: Command) -> Answer:
+    def _one(self, connection: Connection, request: Command) -> Answer | ShapedResponse:
         self.runs.append([request.opaque])
         return self.answer(connection, request)
 
     def _together(
-        self, connection: Connection, requests: list[Command], as_frames: bool
-    ) -> Sequence[Answer | bytes]:
+        self, connection: Connection, requests: list[Command]
+    ) -> Sequence[Answer | ShapedResponse | bytes]:
+        as_frames = connection.takes_frames
         self.runs.append([request.opaque for request in requests])
         self.takes_frames.append(as_frames)
         answers = [self.answer(connection, request) for request in requests]
@@ -105,9 +107,7 @@ class World:
         self.held.append(request)
         return LATER
 
-    def _hold_every_second(
-        self, connection: Connection, requests: list[Command], _as_frames: bool
-    ) -> list[Answer]:
+    def _hold_every_second(self, connection: Connection, requests: list[Command]) -> list[Answer]:
         self.runs.append([request.opaque for request in requests])
         return [
             self._hold(connection, request) if request.opaque % 2 else response_to(request, 0)

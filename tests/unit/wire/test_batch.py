@@ -68,13 +68,13 @@ def patched(position: int, layout: str, value: int) -> bytes:
         patched(22, ">h", 0x7FFF),
     ],
 )
-def test_what_is_no_batch_is_refused(body: bytes) -> None:
+def test_bodies_that_are_not_a_batch_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         split_batch(body)
 
 
 def walked(body: bytes) -> list[BatchMessage] | None:
-    """The messages of a batch one after the other; None if it is none."""
+    """The messages of a batch, decoded one after the other; None if it is not a batch."""
     messages, position = [], 0
     while position < len(body):
         rest = body[position:]
@@ -93,7 +93,7 @@ def walked(body: bytes) -> list[BatchMessage] | None:
 
 @pytest.mark.parametrize("value", [0, 1, 0x1F, 0x3E, 0x7F, 0xFF])
 def test_messages_of_one_size_are_read_as_any_others(value: int) -> None:
-    """Any byte of a batch of equal messages may be another one."""
+    """Each byte of a batch of equal messages is changed in turn."""
     batch = encode_batch([X1, BatchMessage(b"x2", b"TAGS\x01B\x02", 7), X1, X1])
     assert walked(batch) == list(split_batch(batch))
     for position in range(len(batch)):
@@ -146,7 +146,7 @@ def test_limits() -> None:
         split_batch(three, count_max=2)
 
 
-def test_properties_that_do_not_fit_are_our_mistake() -> None:
+def test_properties_that_do_not_fit_are_our_own_error() -> None:
     batch = split_batch(encode_batch([BatchMessage(b"", bytes(32767))]))
     assert batch.properties == [bytes(32767)]
     with pytest.raises(LocalProtocolError, match="32768 bytes exceed 32767"):

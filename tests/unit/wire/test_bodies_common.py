@@ -121,7 +121,7 @@ def test_timer_checkpoint() -> None:
 
 @pytest.mark.parametrize("table", [TopicStatsTable, ConsumeStats])
 def test_tables_of_queues_may_be_long(table: type[TopicStatsTable] | type[ConsumeStats]) -> None:
-    """A broker says something of each queue, and a topic may have 65,536."""
+    """Some bodies have an entry for each queue, and a topic may have 65,536."""
     row = b'{"brokerName":"b","queueId":%d,"topic":"T"}:{"maxOffset":7,"brokerOffset":7}'
     body = b'{"offsetTable":{' + b",".join(row % number for number in range(20_000)) + b"}}"
     assert len(body) > DIALECT_SIZE_MAX

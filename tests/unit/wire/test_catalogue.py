@@ -1,4 +1,4 @@
-"""The catalogue is complete and consistent; what it says was compared with the specification."""
+"""The catalogue is complete and consistent; it was compared with the specification."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_priorities_follow_the_specification(priority: Priority, codes: str) -> 
     assert {code for code, row in CATALOGUE.items() if row.priority is priority} == listed
 
 
-def test_unused_codes_say_nothing_else() -> None:
+def test_unused_codes_have_empty_rows() -> None:
     unused = [row for row in CATALOGUE.values() if row.priority is Priority.UNUSED]
     assert len(unused) == 23
     for row in unused:
@@ -78,7 +78,7 @@ def test_row_is_consistent(row: Row) -> None:
             assert row.request_body is BodyKind.JSON, "the names must be somewhere"
 
 
-def test_whoever_serves_requests_says_what_they_need() -> None:
+def test_every_request_that_servers_handle_has_its_access_entries() -> None:
     """Only pushes to clients, and lite topics (refused by name), need no permission."""
     without = {row.name for row in CATALOGUE.values() if row.direction and not row.access}
     assert without == {

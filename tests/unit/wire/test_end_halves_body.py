@@ -1,4 +1,4 @@
-"""The bodies of END_HALVES: what goes in comes out, and nothing else is taken for one."""
+"""The bodies of END_HALVES: round trips, and bytes that are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_places_come_back(wanted: list[HalfPlace]) -> None:
     "body",
     [b"", b"x" * 47, bytes(PLACE.size) + b"x", bytes((PLACES_MAX + 1) * PLACE.size), b"\xff" * 48],
 )
-def test_what_is_no_list_of_halves(body: bytes) -> None:
+def test_bytes_that_are_not_a_list_of_half_messages(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_places(body)
 

@@ -12,7 +12,7 @@ def test_opaque_wraps_to_negative_numbers() -> None:
     assert [counter.take() for _ in range(4)] == [2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1]
 
 
-def test_answers_are_taken_once_and_late_ones_are_nobodys() -> None:
+def test_a_response_is_taken_once_and_a_late_one_matches_no_call() -> None:
     calls: PendingCalls[str] = PendingCalls()
     calls.add(1, 10.0, "one")
     calls.add(2, 5.0, "two")

@@ -1,4 +1,4 @@
-"""Typed bodies: what is accepted beyond the declared types, on which road, and the limits."""
+"""Typed bodies: what is accepted beyond the declared types, by which decoder, and the limits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_heartbeat_from_cpp() -> None:
     assert b'"consumeType":"CONSUME_PASSIVELY"' in encode_body(beat)
 
 
-def test_an_unknown_enum_does_not_kill_a_heartbeat() -> None:
+def test_a_heartbeat_with_an_unknown_enum_is_accepted() -> None:
     beat = decode_body(
         HeartbeatData,
         b'{"clientID":"c","consumerDataSet":[{"consumeType":"CONSUME_TOMORROW","messageModel":9,'
@@ -98,7 +98,7 @@ def test_null_counts_as_absent() -> None:
     assert decode_body(KVTable, b'{"table":{"a":null,"b":"c"}}') == KVTable(table={"b": "c"})
 
 
-def test_numbers_and_booleans_where_text_is_due() -> None:
+def test_numbers_and_booleans_in_place_of_text() -> None:
     body = decode_body(KVTable, b'{"table":{"a":1,"b":true,"c":1.0E10,"d":"x"}}')
     assert body.table == {"a": "1", "b": "true", "c": "1.0E10", "d": "x"}
 
@@ -107,7 +107,7 @@ def test_bare_keys_of_a_map_of_strings() -> None:
     assert decode_body(KVTable, b'{"table":{7:"x"}}').table == {"7": "x"}
 
 
-def test_unknown_members_are_ignored_on_both_roads() -> None:
+def test_both_decoders_ignore_unknown_members() -> None:
     version = DataVersion(state_version=0, counter=3, timestamp=5)
     assert decode_body(DataVersion, b'{"counter":3,"timestamp":5,"new":{"a":[1]}}') == version
     assert decode_body(DataVersion, b'{"counter":3,"timestamp":5,"new":{0:[{{}:1}]}}') == version
@@ -131,7 +131,7 @@ def test_the_route_in_both_forms(standard: bool) -> None:
         (DataVersion(counter=1), False),
     ],
 )
-def test_common_bodies_take_the_fast_road(
+def test_the_fast_decoder_serves_common_bodies(
     body: object, standard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(data: bytes) -> None:
@@ -141,7 +141,7 @@ def test_common_bodies_take_the_fast_road(
     assert decode_body(type(body), encode_body(body, standard=standard)) == body
 
 
-def test_a_reference_never_takes_the_fast_road() -> None:
+def test_a_body_with_a_reference_is_never_decoded_fast() -> None:
     """msgspec would read the reference as a bean without members."""
     text = (
         b'{"brokerAddrTable":{"a":{"brokerName":"n"},"b":{"$ref":"$.brokerAddrTable.a"}},'
@@ -197,7 +197,7 @@ def test_size_limits() -> None:
     assert offsets.offset_table == {"T@g": {0: 5}}
 
 
-def test_references_cannot_blow_a_body_up() -> None:
+def test_references_cannot_expand_a_body_without_limit() -> None:
     stats = ",".join(['{"offsetTable":{}}'] * 300)
     groups = ",".join(f'"g{i}":{{"$ref":"$.x.l"}}' for i in range(300))
     brokers = ",".join(['{"$ref":"$.y"}'] * 300)

@@ -9,13 +9,8 @@ import pytest
 
 from skylark.core.errors import LocalProtocolError, RemoteProtocolError
 from skylark.wire.command import SERIALIZE_BINARY, Command
-from skylark.wire.frame import (
-    FRAME_SIZE_MAX,
-    FrameBuffer,
-    decode_frame,
-    encode_frame,
-    encode_frames,
-)
+from skylark.wire.command_codec import FRAME_SIZE_MAX
+from skylark.wire.frame import FrameBuffer, decode_frame, encode_frame
 
 
 def route_request(serialize_type: int = 0) -> Command:
@@ -89,6 +84,17 @@ def test_the_frame_limit_is_exact() -> None:
     assert "exceeds the limit" in str(refused.error)
 
 
+def test_a_frame_one_byte_over_the_limit_is_refused_also_when_it_arrives_whole() -> None:
+    largest, too_large = (encode_frame(Command(code=10, body=bytes(size))) for size in (100, 101))
+    before = encode_frame(Command(code=11))
+    buffer = FrameBuffer(len(largest))
+    assert [command.code for command in buffer.feed(before + largest)] == [11, 10]
+    assert [command.code for command in buffer.feed(before + too_large + before)] == [11]
+    assert buffer.error is not None
+    assert f"a frame of {len(too_large)} bytes exceeds the limit" in str(buffer.error)
+    assert buffer.pending_size == 0
+
+
 def test_an_oversized_frame_is_refused_from_its_length_word_alone() -> None:
     buffer = FrameBuffer()
     assert buffer.feed(b"\x16\x03\x01\x00") == []  # a TLS hello would be a frame of 369 MB
@@ -127,14 +133,6 @@ def test_exactly_one_frame() -> None:
     for wrong in (good + good, good[:-1], good + b"\0", b""):
         with pytest.raises(RemoteProtocolError, match="not exactly one frame"):
             decode_frame(wrong)
-
-
-def test_pieces_for_writelines_are_the_frames_without_copying_bodies() -> None:
-    body = b"x" * 5000
-    commands = [Command(code=1, body=body), Command(code=2)]
-    pieces = encode_frames(commands)
-    assert b"".join(pieces) == b"".join(map(encode_frame, commands))
-    assert any(piece is body for piece in pieces)
 
 
 def test_a_frame_too_large_to_send_is_our_own_error() -> None:

@@ -1,4 +1,4 @@
-"""Binary headers: nulls, repetitions and lengths that lie."""
+"""Binary headers: nulls, repetitions and false lengths."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_unknown_language_codes_survive() -> None:
         header(b"", remark=b"\xff"),
     ],
 )
-def test_lengths_that_lie_are_one_typed_error(raw: bytes) -> None:
+def test_false_lengths_are_one_typed_error(raw: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_binary_header(raw)
 
@@ -98,7 +98,7 @@ def test_lengths_that_lie_are_one_typed_error(raw: bytes) -> None:
         Command(ext_entries=[("k", "\udcff"), ("k", "v")]),
     ],
 )
-def test_text_that_is_no_utf8_cannot_be_written(command: Command) -> None:
+def test_text_that_is_not_utf8_cannot_be_written(command: Command) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be written"):
         encode_binary_header(command)
 

@@ -71,6 +71,31 @@ def test_unknown_members_cannot_reach_our_own_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(rb"a\ud800b", "a?b", id="a high half"),
+        pytest.param(rb"\uDC00", "?", id="a low half"),
+        pytest.param(rb"\ude00\ud83d", "??", id="halves in the wrong order"),
+        pytest.param(rb"\ud83d\ud83d\ude00", "?\U0001f600", id="a half before a pair"),
+        pytest.param(rb"\ud83d\ude00 \\ud800 \ud800", "\U0001f600 \\ud800 ?", id="no escape"),
+        pytest.param(b"\xed\xa0\x80x", "?x", id="encoded as three bytes"),
+    ],
+)
+def test_half_of_a_surrogate_pair_reads_as_the_question_mark_that_java_would_write(
+    text: bytes, expected: str
+) -> None:
+    command = decode_json_header(
+        b'{"code":105,"extFields":{"'
+        + text
+        + b'":"'
+        + text
+        + b'"},"opaque":7,"remark":"%b"}' % text
+    )
+    assert command.ext == {expected: expected}
+    assert (command.code, command.opaque, command.remark) == (105, 7, expected)
+
+
+@pytest.mark.parametrize(
     "header",
     [
         b"",
@@ -84,6 +109,10 @@ def test_unknown_members_cannot_reach_our_own_fields() -> None:
         b'{"opaque":2147483648}',
         b'{"code":1,"extFields":7}',
         b'{"code":1,"remark":"\xff"}',
+        b'{"code":1,"remark":"\\ud800}',
+        b'{"code":1,"remark":"\\ud8',
+        b'{"code":1,"remark":"\\',
+        b'{"code":1,"remark":"\xed\xa0',
         b'{"code":"' + b"1" * 5000 + b'"}',
         b'{"code":1,"extFields":' + b'{"a":' * 100_000,
     ],
@@ -93,6 +122,6 @@ def test_garbage_is_one_typed_error(header: bytes) -> None:
         decode_json_header(header)
 
 
-def test_text_that_is_no_utf8_cannot_be_written() -> None:
+def test_text_that_is_not_utf8_cannot_be_written() -> None:
     with pytest.raises(LocalProtocolError):
         encode_json_header(Command(code=1, remark="\ud800"))

@@ -1,4 +1,4 @@
-"""Headers read by a layout that was learned: never anything else than what the walk would give."""
+"""Layouts of binary headers: the result is always that of decoding entry by entry."""
 
 from __future__ import annotations
 
@@ -9,45 +9,49 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire import header_binary
-from skylark.wire.command import Command
-from skylark.wire.header_binary import decode_binary_header
+from skylark.wire import command_codec
+from skylark.wire.command import SERIALIZE_BINARY, Command
+from skylark.wire.command_codec import read
 from skylark.wire.header_layout import (
-    ALIKE_MAX,
     ENTRIES_MAX,
     HEADER_SIZE_MAX,
     KEYS_MAX,
+    LAYOUTS_PER_KEY_MAX,
     Layout,
-    Layouts,
+    LayoutTable,
 )
 
 
-class Forgetful(Layouts):
-    """Remembers nothing, so that every header is walked."""
+class EmptyTable(LayoutTable):
+    """Stays empty, so that every header is decoded entry by entry."""
 
-    def learn(self, header: bytes, code: int, ext_at: int, ext: dict[str, str]) -> None:
+    def add(self, header: bytes, code: int, ext: dict[str, str]) -> None:
         pass
 
 
-class Noting(Layouts):
-    """Notes which headers it could read."""
+class RecordingTable(LayoutTable):
+    """Records for each header whether it had a known layout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.was_known: list[bool] = []
 
-    def read(self, header: bytes, code: int) -> tuple[Layout, tuple[str, ...]] | None:
-        found = super().read(header, code)
+    def find(self, header: bytes, code: int) -> tuple[Layout, tuple[str, ...]] | None:
+        found = super().find(header, code)
         self.was_known.append(found is not None)
         return found
 
 
 @pytest.fixture
-def layouts(monkeypatch: pytest.MonkeyPatch) -> Noting:
-    """What the decoder learns during the test."""
-    noting = Noting()
-    monkeypatch.setattr(header_binary, "_layouts", noting)
-    return noting
+def layouts(monkeypatch: pytest.MonkeyPatch) -> RecordingTable:
+    """The table that ``read`` uses during the test."""
+    table = RecordingTable()
+    monkeypatch.setattr(command_codec, "_layouts", table)
+    return table
+
+
+def read_binary(raw: bytes) -> Command:
+    return read(raw, SERIALIZE_BINARY)
 
 
 def entries(*pairs: tuple[str, str]) -> bytes:
@@ -65,12 +69,12 @@ def header(*pairs: tuple[str, str], code: int = 310, remark: str = "", rest: byt
     return fixed + text + struct.pack(">i", len(ext)) + ext + rest
 
 
-def outcome(layouts: Layouts, raw: bytes) -> Command | type[Exception]:
-    """What the decoder makes of a header with this knowledge."""
+def outcome(layouts: LayoutTable, raw: bytes) -> Command | type[Exception]:
+    """The command, or the error, that ``read`` gives with this table."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(header_binary, "_layouts", layouts)
+        patch.setattr(command_codec, "_layouts", layouts)
         try:
-            return decode_binary_header(raw)
+            return read_binary(raw)
         except RemoteProtocolError as error:
             return type(error)
 
@@ -122,29 +126,29 @@ WITHIN = header(("a", "xxxxxxxxxx"), ("b", "1"))  # the first value may look lik
 @example([header(("a", "1"), ("b", "2")), header(("a", "1"), ("a", "2"))] * 2)
 @example([header(("a", "1"), rest=entries(("b", "2"))), header(("a", "1"), ("b", "2"))] * 2)
 @example([header(("a", "12")), header(("a", "ü")), damaged(header(("a", "12")), [(28, 0xFF)])])
-def test_what_was_learned_changes_nothing(sequence: list[bytes]) -> None:
-    learned, forgetful = Layouts(), Forgetful()
+def test_known_layouts_do_not_change_the_result(sequence: list[bytes]) -> None:
+    table, empty = LayoutTable(), EmptyTable()
     for raw in sequence:
-        assert outcome(learned, raw) == outcome(forgetful, raw)
+        assert outcome(table, raw) == outcome(empty, raw)
 
 
 @pytest.mark.parametrize("byte", [0x00, 0x01, 0x7F, 0x80, 0xFF])
 def test_damage_at_every_place_of_a_known_header(byte: int) -> None:
     raw = header(("a", "1"), ("größe", "ü2"), ("c", "345"))
-    learned, forgetful = Layouts(), Forgetful()
-    outcome(learned, raw)
+    table, empty = LayoutTable(), EmptyTable()
+    outcome(table, raw)
     for place in range(len(raw)):
         changed = damaged(raw, [(place, byte)])
-        assert outcome(learned, changed) == outcome(forgetful, changed), place
-    assert isinstance(outcome(learned, raw), Command)
+        assert outcome(table, changed) == outcome(empty, changed), place
+    assert isinstance(outcome(table, raw), Command)
 
 
-# ---- what is known -------------------------------------------------------------------------------
+# ---- which headers are matched -------------------------------------------------------------------
 
 
-def test_headers_alike_are_read_in_one_step_whatever_their_values(layouts: Noting) -> None:
+def test_a_layout_matches_any_values_of_the_same_lengths(layouts: RecordingTable) -> None:
     def read(topic: str, number: str) -> bool:
-        command = decode_binary_header(header(("topic", topic), ("é", number)))
+        command = read_binary(header(("topic", topic), ("é", number)))
         assert command.ext == {"topic": topic, "é": number}
         return layouts.was_known[-1]
 
@@ -158,54 +162,54 @@ def test_headers_alike_are_read_in_one_step_whatever_their_values(layouts: Notin
     assert read("äöxx", "6")
 
 
-def test_the_fixed_part_is_that_of_each_header(layouts: Noting) -> None:
+def test_the_fixed_part_is_read_from_each_header(layouts: RecordingTable) -> None:
     ext = entries(("a", "1"))
     for opaque, flag, version in ((1, 0, 400), (2, 2, 500)):
         fixed = struct.pack(">hbhiii", 310, 9, version, opaque, flag, 0)
-        command = decode_binary_header(fixed + struct.pack(">i", len(ext)) + ext)
+        command = read_binary(fixed + struct.pack(">i", len(ext)) + ext)
         assert (command.opaque, command.flag, command.version) == (opaque, flag, version)
         assert (command.language, command.ext, command.ext_entries) == ("GO", {"a": "1"}, None)
     assert layouts.was_known == [False, True]
 
 
-def test_layouts_of_one_size_stand_side_by_side(layouts: Noting) -> None:
+def test_the_table_keeps_several_layouts_of_one_size(layouts: RecordingTable) -> None:
     assert len({len(header(*pairs)) for pairs in SPLITS}) == 1
     for _ in range(2):
         for pairs in SPLITS:
-            assert decode_binary_header(header(*pairs)).ext == dict(pairs)
+            assert read_binary(header(*pairs)).ext == dict(pairs)
     assert layouts.was_known == [False, False, True, True]
 
 
-def test_the_same_size_with_another_code_is_something_else(layouts: Noting) -> None:
+def test_the_same_size_with_another_code_is_another_layout(layouts: RecordingTable) -> None:
     for code in (310, 10, -310, 310):
-        assert decode_binary_header(header(("a", "1"), code=code)).code == code
+        assert read_binary(header(("a", "1"), code=code)).code == code
     assert layouts.was_known == [False, False, False, True]
 
 
-def test_with_too_many_alike_the_oldest_is_forgotten(layouts: Noting) -> None:
-    size = ALIKE_MAX + 2
+def test_of_too_many_layouts_with_one_size_the_oldest_is_dropped(layouts: RecordingTable) -> None:
+    size = LAYOUTS_PER_KEY_MAX + 2
     alike = [header(("a", "x" * cut), ("b", "y" * (size - cut)), code=11) for cut in range(1, size)]
-    assert len(alike) == ALIKE_MAX + 1
+    assert len(alike) == LAYOUTS_PER_KEY_MAX + 1
     for raw in alike:
-        decode_binary_header(raw)
+        read_binary(raw)
     assert layouts.was_known == [False] * len(alike)
     layouts.was_known.clear()
     for raw in reversed(alike):
-        decode_binary_header(raw)
-    assert layouts.was_known == [True] * ALIKE_MAX + [False]
+        read_binary(raw)
+    assert layouts.was_known == [True] * LAYOUTS_PER_KEY_MAX + [False]
 
 
-def test_of_too_many_sizes_none_is_kept() -> None:
-    layouts = Noting()
+def test_too_many_sizes_clear_the_table() -> None:
+    layouts = RecordingTable()
     raws = [header(("a", "x" * length)) for length in range(1, KEYS_MAX + 2)]
     for raw in raws[:KEYS_MAX]:
         outcome(layouts, raw)
-    assert outcome(layouts, raws[0]) == outcome(Forgetful(), raws[0])
+    assert outcome(layouts, raws[0]) == outcome(EmptyTable(), raws[0])
     assert layouts.was_known[-1]
     outcome(layouts, raws[KEYS_MAX])
     for raw in (raws[0], raws[KEYS_MAX - 1]):
-        assert layouts.read(raw, 310) is None
-    assert layouts.read(raws[KEYS_MAX], 310) is not None
+        assert layouts.find(raw, 310) is None
+    assert layouts.find(raws[KEYS_MAX], 310) is not None
 
 
 @pytest.mark.parametrize(
@@ -223,9 +227,9 @@ def test_of_too_many_sizes_none_is_kept() -> None:
         header(("a", "x" * (HEADER_SIZE_MAX - 27))),
     ],
 )
-def test_what_is_never_learned(layouts: Noting, raw: bytes) -> None:
-    first, second = decode_binary_header(raw), decode_binary_header(raw)
-    assert first == second == outcome(Forgetful(), raw)
+def test_headers_that_get_no_layout(layouts: RecordingTable, raw: bytes) -> None:
+    first, second = read_binary(raw), read_binary(raw)
+    assert first == second == outcome(EmptyTable(), raw)
     assert not any(layouts.was_known)
 
 
@@ -236,17 +240,19 @@ def test_what_is_never_learned(layouts: Noting, raw: bytes) -> None:
         header(("a", "x" * (HEADER_SIZE_MAX - 28))),
     ],
 )
-def test_what_is_just_small_enough(layouts: Noting, raw: bytes) -> None:
-    assert decode_binary_header(raw) == decode_binary_header(raw)
+def test_headers_just_small_enough_for_a_layout(layouts: RecordingTable, raw: bytes) -> None:
+    assert read_binary(raw) == read_binary(raw)
     assert layouts.was_known == [False, True]
 
 
-def test_a_known_layout_does_not_excuse_bytes_that_are_no_text(layouts: Noting) -> None:
+def test_bytes_that_are_not_utf8_are_an_error_in_a_known_layout_too(
+    layouts: RecordingTable,
+) -> None:
     for number, value in (("1", "first"), ("2", "other"), ("3", "value")):
         raw = header(("a", number), ("name", value))
-        assert decode_binary_header(raw).ext == {"a": number, "name": value}
+        assert read_binary(raw).ext == {"a": number, "name": value}
     assert layouts.was_known[-1], "both values are known to change"
-    with pytest.raises(RemoteProtocolError, match="holds no UTF-8"):
-        decode_binary_header(raw.replace(b"value", b"val\xc3e"))
-    assert decode_binary_header(raw).ext == {"a": "3", "name": "value"}
+    with pytest.raises(RemoteProtocolError, match="is not UTF-8"):
+        read_binary(raw.replace(b"value", b"val\xc3e"))
+    assert read_binary(raw).ext == {"a": "3", "name": "value"}
     assert layouts.was_known[-1]

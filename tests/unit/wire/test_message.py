@@ -349,7 +349,7 @@ def test_a_topic_longer_than_a_signed_byte_is_no_topic() -> None:
 # ---- several records -----------------------------------------------------------------------------
 
 
-def test_blanks_are_passed_over() -> None:
+def test_blanks_are_skipped() -> None:
     blank = BLANK_RECORD.pack(50, MAGIC_BLANK) + b"\xff" * 42
     log = HELLO + blank + hello(born_host=V6_HOST) + BLANK_RECORD.pack(8, MAGIC_BLANK)
     assert [record.total_size for record in iter_records(log)] == [115, 127]
@@ -401,7 +401,7 @@ def test_unwrapping_an_inner_batch() -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0, FLAG_NEED_UNWRAP, FLAG_INNER_BATCH])
-def test_what_is_no_inner_batch_stays_whole(sys_flag: int) -> None:
+def test_a_record_that_is_not_an_inner_batch_stays_whole(sys_flag: int) -> None:
     record = decode_record(encode_record("t", b"xx", sys_flag=sys_flag))
     assert unwrap_record(record) == [record]
 

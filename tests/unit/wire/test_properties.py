@@ -60,7 +60,7 @@ def test_encoding_keeps_the_order_and_ends_with_a_separator() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "v"}, {"a\x02b": "v"}, {"a": "v\x02"}])
-def test_a_separator_in_a_property_is_our_mistake(properties: dict[str, str]) -> None:
+def test_a_separator_in_a_property_is_our_own_error(properties: dict[str, str]) -> None:
     with pytest.raises(LocalProtocolError, match="separator"):
         encode_properties(properties)
 

@@ -79,7 +79,6 @@ from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.lazy_command import header_of
 
 OFFSET_RESET: Final = "OFFSET_RESET"  # remark of an answer that carries out a reset
 PULL_BYTES_MIN: Final = 100  # as in Java, however little the client asks for
@@ -156,7 +155,7 @@ class PullHandlers:
 
     def pull(self, connection: Connection, request: Command) -> Answer | bytes:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
-        header = header_of(PullMessageRequestHeader, request)
+        header = request.header(PullMessageRequestHeader)
         return self._run(connection, request, header, is_first=True)
 
     def _run(

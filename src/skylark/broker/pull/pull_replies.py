@@ -8,8 +8,8 @@ from skylark.store.message_reader import GetResult
 from skylark.store.store_results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import ResponseCode
-from skylark.wire.command import Command, response_to
-from skylark.wire.frame_template import FrameTemplate
+from skylark.wire.command import Command
+from skylark.wire.command_codec import DECIMAL, ResponseShape, ShapedResponse, write
 
 
 def position_ext(
@@ -31,14 +31,10 @@ def position_ext(
     }
 
 
-def _template() -> FrameTemplate:
-    ext = position_ext(0, 0, 0, 0, TopicConfig(), SubscriptionGroupConfig())
-    marked = {name: f"<{name}>" for name in ext}
-    answer = response_to(Command(), ResponseCode.SUCCESS, GetStatus.FOUND.remark, ext=marked)
-    return FrameTemplate(answer, dict.fromkeys(marked.values(), "%d"))
-
-
-_FOUND: Final = _template()
+_FIELDS: Final = position_ext(0, 0, 0, 0, TopicConfig(), SubscriptionGroupConfig())
+_FOUND: Final = ResponseShape(
+    ResponseCode.SUCCESS, dict.fromkeys(_FIELDS, DECIMAL), GetStatus.FOUND.remark
+)
 
 
 def found_frame(
@@ -58,6 +54,6 @@ def found_frame(
         suggested_id, result.next_offset, result.min_offset, result.max_offset,
         topic.topic_sys_flag, group.group_sys_flag, request.opaque,
     )  # fmt: skip
-    frame = _FOUND.frame(values, body)
+    frame = write(ShapedResponse(_FOUND, values, body))
     result.release()
     return frame

@@ -17,11 +17,11 @@ from skylark.broker.send.send_checks import SendChecks
 from skylark.broker.send.send_replies import SendReplies
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
-from skylark.net.dispatch import LATER, Answer, Dispatcher, error_response
+from skylark.net.dispatch import LATER, Answer, Dispatcher, LateAnswer, error_response
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.command_codec import ShapedResponse
 from skylark.wire.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from skylark.wire.lazy_command import header_of
 
 _LONG_NAMES: Final = int(RequestCode.SEND_MESSAGE)
 
@@ -32,8 +32,8 @@ class PutCodec(Protocol):
     def read(self, command: Command) -> object:
         """The typed request; raises RemoteProtocolError."""
 
-    def write(self, command: Command, outcome: Any, as_frame: bool) -> Answer | bytes:
-        """The answer to a request with this outcome, which is no Pending; maybe as a frame."""
+    def write(self, command: Command, outcome: Any) -> LateAnswer:
+        """The answer to a request with this outcome, which is not a Pending one."""
 
 
 class PutHandlers:
@@ -49,8 +49,8 @@ class PutHandlers:
             dispatcher.add_run(code, self.run)
 
     def run(
-        self, connection: Connection, commands: list[Command], as_frames: bool
-    ) -> list[Answer | bytes]:
+        self, connection: Connection, commands: list[Command]
+    ) -> list[Answer | ShapedResponse | bytes]:
         """The answers to requests that came together, in their order."""
         codecs = self._codecs
         requests: list[Any] = []
@@ -59,22 +59,20 @@ class PutHandlers:
                 requests.append(codecs[command.code].read(command))
             except Exception as error:  # noqa: BLE001 - the outcome
                 requests.append(error)
-        answers: list[Answer | bytes] = []
+        answers: list[Answer | ShapedResponse | bytes] = []
         for command, outcome in zip(commands, self._run(connection, requests), strict=True):
             if type(outcome) is Pending:
                 outcome.then(partial(self._answer_later, connection, command))
                 answers.append(LATER)
                 continue
             try:
-                answers.append(codecs[command.code].write(command, outcome, as_frames))
+                answers.append(codecs[command.code].write(command, outcome))
             except Exception as error:  # noqa: BLE001 - becomes code 1
                 answers.append(error_response(command, error))
         return answers
 
     def _answer_later(self, connection: Connection, command: Command, outcome: Any) -> None:
-        answer = self._codecs[command.code].write(command, outcome, False)
-        assert answer is not LATER, "this is later"
-        connection.answer(command, answer)
+        connection.answer(command, self._codecs[command.code].write(command, outcome))
 
 
 class SendCodec:
@@ -90,16 +88,14 @@ class SendCodec:
 
     def read(self, command: Command) -> SendRequest:
         if command.code == _LONG_NAMES:
-            header = header_of(SendMessageRequestHeader, command)
+            header = command.header(SendMessageRequestHeader)
             return SendRequest(header, command.body, command.version)
-        header_v2 = header_of(SendMessageRequestHeaderV2, command)
+        header_v2 = command.header(SendMessageRequestHeaderV2)
         return SendRequest(header_v2, command.body, command.version)
 
-    def write(
-        self, command: Command, outcome: SendResult | Exception, as_frame: bool
-    ) -> Answer | bytes:
+    def write(self, command: Command, outcome: SendResult | Exception) -> Command | ShapedResponse:
         if type(outcome) is SendResult:
-            return self._replies.write(command, outcome, as_frame)
+            return self._replies.write(command, outcome)
         assert isinstance(outcome, BaseException)
         if isinstance(outcome, BrokerError):
             return response_to(command, outcome.code, str(outcome), ext=self._checks.ext.copy())

@@ -46,7 +46,6 @@ from skylark.wire.headers.send import (
     SendMessageRequestHeaderV2,
 )
 from skylark.wire.layout import FLAG_MULTI_TAGS
-from skylark.wire.lazy_command import header_of
 
 SENDABLE_MAX: Final = 10_000  # names that are kept as checked
 _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
@@ -55,8 +54,8 @@ _LONG_NAMES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY
 def send_header(request: Command) -> SendHeader:
     """The header of a send or of a reply, which has long names or letters, by the code."""
     if request.code in _LONG_NAMES:
-        return header_of(SendMessageRequestHeader, request)
-    return header_of(SendMessageRequestHeaderV2, request)
+        return request.header(SendMessageRequestHeader)
+    return request.header(SendMessageRequestHeaderV2)
 
 
 class Extra(msgspec.Struct, gc=False):

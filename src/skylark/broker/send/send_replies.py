@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from skylark.broker.api import SendResult
 from skylark.broker.send.send_checks import SendChecks
 from skylark.core.hashing import encode_offset_id
 from skylark.store.store_results import PutStatus
 from skylark.wire.command import Command, response_to
-from skylark.wire.frame_template import FrameTemplate
+from skylark.wire.command_codec import (
+    DECIMAL,
+    TEXT,
+    ResponseShape,
+    ShapedResponse,
+    Slot,
+    hex_slot,
+)
 
-_SUCCESS = int(PutStatus.PUT_OK.code)
+_SUCCESS: Final = int(PutStatus.PUT_OK.code)
 
 
 class SendReplies:
@@ -18,27 +27,26 @@ class SendReplies:
     def __init__(self, checks: SendChecks, store_host: bytes) -> None:
         self._checks = checks
         self._store_host = store_host
-        self._host_hex = store_host.hex().upper()
-        self._template: FrameTemplate | None = None
-        self._template_ext: dict[str, str] | None = None  # what it was made for
+        self._shape: ResponseShape | None = None
+        self._shape_ext: dict[str, str] | None = None  # what it was made for
 
-    def write(self, request: Command, result: SendResult, as_frame: bool) -> Command | bytes:
-        """The reply to a send, as a frame if that is wanted and the result is an ordinary one."""
+    def write(self, request: Command, result: SendResult) -> Command | ShapedResponse:
+        """The reply to a send."""
         if (
-            as_frame
-            and result.code == _SUCCESS
-            and result.message_ids is None
-            and result.recall_handle is None
-            and result.batch_unique_id is None
-            and (id_text := result.unique_id.encode()).isalnum()
+            result.code != _SUCCESS
+            or result.message_ids is not None
+            or result.recall_handle is not None
+            or result.batch_unique_id is not None
         ):
-            template = self._template
-            if template is None or self._template_ext is not self._checks.ext:
-                template = self._make_template()
-            return template.frame(
-                (result.log_offset, result.queue_id, result.queue_offset, id_text, request.opaque)
-            )
-        return self._command(request, result)
+            return self._command(request, result)
+        shape = self._shape
+        if shape is None or self._shape_ext is not self._checks.ext:
+            shape = self._shape = self._make_shape()
+        values = (
+            result.log_offset, result.queue_id, result.queue_offset, result.unique_id.encode(),
+            request.opaque,
+        )  # fmt: skip
+        return ShapedResponse(shape, values)
 
     def _command(self, request: Command, result: SendResult) -> Command:
         message_id = result.message_ids
@@ -57,15 +65,13 @@ class SendReplies:
             ext["recallHandle"] = result.recall_handle
         return response_to(request, result.code, ext=ext)
 
-    def _make_template(self) -> FrameTemplate:
-        example = self._command(Command(), SendResult(_SUCCESS, 0, 0, 0, "<key>", "<id>"))
-        example.ext = (example.ext or {}) | {"queueId": "<queue>", "queueOffset": "<offset>"}
-        forms = {
-            "<id>": f"{self._host_hex}%016X",
-            "<queue>": "%d",
-            "<offset>": "%d",
-            "<key>": "%b",
+    def _make_shape(self) -> ResponseShape:
+        self._shape_ext = self._checks.ext
+        fields: dict[str, str | Slot] = {
+            **self._checks.ext,
+            "msgId": hex_slot(self._store_host.hex().upper()),
+            "queueId": DECIMAL,
+            "queueOffset": DECIMAL,
+            "transactionId": TEXT,
         }
-        self._template_ext = self._checks.ext
-        self._template = FrameTemplate(example, forms)
-        return self._template
+        return ResponseShape(_SUCCESS, fields)

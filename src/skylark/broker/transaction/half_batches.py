@@ -190,7 +190,7 @@ class SendHalvesCodec:
     def read(self, command: Command) -> SendHalvesRequest:
         return SendHalvesRequest(decode_ext(SendMessageRequestHeaderV2, command.ext), command.body)
 
-    def write(self, command: Command, outcome: SendResult | Exception, _as_frame: bool) -> Answer:
+    def write(self, command: Command, outcome: SendResult | Exception) -> Command:
         if not isinstance(outcome, SendResult):
             return error_response(command, outcome)
         ext = {

@@ -16,7 +16,7 @@ from skylark.broker.transaction.transaction_service import RESUME_FAILED, Transa
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import decode_offset_id
 from skylark.net.connection import Connection
-from skylark.net.dispatch import Answer, Dispatcher, error_response
+from skylark.net.dispatch import Dispatcher, error_response
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fields import decode_ext
@@ -24,7 +24,6 @@ from skylark.wire.headers.txn import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
-from skylark.wire.lazy_command import header_of
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +32,10 @@ class EndTransactionCodec:
     """END_TRANSACTION (37)."""
 
     def read(self, command: Command) -> EndTransactionRequest:
-        header = header_of(EndTransactionRequestHeader, command)
+        header = command.header(EndTransactionRequestHeader)
         return EndTransactionRequest(header, not command.is_oneway)
 
-    def write(
-        self, command: Command, outcome: EndTransactionResult | Exception, _as_frame: bool
-    ) -> Answer:
+    def write(self, command: Command, outcome: EndTransactionResult | Exception) -> Command | None:
         if isinstance(outcome, EndTransactionResult):
             if outcome.is_undecided:
                 log.debug("a producer did not decide: %s", command.remark)

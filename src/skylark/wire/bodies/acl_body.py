@@ -1,4 +1,7 @@
-"""Users (3001-3005) and access control lists (3006-3010). Answers to ``UserInfo``, ``AclInfo``."""
+"""Users (3001-3005) and access control lists (3006-3010).
+
+Counterpart of Java's ``UserInfo``, ``PolicyEntryInfo``, ``PolicyInfo`` and ``AclInfo``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Looking into clients and moving their offsets: connections (203, 204, 328), running information
-(307), consuming one message on demand (309), offsets (220-223), queries (321, 345) and oddities.
+"""Inspecting clients and moving their offsets: connections (203, 204, 328), running information
+(307), consuming one message on demand (309), offsets (220-223), queries (321, 345) and others.
 
-Answers to Java's ``ConsumerConnection``, ``ProducerConnection``, ``ConsumerRunningInfo``,
+Counterpart of Java's ``ConsumerConnection``, ``ProducerConnection``, ``ConsumerRunningInfo``,
 ``ConsumeMessageDirectlyResult``, ``ResetOffsetBody``, ``GetConsumerStatusBody`` and others.
 """
 
@@ -135,7 +135,7 @@ class ConsumeStatus(Body, kw_only=True):
 
 
 class ConsumerRunningInfo(Body, kw_only=True):
-    """All that a consumer says about itself (307)."""
+    """Settings, queues and rates of a consumer, as it reports them (307)."""
 
     dialect_size_max: ClassVar[int] = SIZE_MAX
 

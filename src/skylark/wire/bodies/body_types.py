@@ -1,4 +1,4 @@
-"""Which body goes with which request code. The catalogue takes its body types from here.
+"""The types of JSON bodies by request code; the catalogue reads them from here.
 
 Only JSON bodies are listed. Others are messages (10, 11, 310, ...), properties text (25, 26, 318,
 319, 1009, 1010, 2001), or the timer's checkpoint (60, :class:`~skylark.wire.bodies.slave_sync_body.

@@ -1,4 +1,4 @@
-"""What many bodies share: the base class, the enums' base, queues, versions, tables of strings.
+"""Common parts of bodies: base class, base of enums, queues, versions, tables of strings.
 
 A body is a :class:`Body`: a struct whose fields have Java's names in camel case on the wire. Every
 field has a default, because any member may be missing; the defaults are those of the Java beans.

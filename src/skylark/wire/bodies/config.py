@@ -5,7 +5,7 @@ A topic also has a *text form*, used inside compressed registrations: blank-sepa
 exists since 5.0; one that cannot be parsed is ignored, as Java does. Neither ``order`` nor
 ``topicSysFlag`` is in it.
 
-Answers to Java's ``TopicConfig``, ``SubscriptionGroupConfig``, ``TopicQueueMappingInfo`` and
+Counterpart of Java's ``TopicConfig``, ``SubscriptionGroupConfig``, ``TopicQueueMappingInfo`` and
 ``TopicQueueMappingDetail``.
 """
 
@@ -25,7 +25,7 @@ _is_int32 = re.compile(r"[+-]?[0-9]{1,10}").fullmatch
 
 
 class TopicFilterType(JavaEnum):
-    """How many tags a message of the topic may have; everybody uses one."""
+    """How many tags a message of the topic may have; all known clients use one."""
 
     SINGLE_TAG = auto()
     MULTI_TAG = auto()
@@ -56,7 +56,7 @@ class TopicConfig(Body, kw_only=True):
         """Read the text form; five tokens are needed, the attributes are optional."""
         tokens = text.split(" ", 5)  # values of attributes may contain blanks
         if len(tokens) < 5 or tokens[4] not in TopicFilterType.__members__:
-            raise RemoteProtocolError(f"{text!r:.200} is no topic configuration")
+            raise RemoteProtocolError(f"{text!r:.200} is not a topic configuration")
         attributes: dict[str, str] = {}
         if len(tokens) == 6:
             try:
@@ -76,7 +76,7 @@ class TopicConfig(Body, kw_only=True):
 def _int32(text: str) -> int:
     value = int(text) if _is_int32(text) else INT32_MAX + 1
     if not INT32_MIN <= value <= INT32_MAX:
-        raise RemoteProtocolError(f"{text!r:.50} is no number of a topic configuration")
+        raise RemoteProtocolError(f"{text!r:.50} is not a number of a topic configuration")
     return value
 
 

@@ -1,6 +1,6 @@
 """Bodies of the controller (1001-1008), which elects masters. P2: no role of ours sends them yet.
 
-Answers to Java's ``SyncStateSet``, ``ElectMasterResponseBody``, ``BrokerReplicasInfo``,
+Counterpart of Java's ``SyncStateSet``, ``ElectMasterResponseBody``, ``BrokerReplicasInfo``,
 ``EpochEntryCache``.
 """
 

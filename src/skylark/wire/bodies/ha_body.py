@@ -1,4 +1,4 @@
-"""State of replication on a broker (907). Answers to Java's ``HARuntimeInfo``."""
+"""State of replication on a broker (907). Counterpart of Java's ``HARuntimeInfo``."""
 
 from __future__ import annotations
 

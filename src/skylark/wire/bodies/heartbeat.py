@@ -1,11 +1,11 @@
-"""What clients tell a broker about themselves (34, 46) and read about each other (38).
+"""Heartbeats of clients (34), checks of their subscriptions (46), members of a group (38).
 
-Heartbeat V2: a client that knows its broker to understand it sends a *fingerprint* of its
-subscriptions, and leaves the subscriptions themselves out while the fingerprint stands. It is the
+Heartbeat V2: if the broker supports it, a client sends a *fingerprint* of its subscriptions, and
+leaves the subscriptions themselves out while the fingerprint is unchanged. It is the
 ``String.hashCode`` of the heartbeat's own JSON without everything that changes by itself. Brokers
 only compare fingerprints, so ours need not equal that of another client.
 
-Answers to Java's ``HeartbeatData``, ``ConsumerData``, ``SubscriptionData``.
+Counterpart of Java's ``HeartbeatData``, ``ConsumerData``, ``SubscriptionData``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ProducerData(Body, kw_only=True):
 
 
 class HeartbeatData(Body, kw_only=True):
-    """Body of 34. Language and version of the client stand in the frame's header."""
+    """Body of 34. Language and version of the client are in the frame's header."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     producer_data_set: list[ProducerData] = msgspec.field(default_factory=list)

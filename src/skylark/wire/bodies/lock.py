@@ -1,4 +1,4 @@
-"""Locks on queues for orderly consumption (41, 42). Answers to Java's ``LockBatch*Body``."""
+"""Locks on queues for orderly consumption (41, 42). Counterpart of Java's ``LockBatch*Body``."""
 
 from __future__ import annotations
 

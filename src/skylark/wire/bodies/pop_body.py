@@ -4,7 +4,7 @@ A batch ack names the offsets ``start .. start + n`` by a bit set: bit n of byte
 first) stands for offset ``start + 8 k + n``. It travels as Base64 of Java's
 ``BitSet.toByteArray``, so bits 0 and 9 are ``AQI=``.
 
-Answers to Java's ``QueryAssignment*Body``, ``SetMessageRequestModeRequestBody``, ``BatchAck``.
+Counterpart of Java's ``QueryAssignment*Body``, ``SetMessageRequestModeRequestBody``, ``BatchAck``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a broker registers its topics with a name server (103).
+"""The body by which a broker registers its topics with a name server (103).
 
 Two forms travel under the same code. The plain one is the JSON of :class:`RegisterBrokerBody`. The
 compressed one is a single zlib stream of::
@@ -8,12 +8,12 @@ compressed one is a single zlib stream of::
     i32 length, filter servers as a JSON array
     i32 number of mappings, each: i32 length, TopicQueueMappingInfo as JSON     (5.0 and later)
 
-The header field ``compressed`` does not tell them apart: current brokers say ``false`` even when
-they compressed. The first byte does, ``{`` against 0x78.
+The header field ``compressed`` does not distinguish them: current brokers send ``false`` even when
+they compressed. The first byte does, ``{`` or 0x78.
 
 Brokers before 3.0.11 (and those that claim version 0) send a bare table of topics instead.
 
-Answers to Java's ``RegisterBrokerBody``.
+Counterpart of Java's ``RegisterBrokerBody``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _inflate(data: bytes) -> bytes:
     try:
         inflated = inflater.decompress(data, INFLATED_SIZE_MAX)
     except zlib.error as error:
-        raise RemoteProtocolError(f"the registration is no zlib stream: {error}") from error
+        raise RemoteProtocolError(f"the registration is not a zlib stream: {error}") from error
     if not inflater.eof:
         raise RemoteProtocolError(
             "the compressed registration is cut short, or larger than"

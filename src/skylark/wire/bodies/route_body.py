@@ -1,7 +1,8 @@
 """Where topics live: routes (105), the cluster (106) and the members of one broker group (901).
 
 Broker ids are integer keys: bare in the dialect, quoted in the standard form that 105 gives to
-clients from 4.9.4 on. Answers to Java's ``TopicRouteData``, ``ClusterInfo``, ``BrokerMemberGroup``.
+clients from 4.9.4 on. Counterpart of Java's ``TopicRouteData``, ``ClusterInfo``,
+``BrokerMemberGroup``.
 """
 
 from __future__ import annotations

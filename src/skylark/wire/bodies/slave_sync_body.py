@@ -4,7 +4,7 @@
 Maps by queue or delay level have integer keys, which are bare on the wire. The timer's checkpoint
 (60) is the one body here that is not JSON: seven longs, the beginning of the file ``timercheck``.
 
-Answers to Java's ``TopicConfigAndMappingSerializeWrapper``, ``SubscriptionGroupWrapper``,
+Counterpart of Java's ``TopicConfigAndMappingSerializeWrapper``, ``SubscriptionGroupWrapper``,
 ``ConsumerOffsetManager``, ``ScheduleMessageService``, ``TimerCheckpoint``, ``TimerMetrics``.
 """
 

@@ -1,6 +1,7 @@
 """Offsets, lag and rates (202, 208, 303, 308, 315, 317). Maps by queue have objects as keys.
 
-Answers to Java's ``TopicStatsTable``, ``ConsumeStats``, ``ConsumeStatsList``, ``BrokerStatsData``.
+Counterpart of Java's ``TopicStatsTable``, ``ConsumeStats``, ``ConsumeStatsList``,
+``BrokerStatsData``.
 """
 
 from __future__ import annotations

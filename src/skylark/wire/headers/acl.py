@@ -1,7 +1,7 @@
 """Headers of user and access-control administration (ACL 2.0).
 
-Content is in the body; the header names the user or the subject (``User:name``). Answers to
-``CreateUserRequestHeader``, ``CreateAclRequestHeader`` and others.
+Content is in the body; the header names the user or the subject (``User:name``). Counterpart of
+Java's ``CreateUserRequestHeader``, ``CreateAclRequestHeader`` and others.
 """
 
 from __future__ import annotations

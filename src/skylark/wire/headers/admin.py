@@ -1,8 +1,8 @@
 """Headers of administration: topics, groups, statistics, settings.
 
 Many of these requests carry their content in the body (settings as Java properties text, topics
-and groups as JSON) and a header only to say which topic or group is meant. Answers to
-``CreateTopicRequestHeader``, ``GetConsumeStatsRequestHeader`` and others.
+and groups as JSON) and a header only to say which topic or group is meant. Counterpart of
+Java's ``CreateTopicRequestHeader``, ``GetConsumeStatsRequestHeader`` and others.
 """
 
 from __future__ import annotations

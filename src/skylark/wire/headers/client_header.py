@@ -1,7 +1,7 @@
-"""Headers about clients as members: heartbeat, leaving, who is there, questions to one client.
+"""Headers about clients as group members: heartbeat, leaving, members, requests to one client.
 
 HEART_BEAT itself has no header fields: groups and subscriptions are in the body, language and
-version of the client in the frame header. Answers to ``UnregisterClientRequestHeader``,
+version of the client in the frame header. Counterpart of Java's ``UnregisterClientRequestHeader``,
 ``GetConsumerRunningInfoRequestHeader`` and others.
 """
 
@@ -16,14 +16,14 @@ class HeartbeatResponseHeader(Header, kw_only=True):
     """Negotiates the short heartbeat (V2), which leaves the subscriptions out."""
 
     supports_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
-    #: The broker's picture of the group changed: send the full form again.
+    #: The broker's data of the group changed: send the full form again.
     sub_change: bool | None = field(default=None, name="IS_SUB_CHANGE")
 
 
 class UnregisterClientRequestHeader(Header, kw_only=True, rename="camel"):
     """UNREGISTER_CLIENT: one client leaves one producer or consumer group.
 
-    Its connection says who leaves; some clients name nobody.
+    The connection identifies the client; some clients send no ``clientID``.
     """
 
     client_id: str | None = field(default=None, name="clientID")

@@ -1,7 +1,7 @@
 """Shapes that several requests share: one name and nothing else.
 
 Java has a class of its own for each of these requests; the fields are the same, so here one class
-serves them all. Which codes use which shape stands in the catalogue.
+serves them all. The catalogue has the codes of each.
 
 Rules that hold for every module of this package. A field without default is one that Java marks
 as required *and* keeps in an object: without it the request fails. A Java primitive can never be

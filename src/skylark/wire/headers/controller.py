@@ -2,7 +2,7 @@
 
 An *epoch* counts masters, a *sync state set* holds the ids of the replicas that are in step; both
 travel so that a replica with an old picture is refused ("fenced"). ``invokeTime`` is the sender's
-clock. Answers to the classes of Java's package ``header.controller``.
+clock. Counterpart of the classes of Java's package ``header.controller``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ElectMasterRequestHeader(Header, kw_only=True, rename="camel"):
 
     cluster_name: str
     broker_name: str
-    #: -1: whoever fits.
+    #: -1: any suitable replica.
     broker_id: Int64 = -1
     designate_elect: bool = False
     invoke_time: Int64 | None = None

@@ -2,8 +2,8 @@
 
 Topics and groups are read in pages since 5.3: the request names the first index, the page size and
 the ``dataVersion`` it began with; all three absent asks for everything at once, as 4.x does.
-Messages themselves flow over the HA stream, which has no remoting frames. Answers to
-``GetAllTopicConfigRequestHeader``, ``ExchangeHAInfoRequestHeader`` and others.
+Messages themselves flow over the HA stream, which has no remoting frames. Counterpart of
+Java's ``GetAllTopicConfigRequestHeader``, ``ExchangeHAInfoRequestHeader`` and others.
 """
 
 from __future__ import annotations

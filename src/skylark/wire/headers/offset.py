@@ -1,7 +1,7 @@
 """Headers about positions in queues: committed offsets, bounds, search by time, reset.
 
 ``offset`` in these headers is a queue offset (message number), never a position in the log.
-Answers to ``QueryConsumerOffsetRequestHeader``, ``SearchOffsetRequestHeader``,
+Counterpart of Java's ``QueryConsumerOffsetRequestHeader``, ``SearchOffsetRequestHeader``,
 ``ResetOffsetRequestHeader`` and others.
 """
 
@@ -11,7 +11,7 @@ from skylark.wire.fields import Header, Int32, Int64
 
 
 class OffsetResponseHeader(Header, kw_only=True, rename="camel"):
-    """One queue offset: the answer to 14, 29, 30 and 31."""
+    """One queue offset: the response to 14, 29, 30 and 31."""
 
     offset: Int64
 

@@ -4,8 +4,8 @@ A popped message stays invisible for ``invisibleTime`` ms; until then the consum
 or asks for more time, naming it by ``extraInfo`` (the message property POP_CK) and its offset.
 ``startOffsetInfo``, ``msgOffsetInfo`` and ``orderCountInfo`` are lists joined by ``;`` which let
 the client rebuild POP_CK for each message. These codes exceed int16 and travel under JSON headers
-only. BATCH_ACK_MESSAGE has no header: all is in its body. Answers to ``PopMessageRequestHeader``,
-``AckMessageRequestHeader`` and others.
+only. BATCH_ACK_MESSAGE has no header: all is in its body. Counterpart of Java's
+``PopMessageRequestHeader``, ``AckMessageRequestHeader`` and others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PopMessageRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class PopMessageResponseHeader(Header, kw_only=True, rename="camel"):
-    """Also the answer to PEEK_MESSAGE."""
+    """Response to POP_MESSAGE and PEEK_MESSAGE."""
 
     pop_time: Int64 = 0
     invisible_time: Int64 = 0

@@ -1,9 +1,9 @@
 """Headers of reading messages: pull, and look-up by key or position.
 
-Pull request and answer belong to Java's "fast codec" (malformed numbers abort). The four numbers
-of the answer are needed with every code a consumer acts upon: 0 found, 19 nothing new, 20 nothing
-matched, 21 offset illegal. Answers to ``PullMessageRequestHeader``, ``QueryMessageRequestHeader``
-and others.
+Pull request and answer belong to Java's "fast codec" (malformed numbers abort). The four numbers of
+the answer are needed with every code a consumer acts upon: 0 found, 19 nothing new, 20 nothing
+matched, 21 offset illegal. Counterpart of Java's ``PullMessageRequestHeader``,
+``QueryMessageRequestHeader`` and others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PullMessageRequestHeader(Header, kw_only=True, rename="camel"):
 
 
 class PullMessageResponseHeader(Header, kw_only=True, rename="camel"):
-    """Where the consumer stands after this pull."""
+    """The offsets of the queue, and where the next pull begins."""
 
     strict_numbers: ClassVar[bool] = True
 

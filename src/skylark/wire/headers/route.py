@@ -2,7 +2,7 @@
 
 A broker registers every 30 s with all its topics in the body (``bodyCrc32`` over the body as sent,
 0 = not checked). The zone entries are set by a client hook next to the typed header; the name
-server acts upon them, so they are declared. Answers to the classes of the same names in Java's
+server acts upon them, so they are declared. Counterpart of the classes of the same names in Java's
 package ``header.namesrv`` and a few neighbours.
 """
 

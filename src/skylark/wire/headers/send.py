@@ -10,8 +10,9 @@ A message travels with the long field names (codes 10, 324) or with one letter p
 
 Both classes have the same attributes, so a handler takes either (:data:`SendHeader`) and converts
 nothing. The letter form and the answer belong to Java's "fast codec": a malformed number in them
-aborts the request. Answers to ``SendMessageRequestHeader``, ``SendMessageRequestHeaderV2``,
-``SendMessageResponseHeader``, ``ReplyMessageRequestHeader`` and others.
+aborts the request. Counterpart of Java's ``SendMessageRequestHeader``,
+``SendMessageRequestHeaderV2``, ``SendMessageResponseHeader``, ``ReplyMessageRequestHeader`` and
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from msgspec import field
 
 from skylark.wire.fields import Header, Int32, Int64
 
-#: Ext entries of every answer to a send, success or not; they are no part of the typed header.
+#: Ext entries of every response to a send, success or not; not part of the typed header.
 EXT_MSG_REGION = "MSG_REGION"
 EXT_TRACE_ON = "TRACE_ON"
 
@@ -112,7 +113,7 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 
 class SendMessageResponseHeader(Header, kw_only=True, rename="camel"):
-    """Where the message went; sent with codes 0, 10, 11 and 12 (stored, but not as safely)."""
+    """Where the message is stored; sent with codes 0, 10, 11 and 12 (stored, but not as safely)."""
 
     strict_numbers: ClassVar[bool] = True
 

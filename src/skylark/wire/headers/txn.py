@@ -3,8 +3,8 @@
 The producer ends a half message with END_TRANSACTION (one-way). Half messages whose fate stays
 open are asked about by CHECK_TRANSACTION_STATE, one-way from broker to producer, which the
 producer answers with another END_TRANSACTION. ``tranStateTableOffset`` is the queue offset of the
-half message, ``commitLogOffset`` its position in the log. Answers to
-``EndTransactionRequestHeader`` and its neighbours.
+half message, ``commitLogOffset`` its position in the log. Counterpart of
+Java's ``EndTransactionRequestHeader`` and its neighbours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the catalogue says about one request code.
+"""The row of the catalogue for one request code: parties, headers, bodies, access.
 
 Parties are written as letters: C client, B broker, S slave broker, N name server, A admin tool, K
 controller. ``C->B`` is a request from client to broker, ``SA->B`` has two kinds of senders, and in
@@ -6,9 +6,10 @@ controller. ``C->B`` is a request from client to broker, ``SA->B`` has two kinds
 
 Access follows RocketMQ's ACL 2.0: a request needs *each* of its :class:`Access` entries, and for an
 entry any *one* of its actions suffices. A retry topic belongs to its group: where an entry asks for
-the topic and the name is a ``%RETRY%`` one, the group's ``Sub`` counts instead (or the entry falls
-away if the group is asked for anyway). Java leaves requests without header class unchecked, such as
-UPDATE_BROKER_CONFIG; here every request that reads or changes something says what it needs.
+the topic and the name is a ``%RETRY%`` one, the group's ``Sub`` is required instead (or nothing, if
+another entry requires the group anyway). Java does not check requests without a header class, such
+as UPDATE_BROKER_CONFIG; here the row of every request that reads or changes something has its
+access entries.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
 
 class Priority(StrEnum):
-    """How much a request matters; an unused one is defined in Java, but nobody sends it."""
+    """How much a request matters; Java defines the unused ones, but never sends them."""
 
     P0 = "P0"
     P1 = "P1"
@@ -47,7 +48,7 @@ class BodyKind(StrEnum):
     """What the body of a command is."""
 
     NONE = "none"
-    #: The fastjson dialect; the type stands in the tables of ``skylark.wire.bodies.body_types``.
+    #: The fastjson dialect; the type is in the tables of ``skylark.wire.bodies.body_types``.
     JSON = "json"
     #: The body of one message as the application gave it, or a batch of messages.
     MESSAGE = "message"
@@ -91,7 +92,7 @@ class Row(msgspec.Struct, frozen=True):
 
     code: RequestCode
     priority: Priority
-    #: See the module's text.
+    #: See the docstring of this module.
     direction: str = ""
     request_header: type[Header] | None = None
     response_header: type[Header] | None = None

@@ -1,4 +1,4 @@
-"""Rows of sending and consuming: what clients and brokers say to each other."""
+"""Rows of sending and consuming: the requests between clients and brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of what is rarely seen: access control lists, cold data, lite topics, and unused codes.
+"""Rows of rare requests: access control lists, cold data, lite topics, and unused codes.
 
 Lite topics (5.4 and later) and the timer engine switch are named, so that they are refused by
 name; their headers are not described yet.

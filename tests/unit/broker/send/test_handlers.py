@@ -407,7 +407,7 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
             }  # fmt: skip
             request = Command(code=310, ext=ext, body=b"x", opaque=-7)
             connection.hold(request)
-            (answer_now,) = world.graph.put_handlers.run(connection, [request], False)
+            (answer_now,) = world.graph.put_handlers.run(connection, [request])
             assert (answer_now is not LATER) == at_once
         await world.graph.durability.none_waiting()
         assert log.files.flushed_where > 0

@@ -457,7 +457,7 @@ async def test_a_slave_takes_nothing(tmp_path: Path) -> None:
         # What gets past the guard, the store refuses.
         connection, _ = await connect(world)
         run = world.graph.server.dispatcher.runs[310]
-        answers = run(connection, [request(n) for n in range(3)], False)
+        answers = run(connection, [request(n) for n in range(3)])
         assert [isinstance(answer, Command) and answer.code for answer in answers] == [14] * 3
         assert world.graph.store.log.max_offset == 0
 

@@ -75,7 +75,7 @@ def run(world: Shop, requests: list[Command]) -> list[Any]:
         each for each in world.graph.server.connections if isinstance(each, Connection)
     )
     end_run = world.graph.server.dispatcher.runs[RequestCode.END_TRANSACTION]
-    return list(end_run(connection, requests, True))
+    return list(end_run(connection, requests))
 
 
 async def ended(world: Shop, sent: list[Sent]) -> None:
