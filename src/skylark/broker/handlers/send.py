@@ -183,7 +183,8 @@ class SendHandlers:
         if draft.topic == HALF_TOPIC:
             self._transactions.half_stored(draft)
         self._count(draft.topic, result)  # where it waits, if it does
-        if is_dlq_topic(draft.topic) and self._on_dead_letter is not None:
+        # What a client itself sends to the dead letters does not count, as in Java.
+        if self._on_dead_letter and is_retry_topic(header.topic) and is_dlq_topic(draft.topic):
             origin = properties.get(names.PROPERTY_RETRY_TOPIC, header.topic)
             self._on_dead_letter(draft.topic.removeprefix(DLQ_PREFIX), origin)
         sent = Sent(
