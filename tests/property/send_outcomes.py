@@ -19,15 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
+from skylark.broker import config as broker_config
 from skylark.core.hashing import decode_offset_id
 from skylark.core.names import HALF_TOPIC
+from skylark.store.timer.timer_store import TimerOptions
 from skylark.testing.files import FaultyFileSystem
 from skylark.wire import header_binary
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
@@ -65,11 +70,13 @@ GIVEN: Final = {
     "flushIntervalConsumeQueue": "60000",
     "mappedFileSizeCommitLog": str(256 << 10),
     "mappedFileSizeConsumeQueue": "6000",
+    "mappedFileSizeTimerLog": "65000",
     "maxHashSlotNum": "50",
     "maxIndexNum": "1000",
     "maxMessageSize": str(BODY_SIZE_MAX),
     "traceTopicEnable": "true",
 }
+SMALL_TIMER: Final = partial(TimerOptions, slot_count=7_200)
 UNSTEADY_METRICS: Final = ("skylark_loop_turn_ms", "rocketmq_storage_flush_behind_bytes")
 #: Queues on which a pull is held, and the tags that it wants.
 PULLS: Final = (
@@ -144,7 +151,7 @@ def differences(expected: Outcome, found: Outcome) -> list[str]:
     return lines
 
 
-# ---- playing --------------------------------------------------------------------------------------
+# ---- playing -------------------------------------------------------------------------------------
 
 
 async def play(
@@ -156,7 +163,7 @@ async def play(
     answered: requests may refer to what these have stored.
     """
     header_binary._layouts = Layouts()
-    async with stored(Path("/"), FaultyFileSystem(), **GIVEN, **case.settings) as world:
+    async with _small_broker(case.settings) as world:
         add_topics(world)
         await world.clock.drain()
         if not case.is_timed:
@@ -179,10 +186,17 @@ async def play(
         return await _Reading(world, start, case.is_ordered).outcome(peer, pulls), written
 
 
+@asynccontextmanager
+async def _small_broker(given: Mapping[str, str]) -> AsyncIterator[Stored]:
+    with patch.object(broker_config, "TimerOptions", SMALL_TIMER):
+        async with stored(Path("/"), FaultyFileSystem(), **GIVEN, **given) as world:
+            yield world
+
+
 def pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     """The bytes, cut at these shares of 10 000."""
     places = [0, *sorted({len(data) * cut // 10_000 for cut in cuts}), len(data)]
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False) if a < b]
+    return [data[a:b] for a, b in itertools.pairwise(places) if a < b]
 
 
 async def _play_one_by_one(
@@ -242,9 +256,7 @@ class Peer(asyncio.Protocol):
     async def connect(cls, world: Stored) -> Peer:
         host, _, port = world.address.rpartition(":")
         make = partial(cls, world.clock.drain)
-        _, peer = await world.network.connect(
-            make, host, int(port), timeout_s=1, clock=world.clock
-        )
+        _, peer = await world.network.connect(make, host, int(port), timeout_s=1, clock=world.clock)
         await world.clock.drain()
         return peer
 
@@ -313,7 +325,7 @@ async def _hold_pulls(world: Stored, peer: Peer) -> None:
     assert not peer.answers, "these pulls wait for what is to come"
 
 
-# ---- reading what is left -------------------------------------------------------------------------
+# ---- reading what is left ------------------------------------------------------------------------
 
 
 class _Reading:
@@ -411,8 +423,7 @@ class _Reading:
         for topic, by_id in self._world.graph.store.queues.by_topic.items():
             for queue_id, queue in by_id.items():
                 entries = [
-                    queue.read_entry(offset)
-                    for offset in range(queue.min_offset, queue.max_offset)
+                    queue.read_entry(offset) for offset in range(queue.min_offset, queue.max_offset)
                 ]
                 named = [entry and (self._name(entry.log_offset), *entry[2:]) for entry in entries]
                 if (topic, queue_id) in self._shared:

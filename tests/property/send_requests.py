@@ -260,7 +260,7 @@ class EndTransaction(Envelope):
 
 Request: TypeAlias = Send | SendBack | EndTransaction
 
-# ---- messages that are there before ---------------------------------------------------------------
+# ---- messages that are there before --------------------------------------------------------------
 
 _HALF: Final = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01half{id}\x02"
 #: Messages that come back.
@@ -282,7 +282,7 @@ HALVES: Final = (
     Send(properties="TRAN_MSG\x01TRUE\x02UNIQ_KEY\x01half{id}\x02"),
 )
 
-# ---- what hypothesis draws ------------------------------------------------------------------------
+# ---- what hypothesis draws -----------------------------------------------------------------------
 
 _TEXTS: Final = ("v", "true", "0", "größe", "消息", 'a"\\b', "%s {x}", "a\x01b", "x" * 300, " ")
 _NUMBERS: Final = ("0", "1", "3", "18", "99", "-1", "+2", "", "x", "1.5", "٣", "9" * 12)
@@ -327,7 +327,15 @@ _VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "UNIQ_KEYS": ("near",),
 }
 #: Items that are no property, or a strange one.
-_ODD_ITEMS: Final = ("", "novalue", "novalue\x01", "\x01noname", "\x01", "DELAY\x01", "UNIQ_KEY\x01")
+_ODD_ITEMS: Final = (
+    "",
+    "novalue",
+    "novalue\x01",
+    "\x01noname",
+    "\x01",
+    "DELAY\x01",
+    "UNIQ_KEY\x01",
+)
 
 
 def _item(name: str) -> st.SearchStrategy[str]:
@@ -452,7 +460,7 @@ requests = st.lists(plain_sends | sends | batches | ends, min_size=2, max_size=1
 )
 
 
-# ---- one request of each kind ---------------------------------------------------------------------
+# ---- one request of each kind --------------------------------------------------------------------
 
 
 def _of(*items: str, end: str = "\x02") -> str:
