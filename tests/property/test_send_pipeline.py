@@ -217,17 +217,21 @@ def singles_of(batch: Send) -> list[Request]:
         replace(
             batch,
             code=RequestCode.SEND_MESSAGE_V2,
-            properties="\x02".join(
-                item
-                for item in part.properties.decode().split("\x02")
-                if item.partition("\x01")[0] not in ACTED_UPON
-            ),
+            properties=_properties_of_single(part.properties.decode(), batch.topic),
             flag=part.flag,
+            queue_id=max(0, batch.queue_id),  # the first choice of a fresh broker
             content=part.body,
             parts=(),
         )
         for part in batch.messages(0)
     ]
+
+
+def _properties_of_single(text: str, topic: str) -> str:
+    items = [item for item in text.split("\x02") if item.partition("\x01")[0] not in ACTED_UPON]
+    if topic == "Compacted":
+        items.insert(0, "KEYS\x01k")
+    return "\x02".join(items)
 
 
 def is_illegal_batch(batch: Send) -> bool:
@@ -257,9 +261,8 @@ def compare_batch(batch: Send) -> None:
     if not records:  # refused as well, and one-way
         assert batch.is_oneway
         return
-    assert not refused or batch.topic == "Compacted"
-    if not refused:
-        _check_stored(batch, together, one_by_one)
+    assert not refused
+    _check_stored(batch, together, one_by_one)
 
 
 def _check_stored(batch: Send, together: Outcome, one_by_one: Outcome) -> None:
@@ -269,25 +272,21 @@ def _check_stored(batch: Send, together: Outcome, one_by_one: Outcome) -> None:
     assert [record["raw_properties"] for record in records] == [m.properties for m in messages]
     for record, single in zip(records, expected, strict=True):
         fields = set(record) - PER_SIZE_FIELDS
-        if batch.queue_id < 0:
-            fields -= {"queue_id", "queue_offset"}
         assert {name: record[name] for name in fields} == {name: single[name] for name in fields}
     if not batch.is_oneway:
         ext = together.answers[0]["ext"]
         offsets = [decode_offset_id(each).log_offset for each in ext["msgId"].split(",")]
         assert offsets == list(together.records)
         first = one_by_one.answers[0]["ext"]
-        for name in ("MSG_REGION", "TRACE_ON", *(("queueId",) if batch.queue_id >= 0 else ())):
+        for name in ("MSG_REGION", "TRACE_ON", "queueId", "queueOffset"):
             assert ext[name] == first[name]
-        assert ext["queueOffset"] == str(records[0]["queue_offset"])
         unique_id = parse_properties(batch.text(0) or "").get("UNIQ_KEY")
         assert ext["transactionId"] == unique_id or (unique_id is None and ext["transactionId"])
     _check_counted(batch, together, one_by_one)
     assert together.topics == one_by_one.topics
-    if batch.queue_id >= 0:
-        tags = [[entry[2:] for entry in queue] for _, queue in together.queues.values()]
-        assert tags == [[entry[2:] for entry in queue] for _, queue in one_by_one.queues.values()]
-        assert together.pulls.keys() == one_by_one.pulls.keys()
+    tags = [[entry[2:] for entry in queue] for _, queue in together.queues.values()]
+    assert tags == [[entry[2:] for entry in queue] for _, queue in one_by_one.queues.values()]
+    assert together.pulls.keys() == one_by_one.pulls.keys()
 
 
 def _check_counted(batch: Send, together: Outcome, one_by_one: Outcome) -> None:
