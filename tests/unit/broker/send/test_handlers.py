@@ -318,6 +318,18 @@ async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) 
         assert told == [("G", "%RETRY%G"), ("G", "T")]
 
 
+@pytest.mark.parametrize("properties", ["", "UNIQ_KEY\x01U\x02", "_SYS_MSG_PRIORITY_\x010\x02"])
+async def test_what_a_client_sends_to_the_dead_letters_is_not_given_up(
+    tmp_path: Path, properties: str
+) -> None:
+    async with stored(tmp_path) as world:
+        told: list[tuple[str, str]] = []
+        world.graph.sends._on_dead_letter = lambda *who: told.append(who)
+        assert (await world.send("%DLQ%G", properties=properties)).code == 0
+        assert len(world.records("%DLQ%G")) == 1
+        assert told == []
+
+
 async def test_a_retry_topic_needs_its_group(tmp_path: Path) -> None:
     async with stored(tmp_path, autoCreateSubscriptionGroup="false") as world:
         answer = await world.send("%RETRY%nobody")
