@@ -72,7 +72,7 @@ from skylark.broker.table_saver import (
 from skylark.broker.topics.attributes import QUEUE_TYPE
 from skylark.broker.topics.registration import MasterAddress, Registration
 from skylark.broker.topics.topic_table import TopicTable
-from skylark.broker.transaction.end_step import EndTransactionStep
+from skylark.broker.transaction.end_transaction import EndTransactionStep
 from skylark.broker.transaction.half_batches import (
     SendHalvesCodec,
     SendHalvesRequest,

@@ -10,7 +10,7 @@ id, none has a delay or a property that the broker acts upon, the topic has no a
 is different is refused as illegal (13), and nothing is stored; its sender then takes 310.
 
 **END_HALVES** is END_TRANSACTION for each of them, in order
-(:mod:`skylark.broker.transaction.end_step`). The answer has their codes, up to the first that
+(:mod:`skylark.broker.transaction.end_transaction`). The answer has their codes, up to the first that
 failed: order would be lost otherwise. One that is too late (604) is no failure; only its producer's
 answer counts now.
 
@@ -40,7 +40,7 @@ from skylark.broker.send.put_outcome import Durability, wants_to_wait
 from skylark.broker.send.send_checks import SendChecks, SendDraft
 from skylark.broker.send.send_step import batch_ids
 from skylark.broker.stats.broker_stats import BrokerStats
-from skylark.broker.transaction.end_step import check_master
+from skylark.broker.transaction.end_transaction import check_master
 from skylark.broker.transaction.half_message import HALF_QUEUE_ID, half_suffix
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.errors import BrokerError, NoPermissionError

@@ -1,7 +1,7 @@
 """Remoting requests about transactions: the end of one (37), and a second chance (323).
 
 "I do not know" and what is neither commit nor rollback get no answer, as in Java; the producer will
-be asked. What counts is decided in :mod:`skylark.broker.transaction.end_step`.
+be asked. What counts is decided in :mod:`skylark.broker.transaction.end_transaction`.
 
 Counterpart of ``EndTransactionProcessor`` and ``AdminBrokerProcessor.resumeCheckHalfMessage``.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from skylark.broker.api import EndTransactionRequest, EndTransactionResult
-from skylark.broker.transaction.end_step import check_master
+from skylark.broker.transaction.end_transaction import check_master
 from skylark.broker.transaction.transaction_service import RESUME_FAILED, TransactionService
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.core.hashing import decode_offset_id

@@ -1,7 +1,7 @@
 """The state of transactions, and the life of everything that has to do with them.
 
 Half messages are stored by :mod:`skylark.broker.send.send_step`, decisions about them are made by
-:mod:`skylark.broker.transaction.end_step`, which has the crash story; producers are asked by
+:mod:`skylark.broker.transaction.end_transaction`, which has the crash story; producers are asked by
 :mod:`skylark.broker.transaction.check_back`. This object keeps what they share: which half messages
 are decided, the op message that is being collected, the counts, and the recent half messages.
 

@@ -11,8 +11,8 @@ from skylark.broker.send.send_step import SendStep
 from tests.unit.broker.send.send_runs import prepare, request, send_together
 from tests.unit.broker.stored import stored
 from tests.unit.broker.transaction.halves import shop
-from tests.unit.broker.transaction.test_end_step import request as commit_request
-from tests.unit.broker.transaction.test_end_step import run
+from tests.unit.broker.transaction.test_end_transaction import request as commit_request
+from tests.unit.broker.transaction.test_end_transaction import run
 
 
 async def test_a_request_that_breaks_its_reader_spoils_no_other(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.transaction.halves import killed, shop
-from tests.unit.broker.transaction.test_end_step import ended
+from tests.unit.broker.transaction.test_end_transaction import ended
 
 
 @pytest.mark.parametrize("op_size_max", [1, 3, 5, 1_000])
