@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         """
         future = self._calls.call(request, timeout_s)
         if not self._inbound.is_reading:
-            self._inbound.update_reading()  # the answer must be read even while requests wait
+            self._inbound.go_on()  # the answer must be read even while requests wait
         return future
 
     def oneway(self, request: Command) -> None:
