@@ -93,13 +93,21 @@ class Run:
     """All samples of a run: those that a file had, and those that are measured."""
 
     def __init__(
-        self, timing: Timing, facts: dict[str, Any], commit: str | None, ledger: Ledger | None
+        self,
+        timing: Timing,
+        facts: dict[str, Any],
+        commit: str | None,
+        ledger: Ledger | None,
+        *,
+        bench: str = BENCH,
+        measure: Callable[[Session, Row, int], Sample] = measure,
     ) -> None:
         self._timing = timing
         self._commit = commit
         self._ledger = ledger
+        self._measure_row = measure
         self._stamp = {
-            "bench": BENCH,
+            "bench": bench,
             "commit": commit,
             "machine": facts,
             "timing": asdict(timing),
@@ -165,7 +173,7 @@ class Run:
 
     def _sample(self, session: Session, row: Row, number: int) -> Sample:
         try:
-            sample = measure(session, row, number)
+            sample = self._measure_row(session, row, number)
         except FAILURES as error:
             return self._failed(row, session.system.name, number, error)
         if self._ledger is not None:

@@ -78,7 +78,9 @@ class SkylarkUp(ManagedProcess):
         return words
 
     def environment(self) -> Mapping[str, str]:
-        return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        return {**os.environ, "PYTHONPATH": path}
 
     def wait_ready(self) -> None:
         self.wait_for_line("ready ")

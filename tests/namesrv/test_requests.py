@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from skylark.core.errors import ConfigError
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
+from skylark.net.limits import NetLimits
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import DataVersion, KVTable, TopicList
@@ -18,7 +22,7 @@ from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteData
 from skylark.wire.bodies.slave_sync_body import TopicConfigSerializeWrapper
 from skylark.wire.fastjson import decode_body, encode_body
-from skylark.wire.frame import encode_frame
+from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.namesrv.peers import (
     BROKER_ADDR,
     RawPeer,
@@ -373,3 +377,57 @@ async def test_settings_that_cannot_be_changed(
     answer = await peer.call(request(318, body=body))
     assert (answer.code, answer.remark) == (code, remark)
     assert server.config == before
+
+
+# --- fairness -----------------------------------------------------------------------------------
+
+
+class Asking(asyncio.Protocol):
+    """Counts its answers, and does something at each."""
+
+    def __init__(self, on_answer: Callable[[], None]) -> None:
+        self.answer_count = 0
+        self._on_answer = on_answer
+        self._frames = FrameBuffer()
+
+    def data_received(self, data: bytes) -> None:
+        for _ in self._frames.feed(data):
+            self.answer_count += 1
+            self._on_answer()
+
+
+async def test_a_client_that_asks_for_10_000_routes_does_not_hold_up_another() -> None:
+    clock = VirtualClock()
+    network = MemoryNetwork(clock=clock)
+    server = NameServer(NamesrvConfig(), network=network, clock=clock)
+    await server.start()
+    host, port = server.address
+    client = RemotingClient(network, clock)
+    topics = [f"T{number}" for number in range(100)]
+    assert (await client.call(str(server.address), register_request(*topics))).code == 0
+    question = encode_frame(route_request("T1"))
+    answered: list[int] = []  # to the busy client, at each answer to the quiet one
+
+    def ask_again() -> None:
+        answered.append(busy.answer_count)
+        if busy.answer_count < 10_000:
+            asks.write(question)
+
+    floods, busy = await network.connect(
+        lambda: Asking(lambda: None), host, port, timeout_s=1, clock=clock
+    )
+    asks, _ = await network.connect(lambda: Asking(ask_again), host, port, timeout_s=1, clock=clock)
+    floods.write(b"".join(encode_frame(route_request(f"T{n % 100}")) for n in range(10_000)))
+    asks.write(question)
+    await clock.drain()
+    assert busy.answer_count == 10_000
+    # A question and its answer take four turns of this network, in each of which the other one
+    # gets its share.
+    steps = [after - before for before, after in pairwise(answered)]
+    assert len(steps) >= 30
+    assert max(steps) <= 6 * NetLimits().frames_per_turn_max
+    for transport in (floods, asks):
+        transport.close()
+    await client.close()
+    await clock.drain()
+    await server.stop()

@@ -54,8 +54,8 @@ from tests.property.send_requests import (
     Send,
     SendBack,
 )
-from tests.unit.broker.stored import OWN, SUSPEND, Stored, stored
 from tests.unit.broker.stats.test_metrics_exporter import ON, scrape
+from tests.unit.broker.stored import OWN, SUSPEND, Stored, stored
 
 #: Opaque of the first message that is stored before the requests, and of the first pull.
 SEED_OPAQUE: Final = 1_000

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 from skylark.broker.handlers import send_run
+from skylark.broker.send.message_policy import PlainIds
+from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.send.send_replies import SentAnswers
-from skylark.broker.send.message_writer import MessageWriter
-from skylark.broker.send.message_policy import PlainIds
 from skylark.broker.transaction.recent_halves import PlainHalf
 from skylark.broker.transaction.transaction_service import TransactionService
-from skylark.net.success_response import success
 from skylark.net.connection import Connection
+from skylark.net.success_response import success
 from skylark.store.put_message import Putter
 from skylark.store.reput import Dispatch
 from skylark.wire import cut_command

@@ -37,8 +37,9 @@ from skylark.core.errors import (
     TooManyRequestsError,
 )
 from skylark.core.names import parse_address
-from skylark.net.connection import Connection, Stamp
+from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.inbound import Owner, Stamp
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Network
 from skylark.wire.codes import CURRENT_VERSION, ResponseCode
@@ -90,7 +91,7 @@ class RemotingClient:
         back_off: BackOff | None = None,
         stamp: Stamp | None = None,
     ) -> None:
-        """``stamp``: see :class:`Connection`."""
+        """``stamp``: see :class:`skylark.net.inbound.Owner`."""
         self.dispatcher = dispatcher or Dispatcher()
         self._network = network
         self._clock = clock
@@ -237,8 +238,7 @@ class RemotingClient:
             self._limits,
             opaques=self._opaques,
             serialize_type=self._serialize_type,
-            stamp=self._stamp_arrival,
-            on_close=partial(self._lost, address),
+            owner=Owner(stamp=self._stamp_arrival, on_close=partial(self._lost, address)),
         )
 
     def _lost(self, address: str, connection: Connection, error: Exception | None) -> None:

@@ -17,8 +17,17 @@ class NetLimits(msgspec.Struct, frozen=True, kw_only=True):
     frame_size_max: int = FRAME_SIZE_MAX
     #: Connections of one server; a further one is closed at once.
     connections_max: int = 10_000
-    #: Frames handled in one go before other connections get their turn.
+    #: The share of one connection in a turn of the event loop (:mod:`skylark.net.turn_share`); what
+    #: it delivered beyond that waits for the next turn. Frames handled, and
     frames_per_turn_max: int = 64
+    #: bytes taken from what was read, and
+    bytes_per_turn_max: int = 64 * 1024
+    #: bytes answered, and
+    reply_bytes_per_turn_max: int = 512 * 1024
+    #: coroutine handlers started: each runs in the turn after, when nobody counts, and
+    tasks_per_turn_max: int = 16
+    #: seconds spent, for requests that cost much; one request or run is always handled to its end.
+    seconds_per_turn_max: float = 0.002
     #: Requests or answers that leave in one write, and
     frames_per_write_max: int = 16
     #: their bytes, after which no further one is waited for.

@@ -1,10 +1,11 @@
 """Calls to a peer that wait for their answer: futures and the timer over ``wire.exchange``.
 
-Part of :class:`skylark.net.connection.Connection`. Every call ends exactly once: with its answer,
-with RequestTimeoutError at its deadline, with whatever :meth:`Calls.fail` is given when the
-connection ends, or given up by :meth:`Calls.forget`. One timer serves all calls of a connection.
+Part of :class:`skylark.net.calls.Calls`. Every call ends exactly once: with its answer, with
+RequestTimeoutError at its deadline, with the error that :meth:`ResponseFutures.fail` is given when
+the connection ends, or given up by :meth:`ResponseFutures.forget`. One timer serves all calls of a
+connection.
 
-Answers to ``ResponseFuture`` and ``scanResponseTable`` in Java.
+Counterpart of Java's ``ResponseFuture`` and ``scanResponseTable``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter, PendingCalls
 
 
-class Calls:
+class ResponseFutures:
     """The calls of one connection."""
 
     def __init__(

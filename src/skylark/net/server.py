@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable
 
 from skylark.core.clock import Clock
-from skylark.net.connection import Connection, FirstBytes, Stamp
+from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.inbound import FirstBytes, Owner, Stamp
 from skylark.net.limits import NetLimits
 from skylark.net.transport import Listener, Network
 from skylark.wire.command import SERIALIZE_JSON
@@ -44,7 +45,7 @@ class RemotingServer:
         first_bytes: FirstBytes | None = None,
         stamp: Stamp | None = None,
     ) -> None:
-        """``stamp`` tells when bytes that are read count as arrived (see ``Connection``)."""
+        """``stamp`` tells when bytes that are read count as arrived (see ``inbound.Owner``)."""
         self.dispatcher = dispatcher
         self.connections: set[Connection] = set()
         self.connections_refused = 0
@@ -53,9 +54,14 @@ class RemotingServer:
         self._clock = clock
         self._limits = limits or NetLimits()
         self._serialize_type = serialize_type
-        self._first_bytes = first_bytes
-        self._stamp = stamp
         self._holders: set[Connection] = set()
+        self._owner = Owner(
+            first_bytes=first_bytes,
+            stamp=stamp,
+            holders=self._holders,
+            on_open=self._opened,
+            on_close=self._closed,
+        )
         self._opaques = OpaqueCounter()
         self._listener: Listener | None = None
         self._stopping = False
@@ -99,11 +105,7 @@ class RemotingServer:
             self._limits,
             opaques=self._opaques,
             serialize_type=self._serialize_type,
-            first_bytes=self._first_bytes,
-            stamp=self._stamp,
-            holders=self._holders,
-            on_open=self._opened,
-            on_close=self._closed,
+            owner=self._owner,
         )
 
     def _opened(self, connection: Connection) -> None:

@@ -18,8 +18,8 @@ One piece of some kilobytes, copied, is cheaper than a handful of views: to the 
 looks at each, and to the kernel, which copies from memory that is at hand. A Java consumer that
 catches up, 32 messages of 100 B at a time, got 15 % more of them.
 
-Whoever has a response and does not send it calls :func:`discard`. Answers to Netty's ``FileRegion``
-and to ``ManyMessageTransfer`` in Java.
+Whoever has a response and does not send it calls :func:`discard`. Counterpart of Netty's
+``FileRegion`` and of Java's ``ManyMessageTransfer``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def discard(response: Command | None) -> None:
         leased.release()
 
 
-class Outbox:
+class WriteQueue:
     """The pieces that leave with the next ``writelines``, in order."""
 
     __slots__ = ("_leases", "_pieces", "_written_leases", "count", "size")

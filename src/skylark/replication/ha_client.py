@@ -8,9 +8,11 @@ It turns what the socket, the log and the clock do into events, and carries out 
 
 All frames of a chunk are appended before one report for all of them leaves; views follow in later
 turns (:mod:`skylark.store.replica_log`). Memory is bounded by one frame, and one record that is not
-complete; a full disk ends the link, and the next one begins where the log does.
+complete; a full disk ends the link, and the next one begins where the log does. A master that sends
+as fast as it can is read from in shares, so that the clients of a slave are served between them
+(:mod:`skylark.net.turn_share`).
 
-Answers to Java's ``DefaultHAClient``.
+Counterpart of Java's ``DefaultHAClient``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from skylark.core.errors import ConfigError, RemoteProtocolError, StoreError, Tr
 from skylark.core.lifecycle import Tasks
 from skylark.core.names import parse_address
 from skylark.net.transport import Network
+from skylark.net.turn_share import ReadPacer
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.deadline_timer import DeadlineTimer
 from skylark.replication.master import Notice, SettingsChanged
@@ -75,6 +78,7 @@ class _MasterLink(asyncio.Protocol):
     def __init__(self, client: HaClient) -> None:
         self._client = client
         self._frames = HaFrameBuffer()
+        self._pacer = ReadPacer()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,6 +86,8 @@ class _MasterLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._client.received(self, data, self._frames)
+        if self._transport is not None:
+            self._pacer.delivered(self._transport, len(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.lost(self, "the master closed it" if exc is None else str(exc))

@@ -8,7 +8,9 @@ It turns what sockets, the log and the clock do into events, and carries out the
 
 Bytes go from the mapped file to the transport as views; a lease keeps their file until they have
 left. What a slave can pin or make us hold is one burst (:data:`~skylark.replication.master
-.BURST_SIZE`), and there are at most :data:`SLAVES_MAX` of them.
+.BURST_SIZE`), and there are at most :data:`SLAVES_MAX` of them. It gets one burst per turn of the
+event loop, and its reports are read in shares (:mod:`skylark.net.turn_share`): producers and
+consumers are served between them.
 
 **What is sent.** All that may be read: with SYNC_FLUSH what is on disk, and otherwise what is in
 the files. So nobody gets what a power cut could take back from a synchronous master: a slave that
@@ -16,7 +18,7 @@ had it would be ahead.
 
 Whatever a slave sends, it can only lose its own connection.
 
-Answers to Java's ``DefaultHAService.AcceptSocketService`` and ``DefaultHAConnection``.
+Counterpart of Java's ``DefaultHAService.AcceptSocketService`` and ``DefaultHAConnection``.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Final, cast
 from skylark.core.clock import Clock
 from skylark.core.errors import RemoteProtocolError
 from skylark.net.transport import Listener, Network
+from skylark.net.turn_share import ReadPacer
 from skylark.replication.ack_wait import AckWaiters
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.deadline_timer import DeadlineTimer
@@ -67,6 +70,7 @@ class _SlaveLink(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._reports = ReportBuffer()
+        self._pacer = ReadPacer()
         self._leases: list[Lease] = []
         self._is_paused = False
         self.number = -1  # not accepted
@@ -91,6 +95,8 @@ class _SlaveLink(asyncio.Protocol):
             return
         if log_end is not None:
             self._server.reported(self, log_end)
+        if self._transport is not None:
+            self._pacer.delivered(self._transport, len(data))
 
     def pause_writing(self) -> None:
         self._is_paused = True

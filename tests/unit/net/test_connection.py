@@ -15,11 +15,11 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from skylark.net.byte_filter import ByteFilter
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
+from skylark.net.link import ByteFilter
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.testing.memory_net import MemoryNetwork
@@ -85,7 +85,7 @@ async def test_callers_wait_for_room_in_the_write_buffer_in_their_order() -> Non
         await remoting.call(address, Command(code=ECHO), 10)
         (connection,) = (peer.connection for peer in remoting._peers.values())
         assert connection is not None
-        transport = connection._transport
+        transport = connection._link.transport
         assert transport is not None
         order: list[int] = []
 
@@ -189,7 +189,7 @@ async def test_answers_leave_in_portions_while_later_requests_are_still_worked_o
     async with MemoryWorld(limits) as world:
         connection = await world.connect()
         world.service.seen.clear()
-        transport = connection._transport
+        transport = connection._link.transport
         assert transport is not None
         written_after: list[int] = []
         write = transport.write

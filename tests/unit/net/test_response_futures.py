@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skylark.core.errors import ConnectionClosedError, RequestTimeoutError
-from skylark.net.response_futures import Calls
+from skylark.net.response_futures import ResponseFutures
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter
@@ -17,7 +17,7 @@ from skylark.wire.fields import INT32_MAX
 async def test_answers_timeouts_and_those_given_up() -> None:
     clock = VirtualClock()
     expired: list[float] = []
-    calls = Calls(clock, OpaqueCounter(5), lambda: expired.append(len(calls)))
+    calls = ResponseFutures(clock, OpaqueCounter(5), lambda: expired.append(len(calls)))
     calls.peer = "10.0.0.1:10911"
     futures = [calls.add(calls.new_opaque(), timeout_s) for timeout_s in (3.0, 1.0, 2.0)]
     assert len(calls) == 3
@@ -35,7 +35,7 @@ async def test_answers_timeouts_and_those_given_up() -> None:
 
 async def test_all_fail_with_their_connection() -> None:
     clock = VirtualClock()
-    calls = Calls(clock, OpaqueCounter(), lambda: None)
+    calls = ResponseFutures(clock, OpaqueCounter(), lambda: None)
     cancelled, waiting = (calls.add(calls.new_opaque(), 5.0) for _ in range(2))
     cancelled.cancel()
     calls.fail(ConnectionClosedError("gone"))
@@ -47,7 +47,7 @@ async def test_all_fail_with_their_connection() -> None:
 
 
 async def test_an_opaque_in_use_is_not_given_out_again() -> None:
-    calls = Calls(VirtualClock(), OpaqueCounter(INT32_MAX), lambda: None)
+    calls = ResponseFutures(VirtualClock(), OpaqueCounter(INT32_MAX), lambda: None)
     for opaque in (INT32_MAX, -INT32_MAX, -INT32_MAX + 1):
         calls.add(opaque, 5.0)
     # The numbers begin anew behind the largest one, and leave out those that are taken.

@@ -573,7 +573,7 @@ async def test_nothing_more_is_handled_once_a_run_has_closed_the_connection() ->
 async def test_answers_leave_in_portions_while_later_runs_are_still_worked_on() -> None:
     written_after: list[int] = []
     async with running(frames_per_write_max=4) as world:
-        transport = world.connection._transport
+        transport = world.connection._link.transport
         assert transport is not None
         write = transport.write
 

@@ -16,11 +16,11 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from skylark.net.byte_filter import ByteFilter
 from skylark.net.client import BackOff
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
+from skylark.net.link import ByteFilter
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
@@ -190,7 +190,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from_and_harms_nobody() -> 
         flood = encode_frame(Command(code=BIG)) * 500
         writer.write(flood)
         await until(lambda: deaf.write_paused, "the write buffer is above its mark")
-        assert not deaf._reading
+        assert not deaf._inbound.is_reading
         assert deaf.bytes_out < 100_000_000  # 500 answers would be 500 MB
         assert (await remoting.call(address, Command(code=ECHO), 10)).code == 0
         # it reads after all: everything arrives

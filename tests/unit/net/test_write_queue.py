@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from skylark.core.clock import LoopClock
-from skylark.net.byte_filter import ByteFilter
 from skylark.net.connection import Connection
 from skylark.net.dispatch import LATER, Dispatcher
 from skylark.net.limits import NetLimits
+from skylark.net.link import ByteFilter
 from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.net.write_queue import (
     COPY_SIZE_MAX,
     JOIN_SIZE_MAX,
     Leased,
-    Outbox,
     ViewResponse,
+    WriteQueue,
     discard,
     view_response,
 )
@@ -112,7 +112,7 @@ class Transport(asyncio.Transport):
 
 
 def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
-    outbox, transport = Outbox(), Transport()
+    outbox, transport = WriteQueue(), Transport()
     small, mixed = Mapped(COPY_SIZE_MAX - 1), Mapped(100, JOIN_SIZE_MAX, 200)
     outbox.add(response(small))
     assert small.release_count == 1
@@ -133,7 +133,7 @@ def test_small_bodies_are_copied_and_large_slices_are_not() -> None:
 
 
 def test_what_is_small_in_all_is_one_piece() -> None:
-    outbox, transport = Outbox(), Transport()
+    outbox, transport = WriteQueue(), Transport()
     first, second = Mapped(COPY_SIZE_MAX, 300), Mapped(5_000, 10_000)
     outbox.add(response(first))
     outbox.add(response(second))
@@ -148,7 +148,7 @@ def test_what_is_small_in_all_is_one_piece() -> None:
 
 
 def test_views_are_copied_while_the_peer_lags() -> None:
-    outbox, transport = Outbox(), Transport()
+    outbox, transport = WriteQueue(), Transport()
     first, second = Mapped(JOIN_SIZE_MAX), Mapped(JOIN_SIZE_MAX)
     outbox.add(response(first))
     outbox.write(transport)
@@ -162,7 +162,7 @@ def test_views_are_copied_while_the_peer_lags() -> None:
 
 
 def test_what_goes_through_a_filter_is_copied() -> None:
-    outbox, transport, leased = Outbox(), Transport(), Mapped(5_000)
+    outbox, transport, leased = WriteQueue(), Transport(), Mapped(5_000)
     outbox.add(response(leased))
     outbox.write(transport, lambda data: data[::-1])
     assert leased.release_count == 1
@@ -171,7 +171,7 @@ def test_what_goes_through_a_filter_is_copied() -> None:
 
 
 def test_what_is_dropped_unsent_is_given_back() -> None:
-    outbox, leased = Outbox(), Mapped(5_000)
+    outbox, leased = WriteQueue(), Mapped(5_000)
     outbox.add(response(leased))
     outbox.drop()
     assert leased.release_count == 1
@@ -186,7 +186,7 @@ def test_a_response_that_is_kept_copies_its_body() -> None:
     kept.copy_body()
     assert leased.release_count == 1
     assert kept.body == leased.content
-    outbox, transport = Outbox(), Transport()
+    outbox, transport = WriteQueue(), Transport()
     for _ in range(2):
         outbox.add(kept)
     outbox.write(transport)

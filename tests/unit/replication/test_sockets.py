@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from skylark.core.clock import LoopClock
 from skylark.net.transport import TcpNetwork
+from skylark.net.turn_share import ReadPacer
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.ha_client import HaClient
 from skylark.replication.ha_server import HaServer
@@ -67,3 +71,41 @@ async def test_a_log_of_several_files_is_copied_and_puts_are_acknowledged(tmp_pa
     await server.stop()
     slave.close()
     master.close()
+
+
+@on_both_loops
+async def test_a_slave_that_catches_up_serves_others_between_its_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered: list[int] = []  # since the last turn of the loop
+    paced = ReadPacer.delivered
+
+    def noted(pacer: ReadPacer, transport: Any, size: int) -> None:
+        delivered.append(size)
+        paced(pacer, transport, size)
+
+    monkeypatch.setattr(ReadPacer, "delivered", noted)
+    clock, network = LoopClock(), TcpNetwork()
+    master = open_store(tmp_path / "master", BrokerRole.ASYNC_MASTER, clock)
+    slave = open_store(tmp_path / "slave", BrokerRole.SLAVE, clock)
+    config = ReplicationConfig(ha_sync_from_start=True)
+    draft = Draft("TopicA", 0, bytes(3_000), b"TAGS\x01a\x02", born_host=HOST)
+    for _ in range(COUNT):
+        assert master.put(draft).status is PutStatus.PUT_OK
+    server = HaServer(master, config, network, clock)
+    host, port = await server.start("127.0.0.1", 0)
+    client = HaClient(slave, config, network, clock)
+    client.start(f"{host}:{port}")
+    per_turn: list[int] = []
+    async with clock.timeout(30):
+        while slave.log.max_offset < master.log.max_offset:
+            await asyncio.sleep(0)
+            per_turn.append(sum(delivered))
+            delivered.clear()
+    # A read of 256 KB that uses the share up, and before it less than a share.
+    assert max(per_turn) <= (256 + 64) * 1024
+    assert sum(per_turn) >= COUNT * 3_000
+    await client.stop()
+    await server.stop()
+    for store in (master, slave):
+        store.close()

@@ -10,9 +10,9 @@ id, none has a delay or a property that the broker acts upon, the topic has no a
 is different is refused as illegal (13), and nothing is stored; its sender then takes 310.
 
 **END_HALVES** is END_TRANSACTION for each of them, in order
-(:mod:`skylark.broker.transaction.end_transaction`). The answer has their codes, up to the first that
-failed: order would be lost otherwise. One that is too late (604) is no failure; only its producer's
-answer counts now.
+(:mod:`skylark.broker.transaction.end_transaction`). The answer has their codes, up to the first
+that failed: order would be lost otherwise. One that is too late (604) is no failure; only its
+producer's answer counts now.
 
 What a crash leaves: of a SEND_HALVES that was not answered any number of half messages, from the
 first on, as if they had been sent one after the other; nobody knows them, and their producer will

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -514,6 +514,45 @@ async def test_sends_behind_a_stalled_append_are_told_of_the_disk(stamping: bool
             assert not world.watch.in_turn
             world.time.now += 1
             await settle(other)
+
+
+@on_both_loops
+@both_ways
+async def test_a_flood_is_slowed_and_the_quiet_producer_beside_it_is_never_refused(
+    stamping: bool,
+) -> None:
+    """8 MB of one producer wait in the kernel: without shares they would be one turn of 2.5 s."""
+    async with serving(stamping=stamping) as world:
+        with peers(world, 2) as (flood, quiet):
+            await settle(flood)
+            await settle(quiet)
+            world.time.now += 60
+            frame = encode_frame(Command(code=STALL, version=513, body=bytes(33_000)))
+            world.stall_s = 0.01  # each batch of the flood
+            left = 250
+            unsent = b""
+            handled_count = -1
+
+            def fill() -> None:
+                nonlocal left, unsent, handled_count
+                handled_count += 1
+                with suppress(BlockingIOError):
+                    while left or unsent:
+                        if not unsent:
+                            left, unsent = left - 1, frame
+                        unsent = unsent[flood._socket.send(unsent) :]
+
+            world.meanwhile = fill
+            fill()
+            quiet_codes: list[int] = []
+            refused_counts = world.guard.refused_counts
+            while handled_count + refused_counts[Reason.WAITED] < 250:
+                quiet.send(SEND)
+                quiet_codes += [code for code, _ in await quiet.answers()]
+            assert len(quiet_codes) >= 15, "it was served while the flood lasted"
+            assert set(quiet_codes) == {0}
+            assert {code for code, _ in await flood.answers(250)} == {0}
+            assert world.guard.refused_counts[Reason.WAITED] == 0
 
 
 @on_both_loops

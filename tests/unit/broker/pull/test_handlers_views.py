@@ -11,7 +11,7 @@ import pytest
 from skylark.broker.overload.overload_guard import Reason
 from skylark.broker.pull.handlers import HeldPull
 from skylark.net.connection import Connection
-from skylark.net.write_queue import Outbox
+from skylark.net.write_queue import WriteQueue
 from skylark.store.message_reader import GetResult
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -171,7 +171,7 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
         run, sender = pulls._run_again, await deaf(world)
         await world.clock.drain()
         (producer,) = world.graph.server.connections - {consumer}
-        write = producer._out.write
+        write = producer._outbound.queue.write
 
         def noted(*args: Any) -> int:
             events.append("answers")
@@ -181,7 +181,7 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
             events.append("wake")
             run(pull)
 
-        producer._out = Wrapped(producer._out, noted)  # type: ignore[assignment]
+        producer._outbound.queue = Wrapped(producer._outbound.queue, noted)  # type: ignore[assignment]
         pulls._run_again = noted_run  # type: ignore[method-assign]
         fields = {
             "a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
@@ -195,17 +195,17 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
 
 
 class Wrapped:
-    """An outbox whose ``write`` is somebody else's."""
+    """A write queue whose ``write`` is somebody else's."""
 
-    def __init__(self, outbox: Outbox, write: Any) -> None:
-        self._outbox = outbox
+    def __init__(self, queue: WriteQueue, write: Any) -> None:
+        self._queue = queue
         self.write = write
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._outbox, name)
+        return getattr(self._queue, name)
 
     def __bool__(self) -> bool:
-        return bool(self._outbox)
+        return bool(self._queue)
 
 
 async def test_many_pulls_are_woken_in_several_turns(tmp_path: Path) -> None:

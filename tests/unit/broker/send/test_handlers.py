@@ -324,7 +324,7 @@ async def test_what_a_client_sends_to_the_dead_letters_is_not_given_up(
 ) -> None:
     async with stored(tmp_path) as world:
         told: list[tuple[str, str]] = []
-        world.graph.sends._on_dead_letter = lambda *who: told.append(who)
+        world.graph.retries.on_dead_letter = lambda *who: told.append(who)
         assert (await world.send("%DLQ%G", properties=properties)).code == 0
         assert len(world.records("%DLQ%G")) == 1
         assert told == []

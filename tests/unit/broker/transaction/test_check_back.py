@@ -68,17 +68,17 @@ async def test_a_round_waits_for_a_producer_that_does_not_read(tmp_path: Path) -
         await world.producer.send("U1")
         connection = world.graph.producers.next_channel("pg")
         assert connection is not None
-        connection.write_paused = True
+        connection._outbound.paused = True
         await world.clock.advance(seconds=32)
         assert len(world.records(HALF)) == 1
-        connection.write_paused = False
+        connection._outbound.paused = False
         await world.clock.advance(seconds=0.1)
         assert len(world.records(HALF)) == 2
-        connection.write_paused = True
+        connection._outbound.paused = True
         # Not for ever: a round ends after a minute, and the next one tries again.
         await world.clock.advance(seconds=200)
         assert len(world.records(HALF)) == 2
-        connection.write_paused = False
+        connection._outbound.paused = False
         await world.clock.advance(seconds=0.1)
         assert len(world.records(HALF)) == 3
         assert len(world.producer.questions) == 2

@@ -1,13 +1,13 @@
-"""How much memory requests take whose answers come later."""
+"""Requests whose answers come later: how much memory they take."""
 
 from __future__ import annotations
 
-from skylark.net.inflight_requests import HeldRequests
+from skylark.net.request_queue import InflightRequests
 from skylark.wire.command import Command
 
 
 def test_a_request_counts_until_its_answer_is_there() -> None:
-    held = HeldRequests()
+    held = InflightRequests()
     first, second = Command(body=bytes(100)), Command(remark="r", ext={"ab": "cde"})
     held.hold(first)
     held.hold(second)
@@ -19,7 +19,7 @@ def test_a_request_counts_until_its_answer_is_there() -> None:
 
 
 def test_an_answer_may_come_before_its_handler_returns() -> None:
-    held = HeldRequests()
+    held = InflightRequests()
     request = Command(body=bytes(100))
     for _ in range(3):
         held.let_go(request)
@@ -28,7 +28,7 @@ def test_an_answer_may_come_before_its_handler_returns() -> None:
 
 
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_that_of_a_later_request() -> None:
-    held = HeldRequests()
+    held = InflightRequests()
     for _ in range(10):
         held.let_go(Command())  # its place in memory is free again at once
         request = Command(body=bytes(100))
