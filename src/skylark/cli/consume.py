@@ -174,6 +174,7 @@ async def _consume_group(
     from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
     from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullSettings
     from skylark.core.clock import LoopClock
+    from skylark.core.errors import ClientError
 
     settings = _group_start(wanted.start)
     if wanted.broadcast:
@@ -193,7 +194,10 @@ async def _consume_group(
             if messages:
                 shown = printer.show(messages)
                 printer.flush()
-                await consumer.commit(shown)
+                try:
+                    await consumer.commit(shown)
+                except ClientError as error:  # another member has the queue, and shows them again
+                    printer.output.note(f"not committed: {error}")
             elif not wanted.follow:
                 break
 

@@ -147,9 +147,9 @@ class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):
     # ---- commits ---------------------------------------------------------------------------------
 
     def commit(self, what: aio.Commit | None = None, *, persist: bool = False) -> None:
-        """Count as consumed what was handed out, or what is given; others stay as they are."""
+        """Commit what was handed out, or what is given; returns when brokers have stored it."""
         self._run(self._twin.commit(what, persist=persist))
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset, from memory first; None if there is none."""
+        """The committed offset as the broker has it; None if there is none."""
         return self._run(self._twin.committed(queue))

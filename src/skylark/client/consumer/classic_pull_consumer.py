@@ -41,7 +41,13 @@ from skylark.client.consumer.pull_consumer_session import PullGroup
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import make_subscription
-from skylark.client.core.argument_checks import check_fields, checks_arguments, fits, refused
+from skylark.client.core.argument_checks import (
+    check_fields,
+    checks_arguments,
+    fits,
+    refuse_generator,
+    refused,
+)
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
 from skylark.client.core.client_runtime import ClientRuntime, default_runtime
@@ -325,6 +331,7 @@ class PullSchedule(Startable):
 
     def register(self, topic: str, callback: PullCallback) -> Self:
         """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        refuse_generator("callback", callback)
         if topic not in self._callbacks:
             self.consumer.register_queue_listener(topic, self._shared)
         self._callbacks[topic] = callback

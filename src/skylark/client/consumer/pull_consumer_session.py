@@ -209,7 +209,7 @@ class PullGroup:
 
     async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
-            await self.persist([queue])
+            await self.instance.runtime.control.run(self._store.persist(queue))
             if queue not in self._member.assigned:
                 self.offsets.forget(queue)
 
@@ -232,11 +232,16 @@ class PullGroup:
             offset = await self.instance.runtime.control.run(self._member.read_offset(queue))
         return offset
 
-    async def persist(self, queues: Iterable[MessageQueue]) -> None:
-        """Save the offsets of these queues now; those of others stay in memory."""
-        control = self.instance.runtime.control
-        for queue in queues:
-            await control.run(self._store.persist(queue))
+    async def committed_offset(self, queue: MessageQueue) -> int | None:
+        """The committed offset as the store has it; memory stays as it is."""
+        return await self.instance.runtime.control.run(self._store.read(queue))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Set these offsets and wait until they are stored; raises SkylarkError or OSError."""
+        for queue, offset in offsets.items():
+            self._store.table.update(queue, offset, increase_only=False)
+        if offsets:
+            await self.instance.runtime.control.run(self._store.commit(tuple(offsets)))
 
     # ---- topics ----------------------------------------------------------------------------------
 

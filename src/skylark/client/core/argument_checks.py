@@ -70,6 +70,18 @@ def check_function(name: str, value: object) -> None:
         raise refused(name, value, "a function")
 
 
+def refuse_generator(name: str, function: Callable[..., object]) -> None:
+    """Raise ClientError for a generator function: calling it would run none of its code."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with such a __call__
+    for each in (function, call):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            shown_name = getattr(function, "__qualname__", None) or repr(function)
+            raise ClientError(
+                f"{name} must not be a generator function, and {shown_name} is one",
+                hint="a call would run none of its code: remove yield, or call it from a function",
+            )
+
+
 def shown(value: object) -> str:
     """A value in an error; long ones are cut, and what is no plain value is named by its type."""
     if value is None or isinstance(value, (int, float, str, bytes, enum.Enum)):

@@ -163,6 +163,16 @@ async def pull_world(
         assert instance_count() == 0
 
 
+async def polled(w: PullWorld, consumer: LitePullConsumer, count: int) -> list[MessageExt]:
+    """The next ``count`` messages."""
+    found: list[MessageExt] = []
+    while len(found) < count:
+        batch = await w.finish(consumer.poll(10))
+        assert batch, f"{len(found)} of {count} messages came"
+        found += batch
+    return found
+
+
 # ---- servers on TCP, in a thread of their own ----------------------------------------------------
 
 

@@ -12,11 +12,13 @@ queues of a topic with the other members of the group; :meth:`~LitePullConsumer.
 and leaves the group's sharing alone. There are no retries and no dead letters: what to do about a
 message that fails is for the application to say, by seeking or by sending it elsewhere.
 
-**Commits.** An offset is committed in memory and sent to the broker every few seconds, when a queue
-is taken away, and at the end. With ``auto_commit`` a poll commits what *earlier* polls returned,
-every five seconds; so a crash in the middle of a batch repeats messages and loses none. Leaving an
-iterator, or stopping, commits nothing by itself: the last messages handed out come again unless
-they were committed. Committing some queues leaves the others as they are.
+**Commits.** :meth:`~LitePullConsumer.commit` returns when the brokers have stored the offsets (the
+file, for a broadcasting consumer), and :meth:`~LitePullConsumer.committed` asks them: what was
+committed does not come again, even if the process is killed the moment after. With ``auto_commit``
+a poll marks what *earlier* polls returned as consumed, every five seconds; such offsets are sent in
+the background, when a queue is taken away, and at the end, so a crash repeats messages and loses
+none. Leaving an iterator, or stopping, commits nothing by itself: the last messages handed out come
+again unless they were committed. Committing some queues leaves the others as they are.
 
 Pulling, polling and all methods belong to the loop on which the consumer was started; sharing
 queues and saving offsets go on at the control loop even while that one is blocked. Queues and
@@ -363,7 +365,8 @@ class LitePullConsumer(PullClient):
         clock = self._require_running().clock
         if self.settings.auto_commit and clock.monotonic() >= self._commit_at:
             self._commit_at = clock.monotonic() + self.settings.commit_interval_s
-            self._commit_handed_out(self._queues.queues)
+            for queue, offset in self._handed_out(self._queues.queues).items():
+                self._group_access.offsets.update(queue, offset, increase_only=False)
         timeout_s = self.settings.poll_timeout if timeout is None else seconds(timeout)
         deadline = clock.monotonic() + timeout_s
         while True:
@@ -384,23 +387,49 @@ class LitePullConsumer(PullClient):
     # ---- commits ---------------------------------------------------------------------------------
 
     async def commit(self, what: Commit | None = None, *, persist: bool = False) -> None:
-        """Count as consumed what was handed out, or what is given; others stay as they are.
+        """Commit what was handed out, or what is given, and wait until the brokers have stored it.
 
-        Brokers hear of it within seconds, or at once with ``persist``. Queues that are not ours
-        (any more) are passed over: their new owner commits them.
+        Without an argument that is what was handed out of the queues that are ours now; other
+        queues stay as they are. Raises ClientError for an offset below 0 or above the maximum
+        of its queue, and then commits nothing; for a queue that is not ours (any more), after the
+        others were committed; and what a broker says, or that it does not answer: then the offset
+        may or may not be stored, and is sent again with the periodic ones. ``persist`` has no
+        effect any more: it once asked for what every commit does now.
         """
+        del persist
         group = self._require_running()
-        if what is None:
-            committed = self._commit_handed_out(self._queues.queues)
-        else:
-            committed = self._commit_given(what)
-        if persist:
-            await group.persist(committed)
+        offsets = self._handed_out(self._queues.queues) if what is None else self._given(what)
+        for queue, offset in offsets.items():
+            if offset < 0:
+                raise ClientError(f"offset {offset} of {queue} cannot be committed")
+        ours = {queue: offsets[queue] for queue in offsets if self._is_ours(queue)}
+        await asyncio.gather(*(self._check_maximum(*each) for each in ours.items()))
+        await group.commit({queue: ours[queue] for queue in ours if self._is_ours(queue)})
+        for queue in offsets:
+            # Also those that were taken away during the commit: the new owner may have begun before
+            # the offset was stored.
+            require_queue(self._queues, queue)
 
-    def _commit_given(self, what: Commit) -> list[MessageQueue]:
+    def _is_ours(self, queue: MessageQueue) -> bool:
+        found = self._queues.queues.get(queue)
+        return found is not None and not found.process_queue.dropped
+
+    async def _check_maximum(self, queue: MessageQueue, offset: int) -> None:
+        """Raise ClientError if the queue ends before ``offset``."""
+        found = self._queues.queues.get(queue)
+        if found is not None and found.pull_offset is not None and offset <= found.pull_offset:
+            return  # the answers to pulls have shown it
+        high = await self._group_access.access.max_offset(queue)
+        if offset > high:
+            raise ClientError(
+                f"offset {offset} of {queue} cannot be committed: the queue ends at {high}"
+            )
+
+    def _given(self, what: Commit) -> dict[MessageQueue, int]:
+        """The offsets that an argument of :meth:`commit` stands for."""
         wrap = self._group_access.namespace.wrap_queue
         if isinstance(what, Mapping):
-            return self._commit_offsets({wrap(queue): offset for queue, offset in what.items()})
+            return {wrap(queue): offset for queue, offset in what.items()}
         offsets: dict[MessageQueue, int] = {}
         queues: list[MessageQueue] = []
         for each in what:
@@ -409,32 +438,22 @@ class LitePullConsumer(PullClient):
             else:
                 queue, offset = wrap(each.queue), each.queue_offset + 1
                 offsets[queue] = max(offset, offsets.get(queue, offset))
-        return self._commit_offsets(offsets) + self._commit_handed_out(queues)
+        for queue in queues:
+            require_queue(self._queues, queue)
+        return {**offsets, **self._handed_out(queues)}
 
-    def _commit_handed_out(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+    def _handed_out(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        """How far the messages of these queues were handed out, where any were."""
         found = [self._queues.queues.get(queue) for queue in queues]
-        return self._commit_offsets(
-            {
-                each.queue: each.consume_offset
-                for each in found
-                if each is not None and each.consume_offset != NOTHING_TO_COMMIT
-            }
-        )
-
-    def _commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> list[MessageQueue]:
-        committed = []
-        for queue, offset in offsets.items():
-            if offset < 0:
-                raise ClientError(f"offset {offset} of {queue} cannot be committed")
-            found = self._queues.queues.get(queue)
-            if found is None or found.process_queue.dropped:
-                log.warning("offset %d of %s is not committed: it is not ours", offset, queue)
-                continue
-            self._group_access.offsets.update(queue, offset, increase_only=False)
-            committed.append(queue)
-        return committed
+        return {
+            each.queue: each.consume_offset
+            for each in found
+            if each is not None
+            and not each.process_queue.dropped
+            and each.consume_offset != NOTHING_TO_COMMIT
+        }
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset, from memory first; None if there is none."""
+        """The committed offset as the broker (or the file) has it; None if there is none."""
         group = self._require_running()
-        return await group.stored_offset(group.namespace.wrap_queue(queue))
+        return await group.committed_offset(group.namespace.wrap_queue(queue))

@@ -26,13 +26,12 @@ The standby measures real time, also where the client's own clock is a virtual o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections import deque
 from typing import Any, Final
 
-from skylark.client.consumer.push.message_handlers import Job
+from skylark.client.consumer.push.message_handlers import Job, check_result
 from skylark.client.core.control_loop import Handover
 from skylark.core.clock import Clock, SystemClock
 from skylark.core.lifecycle import Tasks
@@ -220,7 +219,9 @@ class ThreadWorkers:
             try:
                 if not self._closed and job.begin():
                     called = True
-                    result = _plain(job.call())
+                    result = job.call()
+                    if result is not None:
+                        check_result(result)
             except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
                 error = raised
             if not self._handover.post(self._ended, job, called, result, error):
@@ -272,11 +273,3 @@ class ThreadWorkers:
         except TimeoutError:
             return False
         return True
-
-
-def _plain(result: Any) -> Any:
-    """The result of a function in a thread; a coroutine would never run there."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError("the handler returned a coroutine: declare it with async def")
-    return result
