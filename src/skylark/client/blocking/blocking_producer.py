@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
@@ -29,7 +29,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from skylark.client.blocking.blocking_client import BlockingClient
-from skylark.client.blocking.blocking_permits import Gate
 from skylark.client.blocking.event_loop_thread import Portal
 from skylark.client.core.client_message import Message, MessageExt, SendResult, TxState
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
@@ -80,9 +79,6 @@ class Producer(BlockingClient[aio.Producer]):
                 group, options, hooks=hooks, transaction_listener=transaction_listener, **settings
             )
         )
-        self._gate = Gate(
-            count_max=self.settings.pending_max, size_max=self.settings.pending_bytes_max
-        )
         self._submitting: set[asyncio.Task[None]] = set()  # on the loop
 
     @property
@@ -104,40 +100,47 @@ class Producer(BlockingClient[aio.Producer]):
         raises TooManyRequestsError if that lasts longer than the timeout. The future cannot be
         cancelled: cancelling would not undo the send.
         """
-        portal = self._started()
+        portal, parts = self._started(), self._twin._parts
+        if parts is None:
+            raise ClientStateError(f"producer {self.group} was stopped")
+        began = parts.clock.monotonic()
         if how:
             how = self._select(message, how)
         timeout = how.get("timeout")
         body: object = message.body
         size = len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0
         timeout_s = self.settings.send_timeout if timeout is None else seconds(timeout)
-        self._gate.take(size, timeout_s)
+        if not parts.permits.try_take(size):
+            parts.permits.take_blocking(size, timeout_s - (parts.clock.monotonic() - began))
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
-        portal.post(self._begin_submit, message, how, future, size)
+        submit = partial(self._twin._submit_in_span, parts, message, how, began, size)
+        portal.post(self._begin_submit, submit, future)
         return future
 
     def _begin_submit(
-        self, message: Message, how: SendKeywords, future: Future[SendResult], size: int
+        self,
+        submit: Callable[[], Coroutine[Any, Any, asyncio.Future[SendResult]]],
+        future: Future[SendResult],
     ) -> None:
-        work = self._submit(message, how, partial(self._settle, future, size))
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._submit(submit, future))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
 
     async def _submit(
-        self, message: Message, how: SendKeywords, settle: Callable[[asyncio.Future[Any]], None]
+        self,
+        submit: Callable[[], Coroutine[Any, Any, asyncio.Future[SendResult]]],
+        future: Future[SendResult],
     ) -> None:
         sent: asyncio.Future[SendResult]
         try:
-            sent = await self._twin.submit(message, **how)
+            sent = await submit()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
             sent = asyncio.get_running_loop().create_future()
             sent.set_exception(error)
-        sent.add_done_callback(settle)
+        sent.add_done_callback(partial(self._settle, future))
 
-    def _settle(self, future: Future[SendResult], size: int, sent: asyncio.Future[Any]) -> None:
-        self._gate.give(size)
+    def _settle(self, future: Future[SendResult], sent: asyncio.Future[Any]) -> None:
         if sent.cancelled():
             future.set_exception(ClientStateError("the producer was stopped meanwhile"))
         elif (error := sent.exception()) is not None:

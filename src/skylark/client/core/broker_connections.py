@@ -79,9 +79,10 @@ class Link:
         if watcher is not None:
             network = WatchedNetwork(network, watcher)
         self._check_process = settings.control.check_process
-        self._client = RemotingClient(
-            network, settings.clock, limits=settings.limits, dispatcher=dispatcher
-        )
+        # The permits of this link are its window: connections must not have a narrower one.
+        calls_max = max(settings.limits.calls_max, settings.in_flight_max)
+        limits = msgspec.structs.replace(settings.limits, calls_max=calls_max)
+        self._client = RemotingClient(network, settings.clock, limits=limits, dispatcher=dispatcher)
         self._chain = settings.chain
         self._vip = settings.vip
         self.permits = Permits(

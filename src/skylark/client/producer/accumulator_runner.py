@@ -93,9 +93,6 @@ class Collector:
             AccumulatorLimits(
                 size_max=size_max,
                 linger_s=settings.linger,
-                # Permits bound what waits. Thousands that go by themselves because the accumulator
-                # is full would make things worse.
-                total_size_max=settings.pending_bytes_max + settings.pending_max * OVERHEAD_SIZE,
             )
         )
         # Larger ones are compressed, which batches are not.
@@ -122,7 +119,6 @@ class Collector:
             and not state.is_retry
             and not self._may_forbid
             and not (properties and not _GO_ALONE.isdisjoint(properties))
-            and self._accumulator.takes(size + OVERHEAD_SIZE)
         )
 
     def begin_alone(self) -> bool:

@@ -234,9 +234,14 @@ class Producer(Startable):
             if not parts.permits.try_take(size):
                 await parts.permits.take(size, timeout_s - (parts.clock.monotonic() - began))
                 timeout_s = _time_left(timeout_s, parts.clock.monotonic() - began)
-            return await _collect(
-                parts, state, message, queue, shard, SendMode.SYNC, timeout_s, size
-            )
+            try:
+                collected = collector.collect(
+                    state, message, queue, shard, SendMode.SYNC, timeout_s, size
+                )
+            except BaseException:
+                parts.permits.give(size)
+                raise
+            return await collected
         extra, sender = with_shard(delay, shard), parts.sender
         try:
             parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
@@ -253,12 +258,22 @@ class Producer(Startable):
         Waits only while too many messages are under way (``pending_max``,
         ``pending_bytes_max``); raises TooManyRequestsError if that lasts longer than the timeout.
         """
-        parts = self._use()
+        return await self._submit_in_span(self._use(), message, how)
+
+    async def _submit_in_span(
+        self,
+        parts: ProducerParts,
+        message: Message,
+        how: SendKeywords,
+        began: float | None = None,
+        held_size: int | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """See :meth:`_submit`, with a span where there is telemetry."""
         if self._spans is None:
-            return await self._submit(parts, message, how)
+            return await self._submit(parts, message, how, began, held_size)
         sending = self._spans.begin(message)
         try:
-            future = await self._submit(parts, sending.message, how)
+            future = await self._submit(parts, sending.message, how, began, held_size)
         except BaseException as error:
             sending.failed(error)
             sending.end()
@@ -267,25 +282,47 @@ class Producer(Startable):
         return future
 
     async def _submit(
-        self, parts: ProducerParts, message: Message, how: SendKeywords
+        self,
+        parts: ProducerParts,
+        message: Message,
+        how: SendKeywords,
+        began: float | None,
+        held_size: int | None,
     ) -> asyncio.Future[SendResult]:
-        state = parts.sender.checked(message)
-        queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
-        began = parts.clock.monotonic()
-        if how:
-            queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
-        size = len(message.body)
-        if not parts.permits.try_take(size):
-            await parts.permits.take(size, timeout_s)
-        if self.settings.batching and delay is None and parts.collector.suits(state, message):
-            return _collect(parts, state, message, queue, shard, SendMode.ASYNC, timeout_s, size)
-        if parts.sends.closed:  # it was stopped while this waited for a permit
-            parts.permits.give(size)
-            raise ClientStateError(STOPPED)
-        future: asyncio.Future[SendResult] = parts.link.loop.create_future()
-        extra = with_shard(delay, shard)
-        work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
-        parts.sends.spawn(_settle(future, work, parts.permits, size), name="send")
+        """Submit a message whose time runs since ``began``, or from now on.
+
+        ``held_size``: of the permit that a thread has taken for it already. A permit, whoever took
+        it, is given back with the outcome, or when this raises.
+        """
+        clock, permits = parts.clock, parts.permits
+        has_waited = began is not None
+        began = clock.monotonic() if began is None else began
+        try:
+            state = parts.sender.checked(message)
+            queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
+            if how:
+                queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
+            if held_size is None:
+                size = len(message.body)
+                if not permits.try_take(size):
+                    await permits.take(size, timeout_s - (clock.monotonic() - began))
+                    has_waited = True
+                held_size = size
+            if self.settings.batching and delay is None and parts.collector.suits(state, message):
+                if has_waited:
+                    timeout_s = _time_left(timeout_s, clock.monotonic() - began)
+                return parts.collector.collect(
+                    state, message, queue, shard, SendMode.ASYNC, timeout_s, held_size
+                )
+            _check_open(parts)  # it may have been stopped while this waited for a permit
+            future: asyncio.Future[SendResult] = parts.link.loop.create_future()
+            extra = with_shard(delay, shard)
+            work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
+            parts.sends.spawn(_settle(future, work, permits, held_size), name="send")
+        except BaseException:
+            if held_size is not None:
+                permits.give(held_size)
+            raise
         return future
 
     async def send_batch(
@@ -516,30 +553,17 @@ async def _send_alone(
     return await sender.send(state, parcel, SendMode.ASYNC, timeout_s, began, queue)
 
 
+def _check_open(parts: ProducerParts) -> None:
+    if parts.sends.closed:
+        raise ClientStateError(STOPPED)
+
+
 def _time_left(timeout_s: float, waited_s: float) -> float:
     """What is left of a timeout, in whole quarters of it: who has the same travels together."""
     if timeout_s <= 0:
         return timeout_s
     step_s = timeout_s / 4
     return max(1, math.ceil((timeout_s - waited_s) / step_s)) * step_s
-
-
-def _collect(
-    parts: ProducerParts,
-    state: TopicState,
-    message: Message,
-    queue: MessageQueue | None,
-    shard: str | None,
-    mode: SendMode,
-    timeout_s: float,
-    size: int,
-) -> asyncio.Future[SendResult]:
-    """Put a message for which a permit was taken to others."""
-    try:
-        return parts.collector.collect(state, message, queue, shard, mode, timeout_s, size)
-    except BaseException:
-        parts.permits.give(size)
-        raise
 
 
 async def _settle(

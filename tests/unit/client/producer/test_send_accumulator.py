@@ -139,23 +139,6 @@ def test_with_a_linger_batches_wait_for_company() -> None:
     assert entries(accumulator.drain()) == [[2], [3]]
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    accumulator = made(size_max=100, total_size_max=250)
-    assert accumulator.takes(100)
-    assert not accumulator.takes(101)
-    batches = []
-    for number in range(2):
-        full = accumulator.add("k", number, 100, 0.0)
-        batches += [full] if full else []
-    assert not accumulator.takes(51)
-    assert accumulator.takes(50)
-    batches += accumulator.turn_ended()
-    assert not accumulator.takes(51)  # on their way they still hold their bytes
-    for batch in batches:
-        accumulator.ended(batch)
-    assert accumulator.takes(100)
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

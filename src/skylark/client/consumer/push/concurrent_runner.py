@@ -60,7 +60,7 @@ class ConcurrentRunner:
 
     def __init__(self, shop: Workshop) -> None:
         self.shop = shop
-        self.now_ms = shop.time.now_ms
+        self.now_ms = shop.clock.steady_ms
         self.hooks = HookCalls(shop)
         self._pools = Pools(shop)
         self._loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class ConcurrentRunner:
                 shop.stats.sent_back += 1
             else:
                 kept.append(each.message)
-        settled = settle(process_queue, batch, kept, shop.time.now_ms())
+        settled = settle(process_queue, batch, kept, shop.clock.steady_ms())
         if settled.offset is not None:
             shop.offsets.update(assigned.queue, settled.offset)
         if settled.resubmit:
@@ -167,17 +167,17 @@ class ConcurrentRunner:
     async def expire(self, assigned: Assigned) -> None:
         """Send back messages that handlers have had for longer than ``consume_timeout``."""
         shop, process_queue = self.shop, assigned.process_queue
-        self._settle_accepted(assigned, shop.time.now_ms())
+        self._settle_accepted(assigned, shop.clock.steady_ms())
         timeout_ms = shop.settings.consume_timeout_ms
         for _ in range(EXPIRED_COUNT_MAX):
-            message = process_queue.expired(shop.time.now_ms(), timeout_ms)
+            message = process_queue.expired(shop.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
                 return
             log.warning("a handler does not end, %s goes back", message)
             if not await shop.sends_back.give(message, EXPIRED_DELAY_LEVEL):
                 return
             shop.stats.sent_back += 1
-            process_queue.remove_first(message, shop.time.now_ms())
+            process_queue.remove_first(message, shop.clock.steady_ms())
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         """Nobody has to wait: a queue without order may have two owners for a moment."""

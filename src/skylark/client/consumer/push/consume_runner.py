@@ -26,7 +26,6 @@ from skylark.client.consumer.push.concurrent_settlement import ReturnType, retur
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.handler_threads import ThreadWorkers
 from skylark.client.consumer.push.message_handlers import Binding, Job, LoopWorkers
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
@@ -65,7 +64,6 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sends_back: SendsBack
     stats: ConsumerStats
     clock: Clock
-    time: SteadyTime
     tasks: Tasks
     shown_queue: Callable[[MessageQueue], MessageQueue]
     metrics: ClientMetrics | None = None

@@ -93,12 +93,12 @@ class OrderlyRunner:
         shop, process_queue = self._shop, assigned.process_queue
         begun_ms: int | None = None
         while not self._closed:
-            now_ms = shop.time.now_ms()
+            now_ms = shop.clock.steady_ms()
             step = next_step(process_queue, now_ms, begun_ms, clustering=shop.settings.clustering)
             if step.step is Step.LOCK:
                 await shop.clock.sleep(step.delay_ms / 1000)
                 locked = await self._lock(assigned.queue)
-                step = after_lock(process_queue, locked=locked, now_ms=shop.time.now_ms())
+                step = after_lock(process_queue, locked=locked, now_ms=shop.clock.steady_ms())
             if step.step is Step.END:
                 return
             if step.step is Step.RESUBMIT:
@@ -157,7 +157,7 @@ class OrderlyRunner:
         if process_queue.dropped:
             return False
         shop = self._shop
-        return not shop.settings.clustering or process_queue.is_lock_valid(shop.time.now_ms())
+        return not shop.settings.clustering or process_queue.is_lock_valid(shop.clock.steady_ms())
 
     async def _call(
         self, assigned: Assigned, batch: Sequence[MessageExt]
@@ -168,7 +168,7 @@ class OrderlyRunner:
             log.warning("no handler for topic %s, %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
         context = self._hooks.before(assigned, batch) if self._hooks.any else None
-        started_ms = shop.time.now_ms()
+        started_ms = shop.clock.steady_ms()
         error: BaseException | None = None
         try:
             argument = batch[0] if binding.batch == 1 else list(batch)
@@ -180,7 +180,7 @@ class OrderlyRunner:
         except Exception as raised:  # noqa: BLE001 - whatever it is, the queue waits
             report(shop.group, binding, batch[0], raised)
             result, error = SUSPENDED, raised
-        took_ms = shop.time.now_ms() - started_ms
+        took_ms = shop.clock.steady_ms() - started_ms
         counters = assigned.counters
         counters.consume_ms += took_ms
         if result.status in (OrderlyStatus.SUSPEND, OrderlyStatus.ROLLBACK):

@@ -125,7 +125,7 @@ class PullLoop:
         context, assigned = self._context, self._assigned
         hold = context.flow.may_pull(
             assigned.process_queue,
-            context.shop.time.now_ms(),
+            context.shop.clock.steady_ms(),
             running=context.is_running(),
             paused=context.is_paused(),
             subscribed=context.subscription(assigned.queue.topic) is not None,
@@ -170,10 +170,10 @@ class PullLoop:
         subscription = context.subscription(assigned.queue.topic)
         if subscription is None:
             return False
-        started_ms = context.shop.time.now_ms()
+        started_ms = context.shop.clock.steady_ms()
         pulled = await self._pull(subscription)
         self._failures = 0
-        took_ms = context.shop.time.now_ms() - started_ms
+        took_ms = context.shop.clock.steady_ms() - started_ms
         self._counters.pulls += 1
         self._counters.pull_ms += took_ms
         received = self._counters.pulled

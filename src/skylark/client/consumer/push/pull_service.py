@@ -31,7 +31,7 @@ class PullDesk:
         self._meters: dict[str, ConsumeMeter] = {}
         self._closed = False
         self._asked = False  # whether the loop is alive, and it has not answered yet
-        self._answered_ms = self._alive_ms = context.shop.time.now_ms()
+        self._answered_ms = self._alive_ms = context.shop.clock.steady_ms()
 
     # ---- from the control side -------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class PullDesk:
     # ---- on the loop that consumes ---------------------------------------------------------------
 
     def _answer(self) -> None:
-        self._alive_ms, self._answered_ms = self._answered_ms, self._context.shop.time.now_ms()
+        self._alive_ms, self._answered_ms = self._answered_ms, self._context.shop.clock.steady_ms()
         self._asked = False
 
     def _start(self, assigned: Assigned, offset: int, delay_ms: int) -> None:

@@ -25,7 +25,6 @@ from skylark.client.consumer.push.consumer_offset_reset import Resets
 from skylark.client.consumer.push.consumer_running_info import running_info, running_properties
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Binding
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.orderly_runner import OrderlyRunner
 from skylark.client.consumer.push.pull_loop import PullContext
 from skylark.client.consumer.push.pull_service import PullDesk
@@ -70,7 +69,6 @@ class PushParts:
         is_suspended: Callable[[], bool],
         hooks: Sequence[object],
         stats: ConsumerStats,
-        time: SteadyTime,
     ) -> None:
         """``group`` is as the application knows it; raises ClientError for a broken offset file."""
         self.instance = instance
@@ -83,7 +81,7 @@ class PushParts:
         self._is_orderly = is_orderly
         self._is_running = is_running
         self._stats = stats
-        self._time = time
+        self._clock = instance.runtime.clock
         self._end_relock: Callable[[], None] | None = None
         created_ms = instance.runtime.clock.now_ms()
         timestamp = settings.start_timestamp(created_ms)
@@ -111,7 +109,7 @@ class PushParts:
             rebalancer=self.rebalancer,
             resets=self.resets,
             stats=stats,
-            time=time,
+            clock=self._clock,
             is_suspended=is_suspended,
             describe=self._describe,
             consume=self._consume_directly,
@@ -145,7 +143,6 @@ class PushParts:
             ),
             stats=self._stats,
             clock=instance.runtime.clock,
-            time=self._time,
             tasks=self.tasks,
             shown_queue=instance.namespace.unwrap_queue,
             metrics=instance.metrics,
@@ -189,7 +186,6 @@ class PushParts:
             offsets=self.offsets,
             flow=self.flow,
             data_side=self.desk,
-            time=self._time,
             on_abandoned=self._leave_alone,
         )
 
@@ -277,7 +273,7 @@ class PushParts:
             self.offsets.table,
             self._stats,
             self.flow,
-            self._time.now_ms(),
+            self._clock.steady_ms(),
             with_stacks=with_stacks,
         )
 

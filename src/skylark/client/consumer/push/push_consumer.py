@@ -44,7 +44,6 @@ import msgspec
 
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Binding, Handler, bind
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_components import PushParts
 from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, PushSettings
 from skylark.client.consumer.subscription import (
@@ -63,7 +62,7 @@ from skylark.client.core.shutdown_signals import call_on_signal
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.client.telemetry import find_telemetry
 from skylark.client.trace.trace_hooks import consumer_tracing
-from skylark.core.clock import LoopClock
+from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -99,8 +98,8 @@ class PushConsumer(Startable):
         self._hooks = check_hooks(hooks)
         self._runtime = runtime = runtime_of(self.options, runtime)
         self._pid = os.getpid()
-        self._time = SteadyTime(LoopClock() if runtime is None else runtime.clock)
-        self.stats = ConsumerStats(self._time.now_ms())
+        self._clock: Clock = LoopClock() if runtime is None else runtime.clock
+        self.stats = ConsumerStats(self._clock.steady_ms())
         self._bindings: dict[str, Binding] = {}
         self._wanted: dict[str, Subscription] = {}  # by topic, as the application knows it
         self._subscriptions: dict[str, Subscription] = {}  # by topic, as brokers know it
@@ -168,7 +167,7 @@ class PushConsumer(Startable):
                 f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
                 hint="use two consumers with two groups",
             )
-        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._time.now_ms())
+        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._clock.now_ms())
 
         def add(function: HandlerT) -> HandlerT:
             self._orderly = orderly
@@ -205,7 +204,7 @@ class PushConsumer(Startable):
             name = namespace.wrap(topic)
             found[name] = _on_wire(wanted, name)
         if self.settings.clustering:
-            retry = retry_subscription(namespace.wrap(self.group), self._time.now_ms())
+            retry = retry_subscription(namespace.wrap(self.group), self._clock.now_ms())
             found[retry.topic] = retry
         return found
 
@@ -274,7 +273,6 @@ class PushConsumer(Startable):
             is_suspended=lambda: self._suspended,
             hooks=hooks,
             stats=self.stats,
-            time=self._time,
         )
         self._exit.push_async_callback(parts.tasks.cancel_and_wait)
         self._exit.push_async_callback(parts.leave)

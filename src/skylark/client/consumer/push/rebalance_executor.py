@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol
 
 from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.consumer.rate_limited_log import SparingLog
 from skylark.client.consumer.rebalance import (
@@ -93,7 +92,6 @@ class Rebalancer:
         offsets: OffsetStore,
         flow: FlowControl,
         data_side: DataSide,
-        time: SteadyTime,
         on_abandoned: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """``on_abandoned`` leaves the group: nobody is there to consume, or to stop."""
@@ -107,7 +105,6 @@ class Rebalancer:
         self._offsets = offsets
         self._flow = flow
         self._data_side = data_side
-        self._time = time
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
         self._sparingly = SparingLog(log, self._clock)
@@ -130,7 +127,7 @@ class Rebalancer:
                     return True
                 balanced &= await self._share_topic(topic, alive_ms)
             topics = self._subscriptions()
-            await self._carry_out(self.rebalance.retain_topics(topics, self._time.now_ms()))
+            await self._carry_out(self.rebalance.retain_topics(topics, self._clock.steady_ms()))
             await self._free_strays(lambda queue: queue.topic not in topics)
         return balanced
 
@@ -146,10 +143,10 @@ class Rebalancer:
             return False
         if share is None or self.closed:
             return False
-        now_ms = self._time.now_ms()
+        now_ms = self._clock.steady_ms()
         await self._carry_out(self.rebalance.apply(topic, share, now_ms, alive_ms))
         await self._free_strays(lambda queue: queue.topic == topic and queue not in share)
-        settled = self.rebalance.settled(topic, route.subscribe, share, self._time.now_ms())
+        settled = self.rebalance.settled(topic, route.subscribe, share, self._clock.steady_ms())
         if settled is not None:
             await self._tell(settled)
         # A queue that could not be let go yet is not forgotten for twenty seconds, as in Java.
@@ -230,9 +227,8 @@ class Rebalancer:
             case Open(queue):
                 self._offsets.table.forget(queue)
                 offset = await self.first_offset(queue)
-                return (
-                    [] if self.closed else self.rebalance.opened(queue, offset, self._time.now_ms())
-                )
+                now_ms = self._clock.steady_ms()
+                return [] if self.closed else self.rebalance.opened(queue, offset, now_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
                 if not self._data_side.start_pull(queue, process_queue, offset, delay_ms):
                     self._abandon()
@@ -298,7 +294,7 @@ class Rebalancer:
         self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
     ) -> None:
         async with self._one_at_a_time:
-            now_ms = self._time.now_ms()
+            now_ms = self._clock.steady_ms()
             for each in self.rebalance.offset_illegal(queue, process_queue, next_offset, now_ms):
                 await self._do(each)
 
@@ -311,7 +307,7 @@ class Rebalancer:
             for queue, offset in offsets.items():
                 if queue in self.rebalance.table:
                     self._offsets.table.update(queue, offset, increase_only=False)
-                    await self._carry_out(self.rebalance.drop(queue, self._time.now_ms()))
+                    await self._carry_out(self.rebalance.drop(queue, self._clock.steady_ms()))
                 elif not self.closed:
                     self._offsets.table.update(queue, offset, increase_only=False)
                     await self._do(Persist(queue))
@@ -342,7 +338,7 @@ class Rebalancer:
             except Exception:  # a hook of the application, say; the other brokers are asked
                 log.exception("locks at %s are not renewed", each.broker_name)
             else:
-                self.rebalance.relocked(each.queues, held, self._time.now_ms())
+                self.rebalance.relocked(each.queues, held, self._clock.steady_ms())
 
     async def lock_one(self, queue: MessageQueue) -> bool:
         """Ask the broker for a queue; whether it is ours alone."""

@@ -12,7 +12,6 @@ from skylark.client.consumer.push.concurrent_runner import SETTLE_MS, Concurrent
 from skylark.client.consumer.push.consume_runner import Assigned, Workshop
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.message_handlers import bind
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.core.client_message import MessageExt
 from skylark.core.lifecycle import Tasks
@@ -33,16 +32,14 @@ class CountedTable(OffsetTable):
         super().update(queue, offset, increase_only=increase_only)
 
 
-class HandTime:
-    """Goes on only while a handler blocks."""
+class HandClock(VirtualClock):
+    """Its steady time moves only while a handler blocks."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 1_000.0
 
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def now_ms(self) -> int:
+    def steady_ms(self) -> int:
         return round(self.now_s * 1000)
 
 
@@ -50,8 +47,7 @@ class Desk:
     """A runner and one queue of it."""
 
     def __init__(self, handler: Callable[[MessageExt], Any]) -> None:
-        self.clock = VirtualClock()
-        self.time = HandTime()
+        self.clock = HandClock()
         self.table = CountedTable()
         shop = Workshop(
             group="g",
@@ -64,7 +60,6 @@ class Desk:
             sends_back=cast("SendsBack", None),  # nothing fails here
             stats=ConsumerStats(0),
             clock=self.clock,
-            time=SteadyTime(self.time),
             tasks=Tasks("t"),
             shown_queue=lambda shown: shown,
         )
@@ -123,7 +118,7 @@ async def test_a_queue_that_was_taken_away_is_not_noted_any_more() -> None:
 
 async def test_handlers_that_block_their_loop_are_noted_as_they_go_on() -> None:
     async def block(_: MessageExt) -> None:
-        desk.time.now_s += 0.6 * SETTLE_MS / 1_000
+        desk.clock.now_s += 0.6 * SETTLE_MS / 1_000
 
     desk = Desk(block)
     desk.runner.submit(desk.assigned, messages(*range(6)))
