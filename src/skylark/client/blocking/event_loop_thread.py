@@ -3,7 +3,7 @@
 One daemon thread for the whole process runs the loop; it starts with the first client that needs
 it. A call hands a coroutine over and waits for its end::
 
-    result = shared_portal().call(producer.send(message))
+    result = shared_loop_thread().call(producer.send(message))
 
 Many threads may call at once: the loop is woken once for what came together.
 
@@ -16,7 +16,7 @@ ever; it raises ClientStateError instead. So does one from the control thread, f
 loop would wait.
 
 **Fork.** The child has no such thread and must not touch the parent's connections: every call
-through a parent's portal raises ClientStateError there, and new clients get a new portal.
+through the parent's loop thread raises ClientStateError there, and new clients get a new one.
 
 **The end.** Nothing waits for the thread when the interpreter ends. What still calls then, such as
 an iterator that is cleaned up, gets ClientStateError rather than waiting for a thread that does not
@@ -35,8 +35,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.core.control_loop import Handover, in_control_thread
-from skylark.client.core.process_singleton import PerProcess
+from skylark.client.core.control_loop import Handover, PerProcess, in_control_thread
 from skylark.client.core.threads import DaemonExecutor
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
@@ -108,8 +107,8 @@ class _Call(Generic[T]):
 
 
 @final
-class Portal:
-    """The private loop of this process; :func:`shared_portal` gives it."""
+class EventLoopThread:
+    """The private loop of this process; :func:`shared_loop_thread` gives it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -232,5 +231,9 @@ async def _end_of(source: AsyncGenerator[Any, None]) -> None:
     await source.aclose()
 
 
-#: The portal of this process.
-shared_portal: Final = PerProcess(Portal)
+#: The loop thread of this process.
+shared_loop_thread: Final = PerProcess(EventLoopThread)
+
+# Former names, which the Spark package still uses.
+Portal = EventLoopThread
+shared_portal = shared_loop_thread

@@ -20,8 +20,8 @@ from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.core.service_state import ServiceState, Startable, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.core.validation import check_group, check_hooks, check_topic
+from skylark.core.lifecycle import join
 from skylark.wire.bodies.common_body import MessageQueue
 
 

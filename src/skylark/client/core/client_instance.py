@@ -47,10 +47,9 @@ from skylark.client.core.route_cache import Route, RouteTable
 from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT, Lookup
 from skylark.client.core.route_refresh import RouteKeeper
 from skylark.client.core.service_state import ServiceState, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.metrics import client_metrics
 from skylark.core.errors import SkylarkError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.route_body import ClusterInfo

@@ -24,11 +24,10 @@ from typing import Final, Protocol
 from skylark.client.core.broker_calls import BrokerCalls
 from skylark.client.core.heartbeat_plan import HeartbeatPlan, heartbeat_targets
 from skylark.client.core.route_cache import RouteTable
-from skylark.client.core.shared_task import join
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError, TransportError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import parse_address
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData
 

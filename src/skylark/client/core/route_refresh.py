@@ -20,10 +20,9 @@ from typing import Final, TypeAlias
 
 from skylark.client.core.name_servers import NameServers
 from skylark.client.core.route_cache import Route, RouteTable, default_route, make_route
-from skylark.client.core.shared_task import join
 from skylark.core.clock import Clock
 from skylark.core.errors import NoNameServerError, SkylarkError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)

@@ -55,7 +55,6 @@ from skylark.client.core.service_state import (
     require_not_stopped,
     require_running,
 )
-from skylark.client.core.shared_task import join
 from skylark.client.core.validation import check_group, check_hooks, check_topic, checked_messages
 from skylark.client.producer.accumulator_runner import STOPPED
 from skylark.client.producer.producer_components import ProducerParts
@@ -82,6 +81,7 @@ from skylark.client.telemetry import Telemetry, find_telemetry
 from skylark.client.trace.trace_dispatcher import TraceDispatcher
 from skylark.client.trace.trace_hooks import ProducerTraceHook
 from skylark.core.errors import ClientError, ClientStateError, InvalidMessageError
+from skylark.core.lifecycle import join
 from skylark.core.names import is_dlq_topic, is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.headers.send import RecallMessageRequestHeader

@@ -57,13 +57,13 @@ from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.namespace import Namespace
 from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.core.shutdown_signals import call_on_signal
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.client.telemetry import find_telemetry
 from skylark.client.trace.trace_hooks import consumer_tracing
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
+from skylark.core.lifecycle import join
 from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
