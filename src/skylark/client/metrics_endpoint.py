@@ -1,4 +1,4 @@
-"""Shows the metrics of clients to Prometheus, at ``http://<host>:<port>/metrics``.
+"""HTTP endpoint of the metrics of clients, for Prometheus: ``http://<host>:<port>/metrics``.
 
 ::
 

@@ -58,13 +58,13 @@ class TimeSource(Protocol):
     def monotonic(self) -> float:
         """Seconds from an arbitrary start that never step back."""
 
-    def steady_ms(self) -> int:
-        """Milliseconds since 1970 that never step: the wall time when the process started, and
-        from then on the monotonic clock. All clocks of a process agree."""
-
 
 class Clock(TimeSource, Protocol):
     """A clock to read and to wait on; timers need a running loop in the calling thread."""
+
+    def steady_ms(self) -> int:
+        """Milliseconds since 1970 that never step: the wall time when the process started, and
+        from then on the monotonic clock. All clocks of a process agree."""
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
         """Call ``callback(*args)`` once ``monotonic()`` has reached ``when``."""
@@ -147,7 +147,7 @@ class BaseClock(ABC):
 
     @abstractmethod
     def steady_ms(self) -> int:
-        """See :meth:`TimeSource.steady_ms`."""
+        """See :meth:`Clock.steady_ms`."""
 
     @abstractmethod
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:

@@ -134,7 +134,7 @@ class Producer(BlockingClient[aio.Producer]):
         sent: asyncio.Future[SendResult]
         try:
             sent = await submit()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+        except Exception as error:  # noqa: BLE001 - any error belongs into the future
             sent = asyncio.get_running_loop().create_future()
             sent.set_exception(error)
         sent.add_done_callback(partial(self._settle, future))
@@ -157,7 +157,7 @@ class Producer(BlockingClient[aio.Producer]):
         return self._run(self._client.send_batch(messages, **how))
 
     def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection; whether it arrives, nobody knows."""
+        """Hand a message to a connection, without waiting for a reply."""
         self._run(self._client.send_oneway(message, **self._select(message, how)))
 
     def flush(self) -> None:

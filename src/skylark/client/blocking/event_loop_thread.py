@@ -7,9 +7,9 @@ it. A call hands a coroutine over and waits for its end::
 
 Many threads may call at once: the loop is woken once for what came together.
 
-**Interrupts.** Ctrl-C, or whatever else a signal handler raises in a waiting thread, cancels the
-call, gives it a moment to end, and goes on its way. What the call has brought already, and nobody
-gets now, can be put back (``unused``).
+**Interrupts.** Ctrl-C, or any other error that a signal handler raises in a waiting thread, cancels
+the call, gives it a moment to end, and is raised. A result that has arrived already and cannot be
+returned any more can be put back (``unused``).
 
 **From inside.** A call from the private loop itself (in a hook, say) would wait for itself for
 ever; it raises ClientStateError instead. So does one from the control thread, for which the private
@@ -80,7 +80,7 @@ class _Call(Generic[T]):
         self._latch.release()
 
     def cancel(self, unused: Callable[[T], object] | None) -> None:
-        """Nobody waits any more; ``unused`` gets the result if there is one nevertheless."""
+        """The caller waits no more; ``unused`` gets the result if there is one nevertheless."""
         if self._task is None:  # the caller was interrupted before it could hand it over
             self._work.close()
             self._latch.release()
@@ -90,7 +90,7 @@ class _Call(Generic[T]):
             self._task.add_done_callback(partial(_give_back, unused))
 
     def wait(self) -> None:
-        """Until it has ended; may be left by whatever a signal handler raises."""
+        """Until it has ended; an error of a signal handler ends the wait."""
         while not self._latch.acquire(timeout=_WAIT_SLICE_S):
             pass
 
@@ -154,7 +154,7 @@ class EventLoopThread:
     def call(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
         """Do ``work`` on the loop and wait for it.
 
-        ``unused`` is called on the loop with a result that nobody gets, because of an interrupt.
+        ``unused`` is called on the loop with a result that an interrupted caller does not get.
         """
         try:
             self.check()

@@ -1,4 +1,4 @@
-"""Saving offsets where they outlive the consumer: at brokers, or in a file.
+"""Persistence of consumer offsets: at the brokers, or in a local file.
 
 Both stores have the same interface and an :class:`OffsetTable` as memory. They run on the control
 loop, so that offsets are saved while an application blocks its own. A periodic save to a broker
@@ -14,7 +14,7 @@ go to its slave: it knows what was committed up to some seconds before, and hand
 master when that is back.
 
 The file of a broadcasting consumer is small, and written only if an offset has moved; so this
-happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+happens in place. Counterpart of Java's ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from skylark.client.consumer.offset_table import LocalOffsetFile, OffsetTable
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -65,7 +65,7 @@ class OffsetStore(Protocol):
 class RemoteOffsets:
     """Offsets at the brokers, shared by the members of a group."""
 
-    def __init__(self, group: str, link: Callable[[], Link]) -> None:
+    def __init__(self, group: str, link: Callable[[], BrokerConnections]) -> None:
         """``link`` gives that of the control loop."""
         self.table = OffsetTable()
         self._group = group

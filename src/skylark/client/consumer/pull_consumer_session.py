@@ -1,11 +1,12 @@
-"""What both pull consumers stand on: an instance, a place in a group, and offsets.
+"""Session of a pull consumer: its client instance, its group membership and its offsets.
 
-A :class:`PullGroup` belongs to the loop that the consumer was started on. It acquires the client
-instance, registers a :class:`~skylark.client.consumer.pull_member.PullMember` there and opens the
-link over which the consumer pulls; at the end it undoes all of that in an order that loses nothing:
-offsets are saved before the brokers hear that the member leaves.
+A :class:`PullConsumerSession` belongs to the loop that the consumer was started on. It acquires the
+client instance, registers a :class:`~skylark.client.consumer.pull_member.PullMember` there and
+opens the link over which the consumer pulls; at the end it undoes all of that in an order that
+loses nothing: offsets are saved before the brokers hear that the member leaves.
 
-Answers to what ``DefaultMQPullConsumerImpl`` and ``DefaultLitePullConsumerImpl`` have in common.
+Counterpart of what Java's ``DefaultMQPullConsumerImpl`` and ``DefaultLitePullConsumerImpl`` have in
+common.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
 WATCH_FIRST_S: Final = 10.0
 
 
-class PullGroup:
+class PullConsumerSession:
     """One pull consumer's membership; see the module."""
 
     def __init__(

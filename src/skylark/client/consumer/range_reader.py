@@ -1,6 +1,6 @@
-"""Reading a range of a queue: pull after pull, from one offset to another, and nothing missed.
+"""Reads a range of a queue, from one offset to another, by repeated pulls without a gap.
 
-For whoever wants old messages in bulk, and has no group: Arrow and Spark. Pulls commit nothing and
+For readers of old messages in bulk without a group: Arrow and Spark. Pulls commit nothing and
 do not wait for new messages; the range is known to exist when it is asked for. ``bulk=true`` lets a
 Skylark broker answer with megabytes; an Apache broker ignores it and sends 32 messages at a time,
 or 8 that it must read from disk, which is said once in the log.

@@ -1,4 +1,4 @@
-"""Arguments that nobody can work with are refused where they are given, by name.
+"""Checks of arguments against their annotations: wrong ones are refused at the call, by name.
 
 What a parameter or a setting may be is written once, in its annotation; here it is held against the
 value. ``seek(None, 3)`` is then a :class:`~skylark.core.errors.ClientError` that says "queue must

@@ -1,4 +1,4 @@
-"""The two planes of a client: where its control loop runs, and how the planes talk.
+"""The control loop of clients, and calls between it and the loops of applications.
 
 Heartbeats, lock renewals and rebalancing must go on while an application blocks its own event loop,
 so they run on a loop of their own: :class:`ControlThread`, one daemon thread for the whole process,
@@ -87,7 +87,7 @@ class Control:
 
 
 async def _seen(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work``; its error counts as seen, also when whoever waited was cancelled meanwhile."""
+    """Do ``work``; its error counts as seen, also when the waiting task was cancelled meanwhile."""
     task = asyncio.current_task()
     assert task is not None
     task.add_done_callback(_retrieve)

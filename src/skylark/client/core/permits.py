@@ -6,8 +6,8 @@ A send passes two of these and no more::
     connection window   requests that have no answer yet      in_flight_max, in_flight_bytes_max
 
 The first belongs to the producer, whether tasks or threads send with it; the second to the
-:class:`~skylark.client.core.broker_connections.Link` of an event loop. (Below it there is only the
-socket, which takes no more than its buffer.)
+:class:`~skylark.client.core.broker_connections.BrokerConnections` of an event loop. (Below it there
+is only the socket, which takes no more than its buffer.)
 
 Takers wait in the order in which they came, within their time, and then give up with
 TooManyRequestsError. A request larger than the limit of bytes is let through when it is alone, for

@@ -1,4 +1,4 @@
-"""Sends messages.
+"""The producer: sends messages, alone, in batches and in transactions.
 
 ::
 
@@ -14,7 +14,7 @@ Ways to send, and what they do about failures (:mod:`skylark.client.producer.sen
 ``send``       waits for the result                tries other brokers
 ``submit``     a future has the result             tries others when no answer comes
 ``send_batch`` many messages, one request          as ``send``
-``send_oneway``  nobody hears of it                only errors on this side are seen
+``send_oneway``  no result                         only errors on this side are seen
 =============  ==================================  ==========================================
 
 Many sends may be under way at once. Small ones that are begun at the same time travel in one
@@ -23,7 +23,7 @@ Messages under way are bounded by number and bytes: then ``send`` and ``submit``
 within their time.
 
 A producer belongs to the event loop on which it was started. ``stop`` lets what was submitted get
-its outcome. Cancelling a send does not undo it. Answers to ``DefaultMQProducer`` and
+its outcome. Cancelling a send does not undo it. Counterpart of Java's ``DefaultMQProducer`` and
 ``TransactionMQProducer``.
 """
 
@@ -291,8 +291,8 @@ class Producer(Startable):
     ) -> asyncio.Future[SendResult]:
         """Submit a message whose time runs since ``began``, or from now on.
 
-        ``held_size``: of the permit that a thread has taken for it already. A permit, whoever took
-        it, is given back with the outcome, or when this raises.
+        ``held_size``: of the permit that a thread has taken for it already. A permit is given
+        back with the outcome, or when this raises.
         """
         clock, permits = parts.clock, parts.permits
         has_waited = began is not None
@@ -350,16 +350,14 @@ class Producer(Startable):
         states = {sender.checked(message) for message in messages}
         state = states.pop()
         if states:
-            raise InvalidMessageError("The topic of the messages in one batch should be the same")
+            raise InvalidMessageError("the messages of a batch must have one topic")
         if len({message.wait_store_ok for message in messages}) > 1:
-            raise InvalidMessageError(
-                "The waitStoreMsgOK of the messages in one batch should the same"
-            )
+            raise InvalidMessageError("the messages of a batch differ in wait_store_ok")
         if state.is_retry:
-            raise InvalidMessageError("Retry Group is not supported for batching")
+            raise InvalidMessageError("a retry topic takes no batches")
         queue, shard, delay, timeout_s = await self._resolve(parts, state, messages[0], how)
         if delay:
-            raise InvalidMessageError("TimeDelayLevel is not supported for batching")
+            raise InvalidMessageError("the messages of a batch cannot be delayed")
         extra = with_shard(sender.common, shard)
         ids = [sender.next_id() for _ in messages]
         batch = [
@@ -371,7 +369,7 @@ class Producer(Startable):
         return list(split_result(result, ids))
 
     async def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection; whether it arrives, nobody knows."""
+        """Hand a message to a connection, without waiting for a reply."""
         parts = self._use()
         if self._spans is None:
             await self._send_oneway(parts, message, how)
@@ -548,7 +546,7 @@ async def _send_alone(
     began: float,
     queue: MessageQueue | None,
 ) -> SendResult:
-    """Send a message by itself, for whoever waits for it later."""
+    """Send a message by itself; its result is awaited later."""
     parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
     return await sender.send(state, parcel, SendMode.ASYNC, timeout_s, began, queue)
 
@@ -572,7 +570,7 @@ async def _settle(
     permits: Permits,
     size: int,
 ) -> None:
-    """Do the work for whoever has the future."""
+    """Do the work and settle the future."""
     try:
         result = await work
         if not future.done():
@@ -581,7 +579,7 @@ async def _settle(
         if not future.done():
             future.set_exception(ClientStateError(STOPPED))
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+    except Exception as error:  # noqa: BLE001 - any error belongs into the future
         if not future.done():
             future.set_exception(error)
     finally:

@@ -14,6 +14,7 @@ from skylark.client.consumer.classic_pull_consumer import PullConsumer
 from skylark.client.consumer.offset_persistence import LocalOffsets
 from skylark.client.consumer.offset_table import LocalOffsetFile
 from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.core.route_cache import Target
 from skylark.core.errors import BrokerError, ClientError
 from skylark.wire.codes import RequestCode
 from tests.unit.client.consumer.pull_world import BROKER, queue
@@ -90,14 +91,14 @@ async def test_an_offset_that_was_not_saved_is_sent_again(tmp_path: Path) -> Non
 async def test_a_slow_round_does_not_overwrite_a_later_commit(tmp_path: Path) -> None:
     async with three_offsets(tmp_path) as (w, server, consumer):
         server.answer(UPDATE, 0)
-        store = consumer._group_access._store
+        store = consumer._session._store
         await w.finish(store.commit([queue(0)]))
-        lookup = consumer._group_access.instance.control_link.lookup
+        lookup = consumer._session.instance.control_link.lookup
         may_go_on, reader_of = asyncio.Event(), lookup.reader_of
 
-        async def slowly(*given: Any) -> Any:
+        async def slowly(*given: Any, **named: Any) -> Target:
             await may_go_on.wait()
-            return await reader_of(*given)
+            return await reader_of(*given, **named)
 
         lookup.reader_of = slowly  # type: ignore[method-assign]
         round_ = asyncio.ensure_future(store.persist_some([queue(0)]))
@@ -115,7 +116,7 @@ async def test_a_slow_round_does_not_overwrite_a_later_commit(tmp_path: Path) ->
 async def test_a_commit_waits_for_all_answers_and_raises_for_one(tmp_path: Path) -> None:
     async with three_offsets(tmp_path) as (w, server, consumer):
         server.answer(UPDATE, 0, 1, 0)
-        store = consumer._group_access._store
+        store = consumer._session._store
         with pytest.raises(BrokerError, match="scripted 1"):
             await w.finish(store.commit([queue(0), queue(1), queue(2)]))
         assert [request.is_oneway for request in server.of(UPDATE)] == [False] * 3

@@ -24,7 +24,7 @@ Pulling, polling and all methods belong to the loop on which the consumer was st
 queues and saving offsets go on at the control loop even while that one is blocked. Queues and
 topics are named as the application knows them, without namespace.
 
-Answers to ``DefaultLitePullConsumer``.
+Counterpart of Java's ``DefaultLitePullConsumer``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from skylark.client.consumer.lite_pull.lite_pull_queues import LiteQueues, requi
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
 from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.consumer.pull_consumer_session import PullGroup, TopicListener
+from skylark.client.consumer.pull_consumer_session import PullConsumerSession, TopicListener
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import Subscription, make_subscription
@@ -118,7 +118,7 @@ class LitePullConsumer(PullClient):
         if listener is not None:
             self._listeners[topic] = listener
         if self.state is ServiceState.RUNNING:
-            self._group_access.subscribe(self._make(topic))
+            self._session.subscribe(self._make(topic))
         return self
 
     def unsubscribe(self, topic: str) -> None:
@@ -126,12 +126,12 @@ class LitePullConsumer(PullClient):
         if self._subscriptions.pop(topic, None) is not None:
             self._listeners.pop(topic, None)
             if self.state is ServiceState.RUNNING:
-                # At once, not with the next rebalance: nobody says any more which tags are wanted.
-                self._queues.remove_topic(self._group_access.namespace.wrap(topic))
-                self._group_access.unsubscribe(topic)
+                # At once, not with the next rebalance: the wanted tags are not known any more.
+                self._queues.remove_topic(self._session.namespace.wrap(topic))
+                self._session.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue]) -> Self:
-        """Consume exactly these queues, whoever else does."""
+        """Consume exactly these queues, even if others consume them too."""
         self._choose("assign")
         self._assigned = frozenset(queues)
         if self.state is ServiceState.RUNNING:
@@ -150,7 +150,7 @@ class LitePullConsumer(PullClient):
         check_topic(topic)
         self._topic_listeners[topic] = listener
         if self.state is ServiceState.RUNNING:
-            self._group_access.watch(topic, listener, self.settings.metadata_interval)
+            self._session.watch(topic, listener, self.settings.metadata_interval)
         return self
 
     def _choose(self, mode: str) -> None:
@@ -162,10 +162,8 @@ class LitePullConsumer(PullClient):
 
     def _make(self, topic: str) -> Subscription:
         tags, sql = self._subscriptions[topic]
-        wire_topic = self._group_access.namespace.wrap(topic)
-        return make_subscription(
-            wire_topic, tags, sql=sql, now_ms=self._group_access.clock.now_ms()
-        )
+        wire_topic = self._session.namespace.wrap(topic)
+        return make_subscription(wire_topic, tags, sql=sql, now_ms=self._session.clock.now_ms())
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -174,7 +172,7 @@ class LitePullConsumer(PullClient):
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
         settings = self.settings
-        group = self._group_access = PullGroup(
+        group = self._session = PullConsumerSession(
             self.group,
             self.options,
             self._runtime or default_runtime(),
@@ -207,7 +205,7 @@ class LitePullConsumer(PullClient):
             self.state = ServiceState.RUNNING
         self._apply_assigned()
 
-    def _observe(self, group: PullGroup) -> None:
+    def _observe(self, group: PullConsumerSession) -> None:
         """Begin to trace, if that is wanted."""
         if self.options.trace:
             self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
@@ -216,17 +214,17 @@ class LitePullConsumer(PullClient):
     def _meter_of(self, wire_topic: str) -> ConsumeMeter:
         meter = self._meters.get(wire_topic)
         if meter is None:
-            metrics, meter = self._group_access.instance.metrics, NO_CONSUME_METER
+            metrics, meter = self._session.instance.metrics, NO_CONSUME_METER
             if metrics is not None:
-                shown = self._group_access.namespace.unwrap(wire_topic)
+                shown = self._session.namespace.unwrap(wire_topic)
                 meter = metrics.consume_meter(self.group, shown)
             self._meters[wire_topic] = meter
         return meter
 
     async def _stop_pulling(self) -> None:
         try:
-            if self._group_access.instance.metrics is not None:
-                self._group_access.instance.metrics.remove_source(self._queues)
+            if self._session.instance.metrics is not None:
+                self._session.instance.metrics.remove_source(self._queues)
             await self._queues.stop()
         finally:
             if self._tracer is not None:
@@ -239,7 +237,7 @@ class LitePullConsumer(PullClient):
         """The queues that are ours now; none unless it runs. From any thread."""
         if self.state is not ServiceState.RUNNING:
             return frozenset()
-        unwrap = self._group_access.namespace.unwrap_queue
+        unwrap = self._session.namespace.unwrap_queue
         return frozenset(
             unwrap(queue)
             for queue, found in tuple(self._queues.queues.items())
@@ -259,7 +257,7 @@ class LitePullConsumer(PullClient):
 
     def queues_settled(self, settled: Settled) -> None:
         """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
-        namespace = self._group_access.namespace
+        namespace = self._session.namespace
         topic = namespace.unwrap(settled.topic)
         listener = self._listeners.get(topic)
         if listener is not None and self.state is not ServiceState.SHUTDOWN_ALREADY:
@@ -272,7 +270,7 @@ class LitePullConsumer(PullClient):
     def _apply_assigned(self) -> None:
         if self._mode != "assign":
             return
-        group, queues = self._group_access, self._queues
+        group, queues = self._session, self._queues
         wanted = set(map(group.namespace.wrap_queue, self._assigned))
         for queue in [queue for queue in queues.queues if queue not in wanted]:
             queues.remove(queue)
@@ -282,10 +280,10 @@ class LitePullConsumer(PullClient):
         group.assigned({queue: found.process_queue for queue, found in queues.queues.items()})
 
     def _subscription_of(self, wire_topic: str) -> Subscription:
-        found = self._group_access.subscription(wire_topic)
+        found = self._session.subscription(wire_topic)
         if found is not None:
             return found
-        tags = self._assign_tags.get(self._group_access.namespace.unwrap(wire_topic))
+        tags = self._assign_tags.get(self._session.namespace.unwrap(wire_topic))
         return make_subscription(wire_topic, tags, now_ms=0)
 
     def _ours(self, queue: MessageQueue) -> MessageQueue:
@@ -298,8 +296,8 @@ class LitePullConsumer(PullClient):
         """Go on at this offset; raises ClientError if the queue is not ours, or has none such."""
         wire_queue = self._ours(queue)
         low, high = await asyncio.gather(
-            self._group_access.access.min_offset(wire_queue),
-            self._group_access.access.max_offset(wire_queue),
+            self._session.access.min_offset(wire_queue),
+            self._session.access.max_offset(wire_queue),
         )
         if not low <= offset <= high:
             raise ClientError(
@@ -311,12 +309,12 @@ class LitePullConsumer(PullClient):
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on with the oldest message."""
         wire_queue = self._ours(queue)
-        self._jump(wire_queue, await self._group_access.access.min_offset(wire_queue))
+        self._jump(wire_queue, await self._session.access.min_offset(wire_queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Go on with the next message to come."""
         wire_queue = self._ours(queue)
-        self._jump(wire_queue, await self._group_access.access.max_offset(wire_queue))
+        self._jump(wire_queue, await self._session.access.max_offset(wire_queue))
 
     def _jump(self, wire_queue: MessageQueue, offset: int) -> None:
         self._ours(wire_queue)  # it may have been taken away while the broker was asked
@@ -366,13 +364,13 @@ class LitePullConsumer(PullClient):
         if self.settings.auto_commit and clock.monotonic() >= self._commit_at:
             self._commit_at = clock.monotonic() + self.settings.commit_interval_s
             for queue, offset in self._handed_out(self._queues.queues).items():
-                self._group_access.offsets.update(queue, offset, increase_only=False)
+                self._session.offsets.update(queue, offset, increase_only=False)
         timeout_s = self.settings.poll_timeout if timeout is None else seconds(timeout)
         deadline = clock.monotonic() + timeout_s
         while True:
             found = self._queues.take(count)
             if found or self.state is not ServiceState.RUNNING or clock.monotonic() >= deadline:
-                self._tell_hooks(found)
+                self._call_consume_hooks(found)
                 if not found:
                     await yield_once()  # who polls without waiting must let others run
                 return found
@@ -381,7 +379,7 @@ class LitePullConsumer(PullClient):
     def _put_back(self, messages: list[MessageExt]) -> None:
         """Messages of a poll whose caller was interrupted are handed out again."""
         if messages and self.state is ServiceState.RUNNING:
-            wire_queue = self._group_access.namespace.wrap_queue(messages[0].queue)
+            wire_queue = self._session.namespace.wrap_queue(messages[0].queue)
             self._queues.put_back(wire_queue, messages)
 
     # ---- commits ---------------------------------------------------------------------------------
@@ -419,7 +417,7 @@ class LitePullConsumer(PullClient):
         found = self._queues.queues.get(queue)
         if found is not None and found.pull_offset is not None and offset <= found.pull_offset:
             return  # the answers to pulls have shown it
-        high = await self._group_access.access.max_offset(queue)
+        high = await self._session.access.max_offset(queue)
         if offset > high:
             raise ClientError(
                 f"offset {offset} of {queue} cannot be committed: the queue ends at {high}"
@@ -427,7 +425,7 @@ class LitePullConsumer(PullClient):
 
     def _given(self, what: Commit) -> dict[MessageQueue, int]:
         """The offsets that an argument of :meth:`commit` stands for."""
-        wrap = self._group_access.namespace.wrap_queue
+        wrap = self._session.namespace.wrap_queue
         if isinstance(what, Mapping):
             return {wrap(queue): offset for queue, offset in what.items()}
         offsets: dict[MessageQueue, int] = {}

@@ -1,4 +1,4 @@
-"""Calling plain functions of an application in threads: as many as help, and no more.
+"""Thread pool for plain handler functions: starts as many threads as help, and no more.
 
 Only one thread of a process runs Python code at a time. Handlers that wait (for a database, a disk,
 a lock) gain from many threads; handlers that only compute lose by each thread that competes with
@@ -17,8 +17,8 @@ wait and not all threads work, one stands by.
 
 What crosses between the threads: jobs and counters without a lock (each operation on a ``deque`` is
 atomic; a count that misses one does no harm), changes of role under ``_lock``. A thread that finds
-no job looks again under the lock before it sleeps, and whoever adds jobs looks for workers under
-the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
+no job looks again under the lock before it sleeps, and a thread that adds jobs looks for workers
+under the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
 
 The standby measures real time, also where the client's own clock is a virtual one.
 """

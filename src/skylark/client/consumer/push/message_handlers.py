@@ -1,4 +1,4 @@
-"""Calling the handlers of an application: coroutines on its loop, plain functions in threads.
+"""Handlers of an application: their binding to topics, and the pool that runs coroutines.
 
 A :class:`Binding` ties a handler to a topic. Two pools run jobs, which are taken in the order in
 which they came, ``concurrency`` of them at most at a time:
@@ -10,7 +10,7 @@ which they came, ``concurrency`` of them at most at a time:
 * :class:`~skylark.client.consumer.push.handler_threads.ThreadWorkers` are daemon threads.
 
 What to do before and after a call is the caller's: a job is an object with ``begin``, ``call`` and
-``finish`` (:class:`Job`). A handler that raises, or is cancelled by whatever it waited for, has
+``finish`` (:class:`Job`). A handler that raises, or is cancelled by what it waited for, has
 failed, and so has one that returns a generator or a coroutine: the code of its result never ran. A
 pool never ends because of it. Closing a pool lets running handlers go on and starts no
 others. A coroutine that is still there after the time given is cancelled; a thread cannot be, its
@@ -175,7 +175,7 @@ class LoopWorkers:
                     if self._ends_task(job, cancelled):
                         raise
                     error = cancelled
-                except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
+                except Exception as raised:  # noqa: BLE001 - any error is the outcome of the job
                     error = raised
                 finally:
                     self.running -= 1
@@ -190,7 +190,7 @@ class LoopWorkers:
     def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
         """Whether the task that called a handler ends with it; else the handler has failed."""
         if self._closed:
-            return True  # the wait is over: nobody wants the result
+            return True  # the wait is over: the result is not used
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             return False

@@ -1,4 +1,4 @@
-"""The push consumer: handlers get the messages of the topics that their group subscribes.
+"""The push consumer: calls handlers with the messages of the topics that the group subscribes to.
 
 ::
 
@@ -27,7 +27,7 @@ they go on while a handler blocks its own loop.
 (``await_termination``), then cancels them; saves offsets, frees locks, leaves the group and closes
 all connections. What was pulled and not handed out is delivered to another member.
 
-Answers to ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
+Counterpart of Java's ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class PushConsumer(Startable):
         """
         check_topic(topic)
         if not 1 <= batch <= BATCH_MAX:
-            raise ConfigError(f"consumeMessageBatchMaxSize Out of range [1, {BATCH_MAX}]")
+            raise ConfigError(f"batch is out of range [1, {BATCH_MAX}]: {batch}")
         if self._orderly is not None and self._orderly is not orderly:
             raise ClientError(
                 f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
@@ -173,7 +173,7 @@ class PushConsumer(Startable):
             self._orderly = orderly
             self._bindings[topic] = bind(topic, function, batch)
             self._wanted[topic] = subscription
-            self._tell(topic)
+            self._announce(topic)
             return function
 
         return add if handler is None else add(handler)
@@ -181,9 +181,9 @@ class PushConsumer(Startable):
     def unsubscribe(self, topic: str) -> None:
         """Give up a topic; its queues go with the next rebalance, their offsets are saved."""
         self._wanted.pop(topic, None)
-        self._tell(topic)
+        self._announce(topic)
 
-    def _tell(self, topic: str) -> None:
+    def _announce(self, topic: str) -> None:
         """After the start, let brokers know what has changed; on the loop that consumes."""
         if self._parts is None or self.state is not ServiceState.RUNNING:
             return
@@ -298,7 +298,7 @@ class PushConsumer(Startable):
         try:
             address = await parts.link.lookup.broker_of_topic(subscription.topic)
         except NoRouteError:
-            return  # nobody to ask yet
+            return  # not started yet
         await parts.link.calls.check_client(
             address, self.client_id, parts.member.group, subscription.data
         )
@@ -381,12 +381,12 @@ class PushConsumer(Startable):
     @property
     def in_flight(self) -> int:
         """Messages that were pulled and are not done with."""
-        return 0 if self._parts is None else self._parts.desk.in_flight
+        return 0 if self._parts is None else self._parts.pull_service.in_flight
 
     @property
     def lag(self) -> int:
         """Messages that are not done with, here and at the brokers as of the last pulls."""
-        return 0 if self._parts is None else self._parts.desk.lag
+        return 0 if self._parts is None else self._parts.pull_service.lag
 
     def _require_running(self) -> PushParts:
         require_running(self.state, f"consumer {self.group}")

@@ -1,4 +1,4 @@
-"""The control half of a push consumer: what its client instance asks it, on the control loop.
+"""Group membership of a push consumer: what the client instance calls on the control loop.
 
 It knows the group and the subscriptions, lets the rebalancer work, saves offsets, and answers what
 brokers ask (220, 221, 307, 309). Names are as brokers know them. The half that pulls and calls
@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from skylark.client.consumer.offset_persistence import OffsetStore
-from skylark.client.consumer.push.consumer_offset_reset import Resets
+from skylark.client.consumer.push.consumer_offset_reset import OffsetResets
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.orderly_settlement import OrderlyStatus
 from skylark.client.consumer.push.push_settings import PushSettings
-from skylark.client.consumer.push.rebalance_executor import Rebalancer
+from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.route_cache import Route
@@ -49,8 +49,8 @@ class PushMember:
         unit_mode: bool,
         subscriptions: Callable[[], Mapping[str, Subscription]],
         offsets: OffsetStore,
-        rebalancer: Rebalancer,
-        resets: Resets,
+        rebalancer: RebalanceExecutor,
+        resets: OffsetResets,
         stats: ConsumerStats,
         clock: Clock,
         is_suspended: Callable[[], bool],
@@ -131,7 +131,7 @@ class PushMember:
             returned = await self._on_data_loop(self._consume(record, broker_name))
         except (RetryLater, DeadLetter) as error:
             answer.consume_result, answer.remark = CMResult.CR_LATER, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+        except Exception as error:  # noqa: BLE001 - any error of a handler is the result
             answer.consume_result = CMResult.CR_THROW_EXCEPTION
             answer.remark = f"{type(error).__name__}: {error}"
         else:

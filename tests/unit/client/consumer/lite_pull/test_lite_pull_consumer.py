@@ -336,7 +336,7 @@ async def test_a_group_twice_in_one_instance_is_refused(tmp_path: Path) -> None:
             await w.finish(one.subscribe("T").start())
             with pytest.raises(ClientStateError, match="has been created before"):
                 await w.finish(other.subscribe("T").start())
-            assert one._group_access.instance.client_id == "127.0.0.1@same@STREAM"
+            assert one._session.instance.client_id == "127.0.0.1@same@STREAM"
 
 
 async def test_tools_see_the_queues_and_their_offsets(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ async def test_tools_see_the_queues_and_their_offsets(tmp_path: Path) -> None:
         await w.finish(consumer.subscribe("T", "*").start())
         await w.until(lambda: consumer._queues.cached_count == 3)
         await consumer.commit({queue(): 2})
-        client_id = consumer._group_access.instance.client_id
+        client_id = consumer._session.instance.client_id
         answer = await w.ask(
             RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId=client_id
         )
@@ -393,7 +393,7 @@ async def test_names_in_a_namespace(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="pull_batch_size must be positive"):
         LitePullConsumer("g", pull_batch_size=0)
-    with pytest.raises(ConfigError, match="must greater than brokerSuspendMaxTimeMillis"):
+    with pytest.raises(ConfigError, match="must not be less than suspend_max"):
         LitePullSettings(suspend_timeout=10)
     with pytest.raises(ConfigError, match="yyyyMMddHHmmss"):
         LitePullSettings(consume_timestamp="yesterday")
@@ -456,7 +456,7 @@ async def test_a_blocked_application_keeps_no_queue(tmp_path: Path) -> None:
         options = ClientOptions(namesrv=at.namesrv)
         async with LitePullConsumer("g", options, consume_from_where=FIRST).subscribe("T") as one:
             await eventually(lambda: one._queues.cached_count == 8)
-            member = one._group_access._member
+            member = one._session._member
             taking = take_share(options, lambda: len(member.process_queues) == 2)
             other = pool.submit(lambda: asyncio.run(taking))
             try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.concurrent_runner import SETTLE_MS, ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import Assigned, Workshop
+from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.message_handlers import bind
 from skylark.client.consumer.push.push_settings import PushSettings
@@ -49,7 +49,7 @@ class Desk:
     def __init__(self, handler: Callable[[MessageExt], Any]) -> None:
         self.clock = HandClock()
         self.table = CountedTable()
-        shop = Workshop(
+        services = ConsumerServices(
             group="g",
             client_id="c",
             namespace=None,
@@ -57,14 +57,14 @@ class Desk:
             hooks=(),
             bindings={"T": bind("T", handler, 1)},
             offsets=self.table,
-            sends_back=cast("SendsBack", None),  # nothing fails here
+            sends_back=cast("SendBackClient", None),  # nothing fails here
             stats=ConsumerStats(0),
             clock=self.clock,
             tasks=Tasks("t"),
             shown_queue=lambda shown: shown,
         )
-        self.runner = ConcurrentRunner(shop)
-        self.assigned = Assigned(queue(), ProcessQueue(0), TopicCounters())
+        self.runner = ConcurrentRunner(services)
+        self.assigned = AssignedQueue(queue(), ProcessQueue(0), TopicCounters())
 
     @property
     def committed(self) -> int | None:
@@ -92,7 +92,7 @@ async def test_who_stops_at_once_has_noted_everything() -> None:
     async def stop(consumed: MessageExt) -> None:
         seen.append(desk.committed)
         if consumed.queue_offset == 9:
-            desk.runner.shop.tasks.spawn(close(), name="close")
+            desk.runner.services.tasks.spawn(close(), name="close")
 
     async def close() -> None:
         assert await desk.runner.close(1.0)

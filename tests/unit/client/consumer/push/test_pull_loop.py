@@ -561,7 +561,7 @@ async def test_a_loop_that_is_dead_is_replaced(tmp_path: Path) -> None:
         consumer.subscribe("T", Seen().handler)
         await script.start(consumer)
         assert consumer._parts is not None
-        for queue, (_, _, task) in consumer._parts.desk._loops.items():
+        for queue, (_, _, task) in consumer._parts.pull_service._loops.items():
             if queue.topic == "T":
                 task.cancel()
         await script.clock.advance(seconds=100)

@@ -271,7 +271,7 @@ async def test_a_generator_is_no_success(tmp_path: Path, orderly: bool) -> None:
 
         consumer.subscribe("T", lambda message: steps(), orderly=orderly)
         await w.start(consumer)
-        await w.until(lambda: consumer.stats.failed == 1)
+        await w.until(lambda: consumer.stats.failed >= 1)
         assert consumer.stats.consumed == 0
         if not orderly:  # it goes back to the broker; in order it is tried again here
             await w.until(lambda: consumer.stats.sent_back == 1)
