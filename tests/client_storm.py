@@ -107,7 +107,7 @@ class Storm:
     async def run(self) -> StormResult:
         loop = asyncio.get_running_loop()
         shared_control()  # these threads stay, with the sockets that wake their loops
-        portal.shared_portal()
+        portal.shared_loop_thread()
         sockets, threads = open_sockets(), set(threading.enumerate())
         began = loop.time()
         async with AsyncExitStack() as exits:
@@ -259,7 +259,7 @@ def open_sockets() -> set[str]:
 
 async def check_nothing_left(sockets: set[str], threads: set[threading.Thread]) -> None:
     """Raise unless all tasks, threads and sockets but these have gone, or go soon."""
-    this, loops = asyncio.current_task(), (shared_control().loop, portal.shared_portal().loop)
+    this, loops = asyncio.current_task(), (shared_control().loop, portal.shared_loop_thread().loop)
 
     def left() -> list[object]:
         tasks = asyncio.all_tasks().union(*map(asyncio.all_tasks, loops)) - {this}

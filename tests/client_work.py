@@ -277,7 +277,8 @@ class Group:
             polling.cancel()
             await asyncio.wait([polling])
         if isinstance(consumer, aio.LitePullConsumer):
-            await consumer.commit()
+            with suppress(SkylarkError):  # not stored: messages come again
+                await consumer.commit()
         await called(self._threads, consumer.stop)
 
     async def leave_all(self) -> None:

@@ -106,7 +106,7 @@ FILES_ALSO_AT_TOP = {
 }
 FILES_ALSO_LAZILY = {
     "skylark/client/arrow/arrow_reader.py": _set("pyarrow"),
-    "skylark/client/blocking/blocking_arrow.py": _set("pyarrow"),
+    "skylark/client/blocking/blocking_functions.py": _set("pyarrow"),
     "skylark/client/telemetry.py": _set("opentelemetry"),
 }
 DYNAMIC_IMPORT_FILES = _set("skylark/cli/main.py")

@@ -14,12 +14,15 @@ private loop thread, see :mod:`skylark.client.blocking`; :mod:`skylark` has what
 
 from skylark.admin.blocking_admin import Admin
 from skylark.admin.errors import NotFoundError, PartialFailureError
-from skylark.client.blocking.blocking_arrow import read_arrow
-from skylark.client.blocking.blocking_classic_pull import PullConsumer, PullSchedule, PullTask
-from skylark.client.blocking.blocking_lite_pull import LitePullConsumer
-from skylark.client.blocking.blocking_metrics_endpoint import MetricsEndpoint, serve_metrics
+from skylark.client.blocking.blocking_consumers import (
+    LitePullConsumer,
+    PullConsumer,
+    PullSchedule,
+    PullTask,
+    PushConsumer,
+)
+from skylark.client.blocking.blocking_functions import MetricsEndpoint, read_arrow, serve_metrics
 from skylark.client.blocking.blocking_producer import Producer, Transaction, TransactionListener
-from skylark.client.blocking.blocking_push import PushConsumer
 from skylark.client.consumer.pull_api import PullResult
 from skylark.client.producer.transaction_producer import TransactionResult
 

@@ -38,7 +38,7 @@ from skylark.admin.message_operations import Messages
 from skylark.admin.offset_operations import Offsets
 from skylark.admin.server_settings import Settings
 from skylark.admin.topic_operations import Topics
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, Duration, given_options, seconds
 from skylark.client.core.client_runtime import ClientRuntime
@@ -65,7 +65,7 @@ class Admin(Startable):
             raise ConfigError(f"timeout must be positive, not {timeout!r}")
         self._runtime = runtime
         self._instance: ClientInstance | None = None
-        self._link: Link | None = None
+        self._link: BrokerConnections | None = None
         self._session: Session | None = None
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.client.core.broker_calls import BrokerCalls, Caller, checked, make_request
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.namespace import Namespace
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.clock import Clock
@@ -54,7 +54,7 @@ class Session:
 
     def __init__(
         self,
-        link: Link,
+        link: BrokerConnections,
         name_servers: Sequence[str],
         namespace: Namespace,
         *,

@@ -15,10 +15,6 @@ yields messages is an ordinary iterator here. Functions given to ``redrive`` (``
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
-
 from skylark.admin import admin_client as asynchronous
 from skylark.admin import cluster_stats as stats
 from skylark.admin import dlq
@@ -28,141 +24,104 @@ from skylark.admin import offset_operations as offsets
 from skylark.admin import server_settings as settings
 from skylark.admin import topic_operations as topics
 from skylark.admin.admin_session import TIMEOUT_S
-from skylark.client.blocking.blocking_client import Blocking
-from skylark.client.blocking.event_loop_thread import Portal
+from skylark.client.blocking.blocking_client import Blocking, LoopFacade, iterating, waiting
 from skylark.client.core.client_options import ClientOptions, Duration
 from skylark.client.core.client_runtime import ClientRuntime
 
-P = ParamSpec("P")
-T = TypeVar("T")
-FamilyT = TypeVar("FamilyT")
 
-
-class Family(Generic[FamilyT]):
-    """Functions that belong together, on the private loop."""
-
-    def __init__(self, twin: FamilyT, portal: Portal) -> None:
-        self._twin = twin
-        self._portal = portal
-
-
-def _blocking(
-    function: Callable[Concatenate[FamilyT, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Family[FamilyT], P], T]:
-    """The same function, waiting for its end."""
-
-    @functools.wraps(function)
-    def call(family: Family[FamilyT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return family._portal.call(function(family._twin, *args, **kwargs))
-
-    return call
-
-
-def _iterating(
-    function: Callable[Concatenate[FamilyT, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate[Family[FamilyT], P], Iterator[T]]:
-    """The same function as an ordinary iterator; leaving it ends what it does."""
-
-    @functools.wraps(function)
-    def call(family: Family[FamilyT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return family._portal.iterate(function(family._twin, *args, **kwargs))
-
-    return call
-
-
-class Topics(Family[topics.Topics]):
+class Topics(LoopFacade[topics.Topics]):
     """See :class:`skylark.admin.topic_operations.Topics`."""
 
-    create = _blocking(topics.Topics.create)
-    put = _blocking(topics.Topics.put)
-    update = _blocking(topics.Topics.update)
-    delete = _blocking(topics.Topics.delete)
-    set_order_config = _blocking(topics.Topics.set_order_config)
-    names = _blocking(topics.Topics.names)
-    all = _blocking(topics.Topics.all)
-    route = _blocking(topics.Topics.route)
-    describe = _blocking(topics.Topics.describe)
-    groups = _blocking(topics.Topics.groups)
+    create = waiting(topics.Topics.create)
+    put = waiting(topics.Topics.put)
+    update = waiting(topics.Topics.update)
+    delete = waiting(topics.Topics.delete)
+    set_order_config = waiting(topics.Topics.set_order_config)
+    names = waiting(topics.Topics.names)
+    all = waiting(topics.Topics.all)
+    route = waiting(topics.Topics.route)
+    describe = waiting(topics.Topics.describe)
+    groups = waiting(topics.Topics.groups)
 
 
-class Groups(Family[groups.Groups]):
+class Groups(LoopFacade[groups.Groups]):
     """See :class:`skylark.admin.group_operations.Groups`."""
 
-    put = _blocking(groups.Groups.put)
-    create = _blocking(groups.Groups.create)
-    delete = _blocking(groups.Groups.delete)
-    all = _blocking(groups.Groups.all)
-    describe = _blocking(groups.Groups.describe)
-    progress = _blocking(groups.Groups.progress)
-    members = _blocking(groups.Groups.members)
-    producers = _blocking(groups.Groups.producers)
-    running_info = _blocking(groups.Groups.running_info)
+    put = waiting(groups.Groups.put)
+    create = waiting(groups.Groups.create)
+    delete = waiting(groups.Groups.delete)
+    all = waiting(groups.Groups.all)
+    describe = waiting(groups.Groups.describe)
+    progress = waiting(groups.Groups.progress)
+    members = waiting(groups.Groups.members)
+    producers = waiting(groups.Groups.producers)
+    running_info = waiting(groups.Groups.running_info)
 
 
-class Offsets(Family[offsets.Offsets]):
+class Offsets(LoopFacade[offsets.Offsets]):
     """See :class:`skylark.admin.offset_operations.Offsets`."""
 
-    bounds = _blocking(offsets.Offsets.bounds)
-    at_time = _blocking(offsets.Offsets.at_time)
-    committed = _blocking(offsets.Offsets.committed)
-    plan_reset = _blocking(offsets.Offsets.plan_reset)
-    apply = _blocking(offsets.Offsets.apply)
-    reset = _blocking(offsets.Offsets.reset)
-    plan_skip = _blocking(offsets.Offsets.plan_skip)
-    skip = _blocking(offsets.Offsets.skip)
-    clone = _blocking(offsets.Offsets.clone)
-    commit = _blocking(offsets.Offsets.commit)
+    bounds = waiting(offsets.Offsets.bounds)
+    at_time = waiting(offsets.Offsets.at_time)
+    committed = waiting(offsets.Offsets.committed)
+    plan_reset = waiting(offsets.Offsets.plan_reset)
+    apply = waiting(offsets.Offsets.apply)
+    reset = waiting(offsets.Offsets.reset)
+    plan_skip = waiting(offsets.Offsets.plan_skip)
+    skip = waiting(offsets.Offsets.skip)
+    clone = waiting(offsets.Offsets.clone)
+    commit = waiting(offsets.Offsets.commit)
 
 
-class Stats(Family[stats.Stats]):
+class Stats(LoopFacade[stats.Stats]):
     """See :class:`skylark.admin.cluster_stats.Stats`."""
 
-    clusters = _blocking(stats.Stats.clusters)
-    runtime = _blocking(stats.Stats.runtime)
-    topic = _blocking(stats.Stats.topic)
-    ha = _blocking(stats.Stats.ha)
-    groups = _blocking(stats.Stats.groups)
-    view = _blocking(stats.Stats.view)
-    put_rate = _blocking(stats.Stats.put_rate)
-    get_rate = _blocking(stats.Stats.get_rate)
+    clusters = waiting(stats.Stats.clusters)
+    runtime = waiting(stats.Stats.runtime)
+    topic = waiting(stats.Stats.topic)
+    ha = waiting(stats.Stats.ha)
+    groups = waiting(stats.Stats.groups)
+    view = waiting(stats.Stats.view)
+    put_rate = waiting(stats.Stats.put_rate)
+    get_rate = waiting(stats.Stats.get_rate)
 
 
-class Messages(Family[messages.Messages]):
+class Messages(LoopFacade[messages.Messages]):
     """See :class:`skylark.admin.message_operations.Messages`."""
 
-    get = _blocking(messages.Messages.get)
-    at = _blocking(messages.Messages.at)
-    by_unique_id = _blocking(messages.Messages.by_unique_id)
-    by_key = _blocking(messages.Messages.by_key)
-    between = _iterating(messages.Messages.between)
-    trace = _blocking(messages.Messages.trace)
-    explain = _blocking(messages.Messages.explain)
-    explain_group = _blocking(messages.Messages.explain_group)
-    consume_directly = _blocking(messages.Messages.consume_directly)
+    get = waiting(messages.Messages.get)
+    at = waiting(messages.Messages.at)
+    by_unique_id = waiting(messages.Messages.by_unique_id)
+    by_key = waiting(messages.Messages.by_key)
+    between = iterating(messages.Messages.between)
+    trace = waiting(messages.Messages.trace)
+    explain = waiting(messages.Messages.explain)
+    explain_group = waiting(messages.Messages.explain_group)
+    consume_directly = waiting(messages.Messages.consume_directly)
 
 
-class DeadLetterQueues(Family[dlq.DeadLetterQueues]):
+class DeadLetterQueues(LoopFacade[dlq.DeadLetterQueues]):
     """See :class:`skylark.admin.dlq.DeadLetterQueues`."""
 
-    all = _blocking(dlq.DeadLetterQueues.all)
-    of = _blocking(dlq.DeadLetterQueues.of)
-    messages = _iterating(dlq.DeadLetterQueues.messages)
-    redrive = _blocking(dlq.DeadLetterQueues.redrive)
+    all = waiting(dlq.DeadLetterQueues.all)
+    of = waiting(dlq.DeadLetterQueues.of)
+    messages = iterating(dlq.DeadLetterQueues.messages)
+    redrive = waiting(dlq.DeadLetterQueues.redrive)
 
 
-class Settings(Family[settings.Settings]):
+class Settings(LoopFacade[settings.Settings]):
     """See :class:`skylark.admin.server_settings.Settings`."""
 
-    brokers = _blocking(settings.Settings.brokers)
-    set_brokers = _blocking(settings.Settings.set_brokers)
-    name_servers = _blocking(settings.Settings.name_servers)
-    set_name_servers = _blocking(settings.Settings.set_name_servers)
-    kv = _blocking(settings.Settings.kv)
-    kv_list = _blocking(settings.Settings.kv_list)
-    kv_put = _blocking(settings.Settings.kv_put)
-    kv_delete = _blocking(settings.Settings.kv_delete)
-    wipe_write_perm = _blocking(settings.Settings.wipe_write_perm)
-    add_write_perm = _blocking(settings.Settings.add_write_perm)
+    brokers = waiting(settings.Settings.brokers)
+    set_brokers = waiting(settings.Settings.set_brokers)
+    name_servers = waiting(settings.Settings.name_servers)
+    set_name_servers = waiting(settings.Settings.set_name_servers)
+    kv = waiting(settings.Settings.kv)
+    kv_list = waiting(settings.Settings.kv_list)
+    kv_put = waiting(settings.Settings.kv_put)
+    kv_delete = waiting(settings.Settings.kv_delete)
+    wipe_write_perm = waiting(settings.Settings.wipe_write_perm)
+    add_write_perm = waiting(settings.Settings.add_write_perm)
 
 
 class Admin(Blocking[asynchronous.Admin]):
@@ -181,34 +140,34 @@ class Admin(Blocking[asynchronous.Admin]):
     @property
     def topics(self) -> Topics:
         """Make, list, describe, change and delete topics."""
-        return Topics(self._twin.topics, self._door)
+        return Topics(self._client.topics, self._loop_thread)
 
     @property
     def groups(self) -> Groups:
         """Consumer groups: settings, members, progress; producers."""
-        return Groups(self._twin.groups, self._door)
+        return Groups(self._client.groups, self._loop_thread)
 
     @property
     def offsets(self) -> Offsets:
         """Where queues begin and end, and where groups stand in them; reset."""
-        return Offsets(self._twin.offsets, self._door)
+        return Offsets(self._client.offsets, self._loop_thread)
 
     @property
     def stats(self) -> Stats:
         """Clusters, brokers, rates, replication."""
-        return Stats(self._twin.stats, self._door)
+        return Stats(self._client.stats, self._loop_thread)
 
     @property
     def messages(self) -> Messages:
         """Find messages by id, key, place and time; their traces."""
-        return Messages(self._twin.messages, self._door)
+        return Messages(self._client.messages, self._loop_thread)
 
     @property
     def dlq(self) -> DeadLetterQueues:
         """Dead letters: list, show, send again."""
-        return DeadLetterQueues(self._twin.dlq, self._door)
+        return DeadLetterQueues(self._client.dlq, self._loop_thread)
 
     @property
     def settings(self) -> Settings:
         """Settings of brokers and name servers."""
-        return Settings(self._twin.settings, self._door)
+        return Settings(self._client.settings, self._loop_thread)

@@ -25,6 +25,7 @@ from skylark.client.core.broker_calls import make_request
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import make_route
 from skylark.client.producer.queue_selector import shard_index
+from skylark.core.backoff import Backoff
 from skylark.core.errors import SkylarkError
 from skylark.core.names import AUTO_CREATE_TOPIC, retry_topic
 from skylark.wire import properties as names
@@ -42,7 +43,7 @@ Destination: TypeAlias = Literal["topic", "group"]
 PRODUCER_GROUP: Final = "SKYLARK_REDRIVE"
 REDRIVEN_FROM: Final = "SKYLARK_REDRIVEN_FROM"
 ATTEMPTS: Final = 3
-PAUSE_FIRST_S: Final = 0.5
+REPEAT: Final = Backoff(first_s=0.5, most_s=30.0)
 QUEUE_COUNT: Final = 4  # of a topic that a send would create; destinations exist
 
 #: Properties of retries, delays, transactions, pops and of the broker that stored the letter.
@@ -148,15 +149,13 @@ class Postman:
         Tried a few times at different queues, each time only if it has not arrived after all.
         Raises the error of the last attempt.
         """
-        pause_s = PAUSE_FIRST_S
         for attempt in itertools.count(1):
             try:
                 return await self._send(letter, message.record)
             except SkylarkError as error:
                 if not error.retriable or attempt >= ATTEMPTS:
                     raise
-            await self._session.clock.sleep(pause_s)
-            pause_s *= 2
+            await self._session.clock.sleep(REPEAT.pause_s(attempt))
             if (arrived := await self.already_sent(letter)) is not None:
                 return arrived
         raise AssertionError("the last attempt returns or raises")

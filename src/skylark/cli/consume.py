@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords
     from skylark.client.consumer.subscription import Subscription
-    from skylark.client.core.broker_connections import Link
+    from skylark.client.core.broker_connections import BrokerConnections
     from skylark.client.core.client_instance import ClientInstance
     from skylark.client.core.client_message import MessageExt
     from skylark.client.core.client_options import ClientOptions
@@ -174,6 +174,7 @@ async def _consume_group(
     from skylark.client.consumer.lite_pull.lite_pull_consumer import LitePullConsumer
     from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullSettings
     from skylark.core.clock import LoopClock
+    from skylark.core.errors import ClientError
 
     settings = _group_start(wanted.start)
     if wanted.broadcast:
@@ -193,7 +194,10 @@ async def _consume_group(
             if messages:
                 shown = printer.show(messages)
                 printer.flush()
-                await consumer.commit(shown)
+                try:
+                    await consumer.commit(shown)
+                except ClientError as error:  # another member has the queue, and shows them again
+                    printer.output.note(f"not committed: {error}")
             elif not wanted.follow:
                 break
 
@@ -251,7 +255,7 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
 
 
 @asynccontextmanager
-async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, Link]]:
+async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, BrokerConnections]]:
     """Connections and routes of a client that is in no group."""
     from skylark.client.core.instance_registry import acquire_instance
 
@@ -268,7 +272,7 @@ async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, L
 
 
 def _readers(
-    instance: ClientInstance, link: Link, wanted: Wanted, route: Route, output: Output
+    instance: ClientInstance, link: BrokerConnections, wanted: Wanted, route: Route, output: Output
 ) -> list[_QueueReader]:
     """A reader for each queue that is wanted."""
     from skylark.client.consumer.subscription import make_subscription
@@ -287,7 +291,7 @@ class _QueueReader:
     def __init__(
         self,
         instance: ClientInstance,
-        link: Link,
+        link: BrokerConnections,
         route: Route,
         place: int,
         subscription: Subscription,
@@ -418,7 +422,7 @@ async def _in_order(
 
 async def _following(
     instance: ClientInstance,
-    link: Link,
+    link: BrokerConnections,
     wanted: Wanted,
     began: datetime,
     readers: list[_QueueReader],

@@ -1,4 +1,4 @@
-"""Errors of clients that say something about a queue; all others are in :mod:`skylark.core.errors`.
+"""Errors of clients that concern a queue; all others are in :mod:`skylark.core.errors`.
 
 They stand apart from what raises them so that an application can name them without loading it.
 """

@@ -82,7 +82,7 @@ class SendMeter:
         """They are stored."""
 
     def failed(self, error: BaseException, seconds: float, count: int) -> None:
-        """They are not, or nobody knows."""
+        """They are not, or it is not known."""
 
 
 class _SendMeter(SendMeter):

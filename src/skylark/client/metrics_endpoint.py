@@ -1,4 +1,4 @@
-"""Shows the metrics of clients to Prometheus, at ``http://<host>:<port>/metrics``.
+"""HTTP endpoint of the metrics of clients, for Prometheus: ``http://<host>:<port>/metrics``.
 
 ::
 
@@ -8,7 +8,7 @@
 
 A small server on the running loop (:mod:`skylark.net.metrics_http`); an application that has a web
 server of its own shows ``default_registry().render()`` there instead.
-:mod:`skylark.client.blocking.blocking_metrics_endpoint` is the same for threads.
+:mod:`skylark.client.blocking.blocking_functions` is the same for threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What applications import from :mod:`skylark`: the one list of its names, and where they are from.
+"""Public names of :mod:`skylark`, and the modules that they come from.
 
 Producers and consumers are not here but in :mod:`skylark.aio` and :mod:`skylark.sync`; these names
 are the same for both. ``docs/clients.md`` lists them for users, and a test compares.

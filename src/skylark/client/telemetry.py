@@ -3,7 +3,7 @@
 ============  =========================  ======================================================
 span          kind                       begins and ends
 ============  =========================  ======================================================
-``send T``    PRODUCER                   with a send, whatever its form, until it has its outcome
+``send T``    PRODUCER                   with a send of any form, until it has its outcome
 ``process T`` CONSUMER                   with the call of a handler, which sees it as current
 ============  =========================  ======================================================
 
@@ -59,7 +59,7 @@ def find_telemetry(option: object, **client: str | None) -> Telemetry | None:
         return None
     if option is None:
         loaded = sys.modules.get("opentelemetry.trace")
-        if loaded is None:  # nobody can have set a provider
+        if loaded is None:  # no provider can be set
             return None
         provider = loaded.get_tracer_provider()
         if type(provider).__name__ in ("ProxyTracerProvider", "NoOpTracerProvider"):
@@ -197,7 +197,7 @@ class Telemetry:
             try:
                 yield
             except BaseException as error:
-                note_error(span, error)
+                record_error(span, error)
                 raise
 
     def _links(self, messages: Sequence[MessageExt]) -> Iterator[Link]:
@@ -228,7 +228,7 @@ class Sending:
 
     def failed(self, error: BaseException) -> None:
         """It is not."""
-        note_error(self._span, error)
+        record_error(self._span, error)
 
     def end(self) -> None:
         self._span.end()
@@ -266,7 +266,7 @@ class _Spanned(Mapping[str, Binding]):
         return len(self._bindings)
 
 
-def note_error(span: Span, error: BaseException) -> None:
+def record_error(span: Span, error: BaseException) -> None:
     """Say that a span ended with an error."""
     from opentelemetry.trace import Status, StatusCode
 

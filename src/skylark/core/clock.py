@@ -5,6 +5,8 @@ Two protocols. :class:`TimeSource` is enough for code without an event loop (sto
 
     now_ms()              wall time, milliseconds since 1970: what stands in records and frames
     monotonic()           seconds that never step back: every interval and every deadline
+    steady_ms()           monotonic() as milliseconds since 1970, for ages and expiries that are
+                          also shown to people: the wall time at start, and no step since
     call_at / call_later  a plain callback at a monotonic time
     sleep, timeout, wait_for
 
@@ -31,7 +33,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, TypeVarTuple, final
+from typing import Final, Protocol, Self, TypeVar, TypeVarTuple, final
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -59,6 +61,10 @@ class TimeSource(Protocol):
 
 class Clock(TimeSource, Protocol):
     """A clock to read and to wait on; timers need a running loop in the calling thread."""
+
+    def steady_ms(self) -> int:
+        """Milliseconds since 1970 that never step: the wall time when the process started, and
+        from then on the monotonic clock. All clocks of a process agree."""
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
         """Call ``callback(*args)`` once ``monotonic()`` has reached ``when``."""
@@ -140,6 +146,10 @@ class BaseClock(ABC):
         """See :meth:`TimeSource.monotonic`."""
 
     @abstractmethod
+    def steady_ms(self) -> int:
+        """See :meth:`Clock.steady_ms`."""
+
+    @abstractmethod
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
         """See :meth:`Clock.call_at`."""
 
@@ -167,6 +177,10 @@ class BaseClock(ABC):
             return await awaitable
 
 
+#: What to add to the monotonic milliseconds to get the wall time as of the start of the process.
+_STEADY_START_MS: Final = time.time_ns() // 1_000_000 - int(time.monotonic() * 1000)
+
+
 class SystemClock:
     """The machine's clocks, for code that has no event loop."""
 
@@ -175,6 +189,9 @@ class SystemClock:
 
     #: Asked several times for each message: nothing stands between caller and machine.
     monotonic = staticmethod(time.monotonic)
+
+    def steady_ms(self) -> int:
+        return _STEADY_START_MS + int(time.monotonic() * 1000)
 
 
 class LoopClock(SystemClock, BaseClock):

@@ -3,6 +3,7 @@
 :class:`Lifecycle` starts components in the order in which they were added and stops them in
 reverse, so that each finds what it stands on alive. :class:`Tasks` owns background tasks: every
 task has exactly one owner, which keeps a reference, reports a failure once, and ends it.
+:func:`join` waits for a task that several share, or that must outlive its waiters.
 
 Invariants:
 
@@ -24,7 +25,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from skylark.core.errors import SkylarkError
+from skylark.core.errors import ClientStateError, SkylarkError
 
 log = logging.getLogger(__name__)
 
@@ -236,3 +237,18 @@ class Tasks:
         log.error("task %s failed: %s", task.get_name(), error, exc_info=error)
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)
+
+
+async def join(task: asyncio.Future[T]) -> T:
+    """The result of ``task``, which goes on if the caller is cancelled.
+
+    If the task itself is cancelled, because its client stops, the caller gets ClientStateError: it
+    was not the one to be cancelled.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        if task.cancelled() and caller is not None and not caller.cancelling():
+            raise ClientStateError("the client was stopped meanwhile") from None
+        raise

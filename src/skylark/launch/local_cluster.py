@@ -33,6 +33,7 @@ from typing import Final
 
 from skylark.broker.app import Broker
 from skylark.broker.config import load_broker_config
+from skylark.core.backoff import Backoff
 from skylark.core.clock import Clock, LoopClock
 from skylark.core.config import load
 from skylark.core.errors import SkylarkError, TransportError
@@ -49,8 +50,7 @@ log = logging.getLogger(__name__)
 REGISTERED_TIMEOUT_S: Final = 30.0
 _LOOK_INTERVAL_S: Final = 0.01
 #: Time before a broker that has died is started again: at first, and at most.
-RESTART_DELAY_S: Final = 1.0
-RESTART_DELAY_S_MAX: Final = 60.0
+RESTART: Final = Backoff(first_s=1.0, most_s=60.0)
 #: Who runs for so long has recovered from whatever it was.
 STEADY_S: Final = 60.0
 
@@ -176,15 +176,16 @@ class Cluster:
                 group.create_task(self._keep_running(child))
 
     async def _keep_running(self, child: BrokerProcess) -> None:
-        delay_s = RESTART_DELAY_S
+        failures = 0
         while True:
             began_at = self._clock.monotonic()
             death = await child.died()
             if self._clock.monotonic() - began_at > STEADY_S:
-                delay_s = RESTART_DELAY_S
+                failures = 0
+            failures += 1
+            delay_s = RESTART.pause_s(failures)
             log.error("%s; it is started again in %.0f s", death.message, delay_s)
             await self._clock.sleep(delay_s)
-            delay_s = min(2 * delay_s, RESTART_DELAY_S_MAX)
             try:
                 await child.start()
             except BrokerDiedError:

@@ -30,7 +30,7 @@ from skylark.namesrv.atomic_file import ReplaceFile, SavedFile, read_file, repla
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.handlers import NamesrvHandlers
 from skylark.namesrv.kv import KvTable
-from skylark.namesrv.liveness import Liveness, steady_ms
+from skylark.namesrv.liveness import Liveness
 from skylark.namesrv.metrics import RequestCounter, add_gauges
 from skylark.namesrv.route_responses import RouteAnswers
 from skylark.namesrv.routes import RouteTables
@@ -164,6 +164,6 @@ class NameServer:
     def clock_advanced(self, _from_ms: int, _to_ms: int, clients_alive: bool) -> None:
         """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
         if clients_alive:
-            self.tables.renew_all(steady_ms(self._clock))
+            self.tables.renew_all(self._clock.steady_ms())
             for connection in self._server.connections:
                 connection.touch()

@@ -21,7 +21,7 @@ from skylark.namesrv.atomic_file import SavedFile
 from skylark.namesrv.broker_registration import HEARTBEAT_TIMEOUT_MS, Registration
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.kv import ORDER_TOPIC_CONFIG, KvTable
-from skylark.namesrv.liveness import Liveness, steady_ms
+from skylark.namesrv.liveness import Liveness
 from skylark.namesrv.route_responses import RouteAnswers
 from skylark.namesrv.routes import RouteTables
 from skylark.net.connection import Connection
@@ -163,7 +163,7 @@ class NamesrvHandlers:
             enable_acting_master=header.enable_acting_master,
         )
         try:
-            registered = self._tables.register(registration, steady_ms(self._clock))
+            registered = self._tables.register(registration, self._clock.steady_ms())
         except BrokerError as error:
             return response_to(request, error.code, str(error), ext={})
         self._liveness.notify(registered.notices)
@@ -198,7 +198,7 @@ class NamesrvHandlers:
         header = decode_ext(headers.QueryDataVersionRequestHeader, request.ext)
         theirs = decode_body(DataVersion, request.body) if request.body else None
         changed, known = self._tables.query_version(
-            header.cluster_name, header.broker_addr, theirs, steady_ms(self._clock)
+            header.cluster_name, header.broker_addr, theirs, self._clock.steady_ms()
         )
         answer = success(request, header=headers.QueryDataVersionResponseHeader(changed=changed))
         if known is not None:
@@ -208,7 +208,7 @@ class NamesrvHandlers:
     def broker_heartbeat(self, _connection: Connection, request: Command) -> Command:
         """BROKER_HEARTBEAT (904)."""
         header = decode_ext(headers.BrokerHeartbeatRequestHeader, request.ext)
-        self._tables.heartbeat(header.cluster_name, header.broker_addr, steady_ms(self._clock))
+        self._tables.heartbeat(header.cluster_name, header.broker_addr, self._clock.steady_ms())
         return response_to(request, ResponseCode.SUCCESS)
 
     # --- topics ---------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class NamesrvHandlers:
             route = decode_body(TopicRouteData, request.body)
             if route.queue_datas:
                 self._tables.register_topic(
-                    header.topic, route.queue_datas, connection, steady_ms(self._clock)
+                    header.topic, route.queue_datas, connection, self._clock.steady_ms()
                 )
         return response_to(request, ResponseCode.SUCCESS)
 

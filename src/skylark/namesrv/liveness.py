@@ -38,11 +38,6 @@ NOTICE_TIMEOUT_S: Final = 0.3
 NOTICE_COUNT_MAX: Final = 1_000
 
 
-def steady_ms(clock: Clock) -> int:
-    """The time that the route tables are given: milliseconds that never step."""
-    return round(clock.monotonic() * 1000)
-
-
 class Liveness:
     """Watches brokers; started and stopped with the name server."""
 
@@ -97,7 +92,7 @@ class Liveness:
                     log.warning("no notice to %s: %s", address, error)
 
     def _scan(self) -> None:
-        for connection in self._tables.expire(steady_ms(self._clock)):
+        for connection in self._tables.expire(self._clock.steady_ms()):
             assert isinstance(connection, Connection)
             connection.close()
         self.drain_soon()

@@ -26,9 +26,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from functools import partial
+from typing import Final
 
-import msgspec
-
+from skylark.core.backoff import Backoff
 from skylark.core.clock import Clock
 from skylark.core.errors import (
     ConnectError,
@@ -53,14 +53,8 @@ log = logging.getLogger(__name__)
 RETIRE_AFTER_TIMEOUT_S = 0.1
 
 
-class BackOff(msgspec.Struct, frozen=True):
-    """Pauses between failed connection attempts to one address: doubling, capped."""
-
-    first_s: float = 0.1
-    most_s: float = 3.0
-
-    def pause_s(self, failures: int) -> float:
-        return min(self.most_s, self.first_s * 2 ** min(failures - 1, 16)) if failures else 0.0
+#: Pauses between failed connection attempts to one address.
+RECONNECT: Final = Backoff(first_s=0.1, most_s=3.0)
 
 
 class _Peer:
@@ -88,7 +82,7 @@ class RemotingClient:
         dispatcher: Dispatcher | None = None,
         serialize_type: int = 0,
         language: str = "PYTHON",
-        back_off: BackOff | None = None,
+        back_off: Backoff = RECONNECT,
         stamp: Stamp | None = None,
     ) -> None:
         """``stamp``: see :class:`skylark.net.inbound.Owner`."""
@@ -98,7 +92,7 @@ class RemotingClient:
         self._limits = limits or NetLimits()
         self._serialize_type = serialize_type
         self._language = language
-        self._back_off = back_off or BackOff()
+        self._back_off = back_off
         self._stamp_arrival = stamp
         self._opaques = OpaqueCounter()
         self._peers: dict[str, _Peer] = {}

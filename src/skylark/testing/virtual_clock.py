@@ -110,7 +110,7 @@ class VirtualClock(BaseClock):
     """A :class:`~skylark.core.clock.Clock` under the test's control."""
 
     def __init__(self, start_ms: int = START_MS) -> None:
-        self._start_ms = start_ms
+        self._start_ms = self._steady_start_ms = start_ms
         self._now_ns = _START_NS  # whole nanoseconds: sums of float steps would drift
         self._timers: list[tuple[int, int, VirtualTimer]] = []  # heap of (when_ns, order, timer)
         self._order = itertools.count()
@@ -129,6 +129,9 @@ class VirtualClock(BaseClock):
 
     def monotonic(self) -> float:
         return self._now_ns / 1e9
+
+    def steady_ms(self) -> int:
+        return self._steady_start_ms + (self._now_ns - _START_NS) // 1_000_000
 
     @property
     def timer_count(self) -> int:

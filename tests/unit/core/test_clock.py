@@ -19,6 +19,24 @@ def test_reads_the_machine_clocks(source: TimeSource) -> None:
     assert before <= source.monotonic() <= time.monotonic()
 
 
+@pytest.mark.parametrize("source", [SystemClock(), LoopClock()])
+def test_steady_time_is_the_wall_time_without_its_steps(
+    source: SystemClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_ms = source.steady_ms()
+    assert abs(before_ms - source.now_ms()) < 60_000  # tests run with a sound clock
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 3_600 * 1_000_000_000)
+    assert 0 <= source.steady_ms() - before_ms < 60_000
+    assert 0 <= LoopClock().steady_ms() - source.steady_ms() <= 1_000  # all clocks agree
+
+
+async def test_virtual_steady_time_advances_with_the_clock() -> None:
+    clock = VirtualClock(1_000)
+    await clock.advance(seconds=5)
+    assert (clock.now_ms(), clock.steady_ms()) == (6_000, 6_000)
+
+
 def test_system_clock_needs_no_loop_but_timers_do() -> None:
     assert not hasattr(SystemClock(), "call_at")
     with pytest.raises(RuntimeError, match="no running event loop"):

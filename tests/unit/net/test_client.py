@@ -7,6 +7,7 @@ import gc
 
 import pytest
 
+from skylark.core.backoff import Backoff
 from skylark.core.clock import LoopClock
 from skylark.core.errors import (
     ConfigError,
@@ -15,7 +16,7 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from skylark.net.client import BackOff, RemotingClient
+from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
@@ -159,7 +160,7 @@ async def test_back_off_grows_and_is_forgotten_after_a_success() -> None:
     clock = VirtualClock()
     plan = FaultPlan(seed=1)
     network = MemoryNetwork(plan, clock=clock)
-    remoting = RemotingClient(network, clock, back_off=BackOff(first_s=1.0, most_s=2.0))
+    remoting = RemotingClient(network, clock, back_off=Backoff(first_s=1.0, most_s=2.0))
 
     async def call(timeout_s: float) -> Command:
         task = asyncio.ensure_future(remoting.call(NOWHERE, Command(code=ECHO), timeout_s))
@@ -189,7 +190,7 @@ async def test_back_off_grows_and_is_forgotten_after_a_success() -> None:
 async def test_it_is_known_which_addresses_wait_for_the_next_attempt() -> None:
     clock = VirtualClock()
     network = MemoryNetwork(clock=clock)
-    remoting = RemotingClient(network, clock, back_off=BackOff(first_s=1.0))
+    remoting = RemotingClient(network, clock, back_off=Backoff(first_s=1.0, most_s=3.0))
     assert not remoting.backs_off(NOWHERE)
     refused = asyncio.ensure_future(remoting.call(NOWHERE, Command(code=ECHO)))
     await clock.drain()

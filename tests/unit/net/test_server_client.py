@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from skylark.core.backoff import Backoff
 from skylark.core.clock import LoopClock
 from skylark.core.errors import (
     ConnectError,
@@ -16,7 +17,6 @@ from skylark.core.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from skylark.net.client import BackOff
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
@@ -346,7 +346,7 @@ async def test_lost_connections_fail_their_calls_and_the_next_call_reconnects() 
 
 @on_both_loops
 async def test_a_dead_address_fails_by_the_callers_timeout_and_backs_off() -> None:
-    back_off = BackOff(first_s=5.0, most_s=60.0)
+    back_off = Backoff(first_s=5.0, most_s=60.0)
     async with client(back_off=back_off) as remoting:
         listener = await TcpNetwork().listen(asyncio.Protocol, "127.0.0.1", 0)
         host, port = listener.addresses[0]

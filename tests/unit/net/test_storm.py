@@ -12,9 +12,10 @@ from collections import Counter
 
 import pytest
 
+from skylark.core.backoff import Backoff
 from skylark.core.clock import Clock
 from skylark.core.errors import TransportError
-from skylark.net.client import BackOff, RemotingClient
+from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
@@ -103,7 +104,7 @@ async def test_every_call_ends_and_nothing_is_left(seed: int) -> None:
     here, there = handlers(rng, clock), handlers(rng, clock)
     server = RemotingServer(there, network, clock, limits=limits)
     await server.start("127.0.0.1", 9876)
-    back_off = BackOff(first_s=0.01, most_s=0.1)
+    back_off = Backoff(first_s=0.01, most_s=0.1)
     clients = [
         RemotingClient(network, clock, limits=limits, dispatcher=here, back_off=back_off)
         for _ in range(3)

@@ -162,6 +162,9 @@ class WatchedClock(BaseClock):
     def monotonic(self) -> float:
         return self._clock.monotonic()
 
+    def steady_ms(self) -> int:
+        return self._clock.steady_ms()
+
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:
         return self._clock.call_at(when, self.run, callback, *args)
 

@@ -63,7 +63,7 @@ from skylark.client.consumer.range_reader import (
 )
 from skylark.client.core.argument_checks import describe, fits, refused, shown
 from skylark.client.core.broker_calls import TIMEOUT_S, BrokerCalls, Pulled
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime
@@ -397,7 +397,7 @@ class _Range(msgspec.Struct, frozen=True):
 
 async def _read_ranges(
     instance: ClientInstance,
-    link: Link,
+    link: BrokerConnections,
     ranges: Sequence[_Range],
     tags: str | None,
     columns: Sequence[str] | None,
@@ -444,7 +444,7 @@ async def _read_ranges(
         await end_tasks(workers)
 
 
-def _finder(instance: ClientInstance, link: Link, queue: MessageQueue) -> Find:
+def _finder(instance: ClientInstance, link: BrokerConnections, queue: MessageQueue) -> Find:
     async def find(attempt: int) -> str:
         if attempt:
             await instance.refresh_route(queue.topic)
@@ -457,7 +457,7 @@ def _finder(instance: ClientInstance, link: Link, queue: MessageQueue) -> Find:
 
 
 async def _resolve(
-    link: Link, queues: Sequence[MessageQueue], start: Bound, end: Bound
+    link: BrokerConnections, queues: Sequence[MessageQueue], start: Bound, end: Bound
 ) -> list[_Range]:
     """The ranges that there is something to read of."""
     known = {(queue.broker_name, queue.queue_id) for queue in queues}
@@ -477,7 +477,7 @@ async def _resolve(
     return [each for each in ranges if each.start < each.end]
 
 
-async def _range(link: Link, queue: MessageQueue, start: Bound, end: Bound) -> _Range:
+async def _range(link: BrokerConnections, queue: MessageQueue, start: Bound, end: Bound) -> _Range:
     address = (await link.lookup.reader_of(queue)).address
     low = await link.calls.min_offset(address, queue)
     high = await link.calls.max_offset(address, queue)
@@ -495,7 +495,7 @@ async def _range(link: Link, queue: MessageQueue, start: Bound, end: Bound) -> _
 
 
 async def _offset(
-    link: Link,
+    link: BrokerConnections,
     address: str,
     queue: MessageQueue,
     bound: Bound,

@@ -1,4 +1,4 @@
-"""Records of pull answers as rows: chosen, unpacked, and described by numbers into one buffer.
+"""Rows of records in pull replies: selected, unpacked and indexed in one buffer.
 
 This is what stands between :mod:`skylark.wire.record_scan` and Arrow. No object is made for a
 record on the way; only what cannot be done by the column is done record by record, and only for the

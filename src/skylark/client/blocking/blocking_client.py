@@ -1,30 +1,118 @@
-"""What the blocking clients have in common: an asyncio twin, and their start and end.
+"""Base of the blocking clients, and the decorators that make their methods from asyncio methods.
+
+A blocking client holds an asyncio client (``_client``) and the thread of the private event loop
+(:mod:`skylark.client.blocking.event_loop_thread`). Its methods are those of the asyncio client::
+
+    class LitePullConsumer(BlockingPullClient[aio.LitePullConsumer]):
+        seek = waiting(aio.LitePullConsumer.seek)          # a coroutine: wait for its end
+        pause = calling(aio.LitePullConsumer.pause)        # a plain method, called on the loop
+        assign = chaining(aio.LitePullConsumer.assign)     # the same, returns the blocking client
+
+Name, parameters, types and docstring come from there, so the two cannot drift apart. Only methods
+that take functions of the application are written out: those functions run in threads here.
 
 ``start`` and ``stop`` may be called from any thread and any number of times; ``start`` returns when
-the client runs, whoever started it. A client that was stopped cannot start again. Until its start a
+the client runs, whichever thread started it. A stopped client cannot start again. Until its start a
 client belongs to no process: it may be made before a fork and started in the children.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Coroutine
-from datetime import datetime
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
-from skylark.client.blocking.event_loop_thread import Portal, shared_portal
+from skylark.client.blocking.event_loop_thread import EventLoopThread, shared_loop_thread
 from skylark.client.consumer.pull_consumer_base import PullClient
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.service_state import ServiceState
 from skylark.core.errors import ConfigError
-from skylark.wire.bodies.common_body import MessageQueue
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+ClientT = TypeVar("ClientT")
+ClientT_co = TypeVar("ClientT_co", covariant=True)
 
 
-class Twin(Protocol):
+class LoopFacade(Generic[ClientT_co]):
+    """An object of the asyncio interface, and the loop thread that runs its methods."""
+
+    def __init__(self, client: ClientT_co, loop_thread: EventLoopThread | None = None) -> None:
+        """``loop_thread``: None until it is known, see :class:`Blocking`."""
+        self._client = client
+        self._started_on = loop_thread
+
+    @property
+    def _loop_thread(self) -> EventLoopThread:
+        return self._started_on or shared_loop_thread()
+
+    def _run(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
+        """Run a coroutine and wait for it; ``unused`` as in EventLoopThread.call."""
+        return self._loop_thread.call(work, unused)
+
+    def _do(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Call a plain method of the asyncio client: after the start, on its loop."""
+        if self._started_on is None:
+            return function(*args)
+        return self._started_on.call_plain(function, *args)
+
+
+FacadeT = TypeVar("FacadeT", bound=LoopFacade[Any])
+
+
+def waiting(
+    method: Callable[Concatenate[ClientT, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[LoopFacade[ClientT], P], T]:
+    """The blocking form of a coroutine method: waits for its end."""
+
+    @functools.wraps(method)
+    def call(facade: LoopFacade[ClientT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return facade._run(method(facade._client, *args, **kwargs))
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[ClientT, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[LoopFacade[ClientT], P], Iterator[T]]:
+    """The blocking form of an asynchronous generator: an iterator; leaving it ends the work."""
+
+    @functools.wraps(method)
+    def call(facade: LoopFacade[ClientT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return facade._loop_thread.iterate(method(facade._client, *args, **kwargs))
+
+    return call
+
+
+def calling(
+    method: Callable[Concatenate[ClientT, P], T],
+) -> Callable[Concatenate[LoopFacade[ClientT], P], T]:
+    """The blocking form of a plain method: called on the loop once the client was started."""
+
+    @functools.wraps(method)
+    def call(facade: LoopFacade[ClientT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return facade._do(functools.partial(method, facade._client, *args, **kwargs))
+
+    return call
+
+
+def chaining(
+    method: Callable[Concatenate[ClientT, P], ClientT],
+) -> Callable[Concatenate[FacadeT, P], FacadeT]:
+    """The blocking form of a plain method that returns its client: returns the blocking one."""
+
+    @functools.wraps(method)
+    def call(facade: FacadeT, /, *args: P.args, **kwargs: P.kwargs) -> FacadeT:
+        facade._do(functools.partial(method, facade._client, *args, **kwargs))
+        return facade
+
+    return call
+
+
+class AsyncClient(Protocol):
     """Something with an asyncio life: a client, or the functions of administration."""
 
     @property
@@ -38,56 +126,55 @@ class Twin(Protocol):
     async def stop(self) -> None: ...
 
 
-class GroupTwin(Twin, Protocol):
-    """An asyncio client."""
+class AsyncGroupClient(AsyncClient, Protocol):
+    """A producer or a consumer of the asyncio interface."""
 
     @property
     def group(self) -> str: ...
 
 
-TwinT = TypeVar("TwinT", bound=Twin)
-GroupTwinT = TypeVar("GroupTwinT", bound=GroupTwin)
-PullTwinT = TypeVar("PullTwinT", bound=PullClient)
+AsyncClientT = TypeVar("AsyncClientT", bound=AsyncClient)
+GroupClientT = TypeVar("GroupClientT", bound=AsyncGroupClient)
+PullClientT = TypeVar("PullClientT", bound=PullClient)
 
 
-class Blocking(Generic[TwinT]):
-    """See the module."""
+class Blocking(LoopFacade[AsyncClientT]):
+    """Start, stop and ``with`` of a blocking client; see the module."""
 
-    def __init__(self, twin: TwinT) -> None:
-        if twin.options.runtime is not None:
+    def __init__(self, client: AsyncClientT) -> None:
+        if client.options.runtime is not None:
             # Its broker is on the caller's loop, which a blocking call would hold up for ever.
             raise ConfigError(
                 "blocking clients cannot use a test broker in memory or on virtual time",
                 hint="skylark.testing.sync_broker() runs one on a thread of its own",
             )
-        self._twin = twin
-        self._portal: Portal | None = None  # since the start
+        super().__init__(client)
         self._starting = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<sync {repr(self._twin).removeprefix('<')}"
+        return f"<sync {repr(self._client).removeprefix('<')}"
 
     @property
     def options(self) -> ClientOptions:
-        return self._twin.options
+        return self._client.options
 
     @property
     def state(self) -> ServiceState:
-        """Where it stands in its life."""
-        return self._twin.state
+        """The state of its life: new, running, stopped."""
+        return self._client.state
 
     def start(self) -> None:
         """Connect and begin; does nothing if it runs already."""
-        if self._portal is None:
-            self._portal = shared_portal()
-        self._portal.check()
+        if self._started_on is None:
+            self._started_on = shared_loop_thread()
+        self._started_on.check()
         with self._starting:
-            if self._twin.state is not ServiceState.RUNNING:
-                self._portal.call(self._twin.start())
+            if self._client.state is not ServiceState.RUNNING:
+                self._started_on.call(self._client.start())
 
     def stop(self) -> None:
         """End in order; does nothing if it has ended."""
-        self._door.call(self._twin.stop())
+        self._run(self._client.stop())
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,44 +188,19 @@ class Blocking(Generic[TwinT]):
     ) -> None:
         self.stop()
 
-    @property
-    def _door(self) -> Portal:
-        return self._portal or shared_portal()
 
-
-class BlockingClient(Blocking[GroupTwinT]):
+class BlockingClient(Blocking[GroupClientT]):
     """A producer or a consumer."""
 
     @property
     def group(self) -> str:
-        return self._twin.group
-
-    def _run(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
-        """Do what an asynchronous method does, and wait for it; ``unused`` as in Portal.call."""
-        return self._door.call(work, unused)
-
-    def _do(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a method of the twin that does not wait: after the start, on its loop."""
-        if self._portal is None:
-            return function(*args)
-        return self._portal.call_plain(function, *args)
+        return self._client.group
 
 
-class BlockingPullClient(BlockingClient[PullTwinT]):
+class BlockingPullClient(BlockingClient[PullClientT]):
     """A pull consumer: questions about queues."""
 
-    def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
-        return self._run(self._twin.fetch_queues(topic))
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
-        return self._run(self._twin.min_offset(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
-        return self._run(self._twin.max_offset(queue))
-
-    def offset_for_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at or after a time (or milliseconds)."""
-        return self._run(self._twin.offset_for_time(queue, time))
+    fetch_queues = waiting(PullClient.fetch_queues)
+    min_offset = waiting(PullClient.min_offset)
+    max_offset = waiting(PullClient.max_offset)
+    offset_for_time = waiting(PullClient.offset_for_time)

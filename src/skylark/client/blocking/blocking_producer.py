@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, Unpack
 
-from skylark.client.blocking.blocking_client import BlockingClient
-from skylark.client.blocking.blocking_permits import Gate
-from skylark.client.blocking.event_loop_thread import Portal
+from skylark.client.blocking.blocking_client import BlockingClient, LoopFacade, waiting
+from skylark.client.blocking.event_loop_thread import EventLoopThread
 from skylark.client.core.client_message import Message, MessageExt, SendResult, TxState
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
 from skylark.client.core.service_state import require_running
@@ -38,10 +37,9 @@ from skylark.client.producer import producer as aio
 from skylark.client.producer.producer_settings import ProducerKeywords, ProducerSettings
 from skylark.client.producer.queue_selector import apply_selector
 from skylark.client.producer.send_options import SendKeywords
-from skylark.client.producer.transaction_producer import Transaction as AioTransaction
-from skylark.client.producer.transaction_producer import TransactionResult, checked_listener
+from skylark.client.producer.transaction_producer import Transaction as AsyncTransaction
+from skylark.client.producer.transaction_producer import checked_listener
 from skylark.core.errors import ClientError, ClientStateError
-from skylark.wire.bodies.common_body import MessageQueue
 
 #: Says how the transaction of a message ended; None counts as unknown.
 Checker: TypeAlias = Callable[[MessageExt], TxState | None]
@@ -80,14 +78,11 @@ class Producer(BlockingClient[aio.Producer]):
                 group, options, hooks=hooks, transaction_listener=transaction_listener, **settings
             )
         )
-        self._gate = Gate(
-            count_max=self.settings.pending_max, size_max=self.settings.pending_bytes_max
-        )
         self._submitting: set[asyncio.Task[None]] = set()  # on the loop
 
     @property
     def settings(self) -> ProducerSettings:
-        return self._twin.settings
+        return self._client.settings
 
     # ---- sending ---------------------------------------------------------------------------------
 
@@ -95,7 +90,7 @@ class Producer(BlockingClient[aio.Producer]):
         """Send and wait until it is stored."""
         if how:
             how = self._select(message, how)
-        return self._run(self._twin.send(message, **how))
+        return self._run(self._client.send(message, **how))
 
     def submit(self, message: Message, **how: Unpack[SendKeywords]) -> Future[SendResult]:
         """Send without waiting for the answer: the future has the result, or the error.
@@ -104,40 +99,47 @@ class Producer(BlockingClient[aio.Producer]):
         raises TooManyRequestsError if that lasts longer than the timeout. The future cannot be
         cancelled: cancelling would not undo the send.
         """
-        portal = self._started()
+        loop_thread, parts = self._started(), self._client._parts
+        if parts is None:
+            raise ClientStateError(f"producer {self.group} was stopped")
+        began = parts.clock.monotonic()
         if how:
             how = self._select(message, how)
         timeout = how.get("timeout")
         body: object = message.body
         size = len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0
         timeout_s = self.settings.send_timeout if timeout is None else seconds(timeout)
-        self._gate.take(size, timeout_s)
+        if not parts.permits.try_take(size):
+            parts.permits.take_blocking(size, timeout_s - (parts.clock.monotonic() - began))
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
-        portal.post(self._begin_submit, message, how, future, size)
+        submit = partial(self._client._submit_in_span, parts, message, how, began, size)
+        loop_thread.post(self._begin_submit, submit, future)
         return future
 
     def _begin_submit(
-        self, message: Message, how: SendKeywords, future: Future[SendResult], size: int
+        self,
+        submit: Callable[[], Coroutine[Any, Any, asyncio.Future[SendResult]]],
+        future: Future[SendResult],
     ) -> None:
-        work = self._submit(message, how, partial(self._settle, future, size))
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._submit(submit, future))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
 
     async def _submit(
-        self, message: Message, how: SendKeywords, settle: Callable[[asyncio.Future[Any]], None]
+        self,
+        submit: Callable[[], Coroutine[Any, Any, asyncio.Future[SendResult]]],
+        future: Future[SendResult],
     ) -> None:
         sent: asyncio.Future[SendResult]
         try:
-            sent = await self._twin.submit(message, **how)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+            sent = await submit()
+        except Exception as error:  # noqa: BLE001 - any error belongs into the future
             sent = asyncio.get_running_loop().create_future()
             sent.set_exception(error)
-        sent.add_done_callback(settle)
+        sent.add_done_callback(partial(self._settle, future))
 
-    def _settle(self, future: Future[SendResult], size: int, sent: asyncio.Future[Any]) -> None:
-        self._gate.give(size)
+    def _settle(self, future: Future[SendResult], sent: asyncio.Future[Any]) -> None:
         if sent.cancelled():
             future.set_exception(ClientStateError("the producer was stopped meanwhile"))
         elif (error := sent.exception()) is not None:
@@ -152,11 +154,11 @@ class Producer(BlockingClient[aio.Producer]):
         messages = tuple(messages)
         if messages:
             how = self._select(messages[0], how)
-        return self._run(self._twin.send_batch(messages, **how))
+        return self._run(self._client.send_batch(messages, **how))
 
     def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection; whether it arrives, nobody knows."""
-        self._run(self._twin.send_oneway(message, **self._select(message, how)))
+        """Hand a message to a connection, without waiting for a reply."""
+        self._run(self._client.send_oneway(message, **self._select(message, how)))
 
     def flush(self) -> None:
         """Let go what waits for company, and wait until nothing is under way."""
@@ -165,38 +167,33 @@ class Producer(BlockingClient[aio.Producer]):
     async def _flush(self) -> None:
         while self._submitting:
             await asyncio.wait(tuple(self._submitting))
-        await self._twin.flush()
+        await self._client.flush()
 
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that one may send to."""
-        return self._run(self._twin.queues(topic))
-
-    def recall(self, topic: str, handle: str, *, timeout: Duration | None = None) -> str:
-        """Take back a message that is not delivered yet; its unique id."""
-        return self._run(self._twin.recall(topic, handle, timeout=timeout))
+    queues = waiting(aio.Producer.queues)
+    recall = waiting(aio.Producer.recall)
 
     def _select(self, message: Message, how: SendKeywords) -> SendKeywords:
         """Let a selector choose here: it belongs to the application, and may block."""
         selector = how.get("selector")
         if selector is None or how.get("queue") is not None or how.get("shard") is not None:
-            return how  # nothing to select, or an error that the twin will tell
+            return how  # nothing to select, or an error that the asyncio producer raises
         chosen = apply_selector(
             selector, self.queues(message.topic), message, how.get("selector_arg")
         )
         return {**how, "selector": None, "queue": chosen}
 
-    def _started(self) -> Portal:
+    def _started(self) -> EventLoopThread:
         require_running(self.state, f"producer {self.group}")
-        assert self._portal is not None
-        self._portal.check()
-        return self._portal
+        assert self._started_on is not None
+        self._started_on.check()
+        return self._started_on
 
     # ---- transactions ----------------------------------------------------------------------------
 
     def transaction_checker(self, checker: CheckerT) -> CheckerT:
         """Decorator: the function, which runs in a thread, says how a transaction ended."""
         refuse_coroutine(checker)
-        self._do(self._twin.transaction_checker, checker)
+        self._do(self._client.transaction_checker, checker)
         return checker
 
     def transaction(
@@ -208,67 +205,49 @@ class Producer(BlockingClient[aio.Producer]):
         timeout: Duration | None = None,
     ) -> Transaction:
         """``with``: the message appears if the block ends well; see Transaction."""
-        portal = self._started()
+        loop_thread = self._started()
         begin = partial(
-            self._twin.transaction, message, delay=delay, deliver_at=deliver_at, timeout=timeout
+            self._client.transaction, message, delay=delay, deliver_at=deliver_at, timeout=timeout
         )
-        return Transaction(portal, portal.call_plain(begin))
+        return Transaction(loop_thread.call_plain(begin), loop_thread)
 
-    def send_in_transaction(
-        self, message: Message, arg: object = None, *, timeout: Duration | None = None
-    ) -> TransactionResult:
-        """Send with the ``transaction_listener``, which gets the message and ``arg``."""
-        return self._run(self._twin.send_in_transaction(message, arg, timeout=timeout))
-
-    # ---- request and reply -----------------------------------------------------------------------
-
-    def request(self, message: Message, *, timeout: Duration | None = None) -> MessageExt:
-        """Send a request and wait for its reply."""
-        return self._run(self._twin.request(message, timeout=timeout))
-
-    def reply(
-        self, request: MessageExt, body: bytes, *, timeout: Duration | None = None
-    ) -> SendResult:
-        """Answer a request that a consumer has received; raises CannotReplyError."""
-        return self._run(self._twin.reply(request, body, timeout=timeout))
+    send_in_transaction = waiting(aio.Producer.send_in_transaction)
+    request = waiting(aio.Producer.request)
+    reply = waiting(aio.Producer.reply)
 
 
-class Transaction:
+class Transaction(LoopFacade[AsyncTransaction]):
     """``with producer.transaction(message) as tx``: committed at the end of the block.
 
     An exception in the block rolls back. ``tx.rollback()`` and ``tx.unknown()`` decide otherwise;
     after ``unknown`` the broker will ask the checker.
     """
 
-    def __init__(self, portal: Portal, twin: AioTransaction) -> None:
-        self._portal = portal
-        self._twin = twin
-
     @property
     def sent(self) -> SendResult:
         """Where the half message is."""
-        return self._twin.sent
+        return self._client.sent
 
     @property
     def id(self) -> str:
-        """What the checker finds in ``message.transaction_id``."""
-        return self._twin.id
+        """The id that the checker finds in ``message.transaction_id``."""
+        return self._client.id
 
     @property
     def state(self) -> TxState | None:
         """How it ended, or will end; None while that is open."""
-        return self._twin.state
+        return self._client.state
 
     def rollback(self) -> None:
         """Let the message disappear at the end of the block."""
-        self._twin.rollback()
+        self._client.rollback()
 
     def unknown(self) -> None:
         """Leave it open at the end of the block: the broker will ask the checker."""
-        self._twin.unknown()
+        self._client.unknown()
 
     def __enter__(self) -> Self:
-        self._portal.call(self._twin.__aenter__())
+        self._run(self._client.__aenter__())
         return self
 
     def __exit__(
@@ -277,7 +256,7 @@ class Transaction:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._portal.call(self._twin.__aexit__(exc_type, exc, traceback))
+        self._run(self._client.__aexit__(exc_type, exc, traceback))
 
 
 def refuse_coroutine(function: Callable[..., Any]) -> None:

@@ -3,20 +3,20 @@
 One daemon thread for the whole process runs the loop; it starts with the first client that needs
 it. A call hands a coroutine over and waits for its end::
 
-    result = shared_portal().call(producer.send(message))
+    result = shared_loop_thread().call(producer.send(message))
 
 Many threads may call at once: the loop is woken once for what came together.
 
-**Interrupts.** Ctrl-C, or whatever else a signal handler raises in a waiting thread, cancels the
-call, gives it a moment to end, and goes on its way. What the call has brought already, and nobody
-gets now, can be put back (``unused``).
+**Interrupts.** Ctrl-C, or any other error that a signal handler raises in a waiting thread, cancels
+the call, gives it a moment to end, and is raised. A result that has arrived already and cannot be
+returned any more can be put back (``unused``).
 
 **From inside.** A call from the private loop itself (in a hook, say) would wait for itself for
 ever; it raises ClientStateError instead. So does one from the control thread, for which the private
 loop would wait.
 
 **Fork.** The child has no such thread and must not touch the parent's connections: every call
-through a parent's portal raises ClientStateError there, and new clients get a new portal.
+through the parent's loop thread raises ClientStateError there, and new clients get a new one.
 
 **The end.** Nothing waits for the thread when the interpreter ends. What still calls then, such as
 an iterator that is cleaned up, gets ClientStateError rather than waiting for a thread that does not
@@ -35,8 +35,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.core.control_loop import Handover, in_control_thread
-from skylark.client.core.process_singleton import PerProcess
+from skylark.client.core.control_loop import Handover, PerProcess, in_control_thread
 from skylark.client.core.threads import DaemonExecutor
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
@@ -81,7 +80,7 @@ class _Call(Generic[T]):
         self._latch.release()
 
     def cancel(self, unused: Callable[[T], object] | None) -> None:
-        """Nobody waits any more; ``unused`` gets the result if there is one nevertheless."""
+        """The caller waits no more; ``unused`` gets the result if there is one nevertheless."""
         if self._task is None:  # the caller was interrupted before it could hand it over
             self._work.close()
             self._latch.release()
@@ -91,7 +90,7 @@ class _Call(Generic[T]):
             self._task.add_done_callback(partial(_give_back, unused))
 
     def wait(self) -> None:
-        """Until it has ended; may be left by whatever a signal handler raises."""
+        """Until it has ended; an error of a signal handler ends the wait."""
         while not self._latch.acquire(timeout=_WAIT_SLICE_S):
             pass
 
@@ -108,8 +107,8 @@ class _Call(Generic[T]):
 
 
 @final
-class Portal:
-    """The private loop of this process; :func:`shared_portal` gives it."""
+class EventLoopThread:
+    """The private loop of this process; :func:`shared_loop_thread` gives it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -155,7 +154,7 @@ class Portal:
     def call(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
         """Do ``work`` on the loop and wait for it.
 
-        ``unused`` is called on the loop with a result that nobody gets, because of an interrupt.
+        ``unused`` is called on the loop with a result that an interrupted caller does not get.
         """
         try:
             self.check()
@@ -232,5 +231,9 @@ async def _end_of(source: AsyncGenerator[Any, None]) -> None:
     await source.aclose()
 
 
-#: The portal of this process.
-shared_portal: Final = PerProcess(Portal)
+#: The loop thread of this process.
+shared_loop_thread: Final = PerProcess(EventLoopThread)
+
+# Former names, which the Spark package still uses.
+Portal = EventLoopThread
+shared_portal = shared_loop_thread

@@ -1,6 +1,6 @@
-"""Consumers: what each kind of them does, and the decisions that they share.
+"""Consumers of every kind, and the logic that they share.
 
-Decisions stand apart from whoever carries them out. These modules see neither sockets nor the
+Decisions are separate from their execution. These modules see neither sockets nor the
 event loop; times are arguments, and what is to be done comes back as instructions:
 
 ==================  ================================================================================

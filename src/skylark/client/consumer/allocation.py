@@ -3,7 +3,7 @@
 ==========================  ====================================================================
 ``AVG``                     runs of neighbours: of 8 queues for 3 members 012, 345, 67
 ``AVG_BY_CIRCLE``           dealt out one by one: 036, 147, 25
-``CONFIG``                  those that were configured, whoever else has them
+``CONFIG``                  those that were configured, even if others have them
 ``MACHINE_ROOM``            only queues of brokers ``<room>@<name>`` in certain rooms, runs of
                             equal length, the rest one by one: 016, 237, 45
 ``MACHINE_ROOM_NEARBY-x``   queues of my room by strategy x among its members; rooms without
@@ -17,7 +17,8 @@ broker, id), members as strings. Then no queue is left out and none has two owne
 ``CONFIG``, and where ``MACHINE_ROOM`` excludes rooms. A member that is not in the list gets
 nothing: it has not arrived at the brokers yet.
 
-Answers to ``AllocateMessageQueueStrategy`` and its classes; the results are those of Java.
+Counterpart of Java's ``AllocateMessageQueueStrategy`` and its classes; the results are those of
+Java.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class ByCircle:
 
 
 class ByConfig:
-    """CONFIG: the same queues always, of whatever topic."""
+    """CONFIG: always the same queues, of any topic."""
 
     name = "CONFIG"
 
@@ -157,7 +158,7 @@ class NearbyMachineRoom:
 
 def _room(what: object, room: str) -> str:
     if not room:
-        raise ClientError(f"nobody knows the machine room of {what}")
+        raise ClientError(f"the machine room of {what} is not known")
     return room
 
 

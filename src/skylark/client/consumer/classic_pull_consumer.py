@@ -14,11 +14,11 @@ once; :meth:`PullConsumer.pull_block_if_not_found` lets the broker wait for a me
 group, and tells which are its.
 
 :class:`PullSchedule` does the going round: for each queue that is ours it calls the application
-again and again, after whatever delay the application asked for.
+again and again, after the delay that the application asked for.
 
 Java has deprecated this consumer; :mod:`skylark.client.consumer.lite_pull.lite_pull_consumer` is
 the one for new programs. Queues and topics are named as the application knows them, without
-namespace. Answers to ``DefaultMQPullConsumer`` and ``MQPullConsumerScheduleService``.
+namespace. Counterpart of Java's ``DefaultMQPullConsumer`` and ``MQPullConsumerScheduleService``.
 """
 
 from __future__ import annotations
@@ -33,15 +33,21 @@ from typing import Final, Self, TypeAlias
 import msgspec
 
 from skylark.client.consumer.allocation import Allocation, Averagely
-from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import PullResult, PullTerms
 from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.consumer.pull_consumer_session import PullGroup
+from skylark.client.consumer.pull_consumer_session import PullConsumerSession
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import make_subscription
-from skylark.client.core.argument_checks import check_fields, checks_arguments, fits, refused
+from skylark.client.core.argument_checks import (
+    check_fields,
+    checks_arguments,
+    fits,
+    refuse_generator,
+    refused,
+)
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration, seconds
 from skylark.client.core.client_runtime import ClientRuntime, default_runtime
@@ -120,7 +126,7 @@ class PullConsumer(PullClient):
         """Join the group."""
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
-        group = self._group_access = PullGroup(
+        group = self._session = PullConsumerSession(
             self.group,
             self.options,
             self._runtime or default_runtime(),
@@ -130,7 +136,7 @@ class PullConsumer(PullClient):
             offset_folder=self._settings.offset_folder,
         )
         async with group.starting():
-            self._sends_back = SendsBack(
+            self._sends_back = SendBackClient(
                 group.access.link,
                 group.group,
                 reconsume_times_max=self._settings.max_reconsume_times,
@@ -157,7 +163,7 @@ class PullConsumer(PullClient):
         if listener is not None:
             listeners.append(listener)
         if self.state is ServiceState.RUNNING:
-            group = self._group_access
+            group = self._session
             wire_topic = group.namespace.wrap(topic)
             group.subscribe(make_subscription(wire_topic, now_ms=group.clock.now_ms()))
         return self
@@ -172,7 +178,7 @@ class PullConsumer(PullClient):
         """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
         if self.state is ServiceState.SHUTDOWN_ALREADY:
             return
-        namespace = self._group_access.namespace
+        namespace = self._session.namespace
         topic = namespace.unwrap(settled.topic)
         everything = frozenset(map(namespace.unwrap_queue, settled.all_queues))
         ours = frozenset(map(namespace.unwrap_queue, settled.my_queues))
@@ -233,9 +239,9 @@ class PullConsumer(PullClient):
     ) -> PullResult:
         group = self._require_running()
         if offset < 0:
-            raise ClientError(f"offset < 0: {offset}")
+            raise ClientError(f"offset must be 0 or more, not {offset}")
         if terms.count_max <= 0:
-            raise ClientError(f"maxNums <= 0: {terms.count_max}")
+            raise ClientError(f"count must be 1 or more, not {terms.count_max}")
         wire_queue = group.namespace.wrap_queue(queue)
         subscription = make_subscription(
             wire_queue.topic, tags, sql=sql, now_ms=group.clock.now_ms()
@@ -246,11 +252,11 @@ class PullConsumer(PullClient):
         )
         if result.messages:
             call_hooks(self._filters, wire_queue, result.messages)
-            self._tell_hooks(result.messages)
+            self._call_consume_hooks(result.messages)
         return result
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have a message delivered to the group again; raises ClientError if nobody takes it.
+        """Have a message delivered to the group again; raises ClientError if no broker takes it.
 
         Level 0: after a delay that grows with each delivery; -1: to the dead letters.
         """
@@ -266,7 +272,7 @@ class PullConsumer(PullClient):
         group.offsets.update(group.namespace.wrap_queue(queue), offset, increase_only=False)
 
     async def update_consume_offset_to_broker(self, queue: MessageQueue, offset: int) -> None:
-        """Save an offset at the broker now, whoever has the queue; raises what the broker says."""
+        """Save an offset at the broker now, for any queue; raises the error of the broker."""
         group = self._require_running()
         wire_queue = group.namespace.wrap_queue(queue)
         before = group.offsets.read(wire_queue)
@@ -325,6 +331,7 @@ class PullSchedule(Startable):
 
     def register(self, topic: str, callback: PullCallback) -> Self:
         """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        refuse_generator("callback", callback)
         if topic not in self._callbacks:
             self.consumer.register_queue_listener(topic, self._shared)
         self._callbacks[topic] = callback
@@ -354,7 +361,7 @@ class PullSchedule(Startable):
                 self._running[queue] = self._tasks.spawn(work, name=str(queue))
 
     async def _go_round(self, queue: MessageQueue, callback: PullCallback) -> None:
-        clock = self.consumer._group_access.clock
+        clock = self.consumer._session.clock
         task = PullTask(self.consumer)
         while True:
             delay_s = ERROR_DELAY_S

@@ -1,9 +1,9 @@
-"""Giving messages back that a handler could not deal with, for another try later.
+"""Sends messages that a handler failed on back to the broker, for another delivery later.
 
 The broker that a message came from puts it among the retries of the group (36). If it does not, the
 client publishes the message there itself, as the inner producer of Java's client does: three
 attempts, each at another broker if there is one. Only if that fails as well the caller keeps the
-message. Runs on the loop that consumes. Answers to ``sendMessageBack`` of
+message. Runs on the loop that consumes. Counterpart of Java's ``sendMessageBack`` of
 ``DefaultMQPushConsumerImpl``.
 """
 
@@ -18,10 +18,10 @@ from skylark.client.consumer.push.concurrent_settlement import (
     retry_message,
     send_back_header,
 )
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT
-from skylark.client.producer.queue_selector import Turn, choose_in_turn
+from skylark.client.producer.queue_selector import RoundRobin, choose_in_turn
 from skylark.client.producer.send_request import (
     COMPRESS_OVER,
     Parcel,
@@ -44,12 +44,12 @@ _NOT_PUBLISHED: Final = frozenset(
 )
 
 
-class SendsBack:
+class SendBackClient:
     """The way back of one consumer's messages."""
 
     def __init__(
         self,
-        link: Link,
+        link: BrokerConnections,
         group: str,
         *,
         reconsume_times_max: int,
@@ -60,7 +60,7 @@ class SendsBack:
         self._group = group
         self._reconsume_times_max = reconsume_times_max
         self._topic = retry_topic(group)
-        self._turn = Turn(rng or random.Random())
+        self._turn = RoundRobin(rng or random.Random())
         self._template = SendTemplate(
             INNER_PRODUCER_GROUP,
             self._topic,

@@ -1,15 +1,20 @@
-"""Saving offsets where they outlive the consumer: at brokers, or in a file.
+"""Persistence of consumer offsets: at the brokers, or in a local file.
 
 Both stores have the same interface and an :class:`OffsetTable` as memory. They run on the control
-loop, so that offsets are saved while an application blocks its own. A save to a broker gets no
-answer (as in Java): what gets lost on the way is sent again with the next round, and pulls carry
-the offset as well. There is no next round when a consumer leaves: then it waits for the answers.
-:meth:`OffsetStore.read` asks the store itself and leaves the memory alone: what is there is saved,
-and what was only read might take the group back. While a master is away its slave is asked, and
-told: it knows what was committed up to some seconds before, and tells the master when that is back.
+loop, so that offsets are saved while an application blocks its own. A periodic save to a broker
+asks for no answer (as in Java): an update that is lost is sent again with the next round, and pulls
+carry the offset as well. Two saves wait for the answers: that of a consumer that leaves, which has
+no next round, and :meth:`OffsetStore.commit`, which an application calls to be sure. A save sends
+the offset that memory holds when the request leaves, so a slow round never overwrites a commit that
+came after it began.
+
+:meth:`OffsetStore.read` asks the store itself and does not change the memory: the memory is saved,
+and an offset that was only read might take the group back. While a master is away, reads and saves
+go to its slave: it knows what was committed up to some seconds before, and hands the offsets to the
+master when that is back.
 
 The file of a broadcasting consumer is small, and written only if an offset has moved; so this
-happens in place. Answers to ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+happens in place. Counterpart of Java's ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from skylark.client.consumer.offset_table import LocalOffsetFile, OffsetTable
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -36,6 +41,13 @@ class OffsetStore(Protocol):
 
     async def read(self, queue: MessageQueue) -> int | None:
         """What is stored, None if nothing is; raises SkylarkError or OSError."""
+
+    async def commit(self, queues: Collection[MessageQueue]) -> None:
+        """Save the offsets of these queues and wait until they are stored.
+
+        Raises SkylarkError or OSError for the first that is not; the others are saved nevertheless,
+        and memory keeps all of them for the next round.
+        """
 
     async def persist(self, queue: MessageQueue) -> None:
         """Save the offset of one queue, if there is one in memory."""
@@ -53,7 +65,7 @@ class OffsetStore(Protocol):
 class RemoteOffsets:
     """Offsets at the brokers, shared by the members of a group."""
 
-    def __init__(self, group: str, link: Callable[[], Link]) -> None:
+    def __init__(self, group: str, link: Callable[[], BrokerConnections]) -> None:
         """``link`` gives that of the control loop."""
         self.table = OffsetTable()
         self._group = group
@@ -76,10 +88,33 @@ class RemoteOffsets:
         except ClientError:
             return (await lookup.reader_of(queue)).address
 
+    async def commit(self, queues: Collection[MessageQueue]) -> None:
+        results = await asyncio.gather(
+            *(self._commit_in_turn(*each) for each in _by_place(self.table.to_save(queues))),
+            return_exceptions=True,
+        )
+        for error in results:
+            if error is not None:
+                raise error
+
+    async def _commit_in_turn(
+        self, place: tuple[str, str], offsets: dict[MessageQueue, int]
+    ) -> None:
+        """Commit the offsets of one topic at one broker; see :meth:`_save_in_turn`."""
+        queues = list(offsets)
+        if place not in self._begun:
+            await self._send(queues.pop(0), wait=True)
+            self._begun.add(place)
+        results = await asyncio.gather(
+            *(self._send(queue, wait=True) for queue in queues), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
     async def persist(self, queue: MessageQueue) -> None:
-        offset = self.table.read(queue)
-        if offset is not None:
-            await self._save(queue, offset)
+        if self.table.read(queue) is not None:
+            await self._save(queue)
 
     async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
         return await self._save_all(queues, wait=False)
@@ -94,44 +129,59 @@ class RemoteOffsets:
     async def _save_all(
         self, queues: Collection[MessageQueue], *, wait: bool
     ) -> dict[MessageQueue, int]:
-        saves: dict[tuple[str, str], dict[MessageQueue, int]] = {}
-        offsets = self.table.to_save(queues)
-        for queue, offset in offsets.items():
-            saves.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
+        places = _by_place(self.table.to_save(queues))
         saved = await asyncio.gather(
-            *(self._save_in_turn(place, each, wait=wait) for place, each in saves.items())
+            *(self._save_in_turn(place, each, wait=wait) for place, each in places)
         )
-        return {queue: offsets[queue] for each in saved for queue in each}
+        return {queue: offset for each in saved for queue, offset in each.items()}
 
     async def _save_in_turn(
         self, place: tuple[str, str], offsets: dict[MessageQueue, int], *, wait: bool
-    ) -> list[MessageQueue]:
-        """Save the offsets of one topic at one broker; for which queues that went well.
+    ) -> dict[MessageQueue, int]:
+        """Save the offsets of one topic at one broker; those that went out.
 
         Apache's broker loses some of the first offsets of a group if they arrive together. So the
         first one goes alone, and until one was answered its answer is waited for; if there is none,
-        nobody waits for the others.
+        the others are sent without waiting.
         """
-        (first, first_offset), *rest = offsets.items()
-        answered = await self._save(first, first_offset, wait=wait or place not in self._begun)
-        if answered:
+        first, *rest = offsets
+        sent = await self._save(first, wait=wait or place not in self._begun)
+        if sent is not None:
             self._begun.add(place)
-        others = await asyncio.gather(*(self._save(*each, wait=wait and answered) for each in rest))
-        results = zip(offsets, (answered, *others), strict=True)
-        return [queue for queue, went_well in results if went_well]
+        wait = wait and sent is not None
+        others = await asyncio.gather(*(self._save(queue, wait=wait) for queue in rest))
+        results = zip(offsets, (sent, *others), strict=True)
+        return {queue: offset for queue, offset in results if offset is not None}
 
-    async def _save(self, queue: MessageQueue, offset: int, *, wait: bool = False) -> bool:
-        """Send an offset to its broker; whether that went well."""
-        link = self._link()
+    async def _save(self, queue: MessageQueue, *, wait: bool = False) -> int | None:
+        """Send the offset of a queue to its broker: that offset, or None with a warning."""
         try:
-            target = await link.lookup.reader_of(queue)
+            return await self._send(queue, wait=wait)
+        except SkylarkError as error:
+            offset = self.table.read(queue)
+            log.warning("offset %s of %s is not saved now: %s", offset, queue, error)
+            return None
+
+    async def _send(self, queue: MessageQueue, *, wait: bool) -> int | None:
+        """Send the offset of a queue to its broker; None if memory has forgotten it meanwhile."""
+        link = self._link()
+        target = await link.lookup.reader_of(queue)
+        offset = self.table.read(queue)  # as it is now: it may have moved during the look-up
+        if offset is not None:
             await link.calls.update_offset(
                 target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
             )
-        except SkylarkError as error:
-            log.warning("offset %d of %s is not saved now: %s", offset, queue, error)
-            return False
-        return True
+        return offset
+
+
+def _by_place(
+    offsets: Mapping[MessageQueue, int],
+) -> list[tuple[tuple[str, str], dict[MessageQueue, int]]]:
+    """Offsets by the broker and topic that they belong to."""
+    places: dict[tuple[str, str], dict[MessageQueue, int]] = {}
+    for queue, offset in offsets.items():
+        places.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
+    return list(places.items())
 
 
 class LocalOffsets:
@@ -146,6 +196,9 @@ class LocalOffsets:
 
     async def read(self, queue: MessageQueue) -> int | None:
         return self._file.load().get(queue)
+
+    async def commit(self, queues: Collection[MessageQueue]) -> None:
+        self._file.save(self.table.to_save(queues))
 
     async def persist(self, queue: MessageQueue) -> None:
         self._save([queue])

@@ -1,4 +1,4 @@
-"""How far a group has come: offsets in memory, and where they are kept.
+"""Consumer offsets in memory, and the offset file of broadcasting consumers.
 
 :class:`OffsetTable` is the memory. Results of handlers raise the offset of a queue; a periodic task
 and the end of a queue save it. An offset may be *frozen*: after a jump (the broker has no such
@@ -28,7 +28,7 @@ on the line before. All releases read both, and so do we::
 content was copied to ``offsets.json.bak`` before. A reader falls back to that copy if the file is
 missing, empty or broken. A broken file is never copied over a sound one.
 
-Answers to ``OffsetStore``, ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+Counterpart of Java's ``OffsetStore``, ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages of one queue that were pulled and not yet consumed, and when to pull more of them.
+"""Messages of one queue that were pulled and not yet consumed, and the flow control of its pulls.
 
 The *committable offset* is that of the first message which is still here: everything before it was
-consumed. So a slow message holds the commit back, and after a crash whatever was consumed behind it
+consumed. So a slow message holds the commit back, and after a crash the messages consumed behind it
 is delivered again; at least once is the promise.
 
 **Two ways out.** Concurrent consumers hand messages out as they come and remove them in any order
@@ -18,9 +18,10 @@ the order made anew.
 them, so this is what really is in memory; Java counts inflated bodies.
 
 **Threads.** One loop owns the messages. ``dropped`` and ``locked`` may be set by another thread.
-Once dropped a queue stays so: whoever is about to hand out or commit something looks first.
+Once dropped a queue stays so: check it before handing out or committing anything.
 
-Answers to ``ProcessQueue`` and the checks at the head of ``DefaultMQPushConsumerImpl.pullMessage``.
+Counterpart of Java's ``ProcessQueue`` and the checks at the head of
+``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class ProcessQueue:
                     started.pop(offset, None)
         self.size -= size
         if self._drained is not None:
-            self._tell_drained()
+            self._notify_drained()
         return self._first_offset()
 
     def _first_offset(self) -> int:
@@ -191,7 +192,7 @@ class ProcessQueue:
         self._drained_count = count
         self._drained = callback
 
-    def _tell_drained(self) -> None:
+    def _notify_drained(self) -> None:
         callback = self._drained
         if callback is not None and self.count <= self._drained_count:
             self._drained = None
@@ -233,7 +234,7 @@ class ProcessQueue:
         self.size -= sum([message.record.total_size for message in in_flight.values()])
         in_flight.clear()
         if self._drained is not None:
-            self._tell_drained()
+            self._notify_drained()
         return offset
 
     def rollback(self) -> None:
@@ -329,7 +330,7 @@ class HoldReason(enum.Enum):
     SPAN = "the first message is too far behind the last"
     NOT_LOCKED = "the broker has not granted the queue"
     OFFSET_UNCHECKED = "another consumer may have committed before the queue was granted"
-    NO_SUBSCRIPTION = "nobody subscribes the topic any more"
+    NO_SUBSCRIPTION = "the topic is not subscribed any more"
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What pull consumers ask brokers about queues: for their messages, and where these begin and end.
+"""Requests of pull consumers about queues: their messages, and their first and last offset.
 
 :class:`QueueAccess` binds a group to the link of the event loop that pulls. Committed offsets are
 elsewhere (:mod:`skylark.client.consumer.offset_persistence`). Topics and groups are names as
@@ -8,7 +8,7 @@ Pulls name their subscription themselves: a broker need not know the group for t
 carry an offset to be committed. Brokers select by SQL only if they are new enough, which is known
 from their answer to a heartbeat; without one such a pull is refused here.
 
-Answers to ``PullAPIWrapper`` and to the queries of ``MQAdminImpl``.
+Counterpart of Java's ``PullAPIWrapper`` and of the queries of ``MQAdminImpl``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skylark.client.consumer.start_position import (
 )
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.broker_calls import Pulled, PullStatus
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import MASTER_ID, Target
@@ -42,7 +42,7 @@ _QUEUE_OFFSET: Final = 5  # index of the field in the head of a record
 
 
 class PullResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pull brought; go on at ``next_offset`` whatever the status."""
+    """What a pull brought; the next pull begins at ``next_offset``, with any status."""
 
     status: PullStatus
     next_offset: int
@@ -64,7 +64,7 @@ class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
 class QueueAccess:
     """Requests about queues on behalf of one group, over one link."""
 
-    def __init__(self, instance: ClientInstance, link: Link, group: str) -> None:
+    def __init__(self, instance: ClientInstance, link: BrokerConnections, group: str) -> None:
         self.link = link
         self._instance = instance
         self._group = group

@@ -1,10 +1,11 @@
-"""What both pull consumers have in common: their life, their hooks, and questions about queues.
+"""Base of both pull consumers: start and stop, hooks, and requests about queues.
 
-A consumer that was started has a :class:`~skylark.client.consumer.pull_consumer_session.PullGroup`;
-its methods belong to the loop of the start. Consume hooks count messages as consumed when they are
-handed out: what becomes of them afterwards is not known here.
+A consumer that was started has a
+:class:`~skylark.client.consumer.pull_consumer_session.PullConsumerSession`; its methods belong to
+the loop of the start. Consume hooks count messages as consumed when they are handed out: what
+becomes of them afterwards is not known here.
 
-Answers to what ``DefaultMQPullConsumer`` and ``DefaultLitePullConsumer`` have in common.
+Counterpart of what Java's ``DefaultMQPullConsumer`` and ``DefaultLitePullConsumer`` have in common.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from skylark.client.consumer.pull_consumer_session import PullGroup
+from skylark.client.consumer.pull_consumer_session import PullConsumerSession
 from skylark.client.core.argument_checks import checks_arguments, refused
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
 from skylark.client.core.service_state import ServiceState, Startable, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.core.validation import check_group, check_hooks, check_topic
+from skylark.core.lifecycle import join
 from skylark.wire.bodies.common_body import MessageQueue
 
 
 @checks_arguments
 class PullClient(Startable):
-    """See the module. ``_group_access`` is set by ``start``."""
+    """See the module. ``_session`` is set by ``start``."""
 
-    _group_access: PullGroup
+    _session: PullConsumerSession
 
     def __init__(
         self,
@@ -58,22 +59,22 @@ class PullClient(Startable):
         if self._stopping is None:
             was_running = self.state is ServiceState.RUNNING
             if was_running:
-                self._group_access.check_loop()
+                self._session.check_loop()
             self.state = ServiceState.SHUTDOWN_ALREADY
             if not was_running:
                 return
-            self._stopping = asyncio.get_running_loop().create_task(self._group_access.leave())
+            self._stopping = asyncio.get_running_loop().create_task(self._session.leave())
         await join(self._stopping)
 
-    def _require_running(self) -> PullGroup:
+    def _require_running(self) -> PullConsumerSession:
         require_running(self.state, f"consumer {self.group}")
-        self._group_access.check_loop()
-        return self._group_access
+        self._session.check_loop()
+        return self._session
 
-    def _tell_hooks(self, messages: list[MessageExt]) -> None:
+    def _call_consume_hooks(self, messages: list[MessageExt]) -> None:
         """Messages of one queue are handed out."""
         if messages and self._consume_hooks.any:
-            group = self._group_access
+            group = self._session
             context = ConsumeContext(
                 group=self.group,
                 messages=messages,

@@ -1,11 +1,12 @@
-"""What both pull consumers stand on: an instance, a place in a group, and offsets.
+"""Session of a pull consumer: its client instance, its group membership and its offsets.
 
-A :class:`PullGroup` belongs to the loop that the consumer was started on. It acquires the client
-instance, registers a :class:`~skylark.client.consumer.pull_member.PullMember` there and opens the
-link over which the consumer pulls; at the end it undoes all of that in an order that loses nothing:
-offsets are saved before the brokers hear that the member leaves.
+A :class:`PullConsumerSession` belongs to the loop that the consumer was started on. It acquires the
+client instance, registers a :class:`~skylark.client.consumer.pull_member.PullMember` there and
+opens the link over which the consumer pulls; at the end it undoes all of that in an order that
+loses nothing: offsets are saved before the brokers hear that the member leaves.
 
-Answers to what ``DefaultMQPullConsumerImpl`` and ``DefaultLitePullConsumerImpl`` have in common.
+Counterpart of what Java's ``DefaultMQPullConsumerImpl`` and ``DefaultLitePullConsumerImpl`` have in
+common.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
 WATCH_FIRST_S: Final = 10.0
 
 
-class PullGroup:
+class PullConsumerSession:
     """One pull consumer's membership; see the module."""
 
     def __init__(
@@ -209,7 +210,7 @@ class PullGroup:
 
     async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
-            await self.persist([queue])
+            await self.instance.runtime.control.run(self._store.persist(queue))
             if queue not in self._member.assigned:
                 self.offsets.forget(queue)
 
@@ -232,11 +233,16 @@ class PullGroup:
             offset = await self.instance.runtime.control.run(self._member.read_offset(queue))
         return offset
 
-    async def persist(self, queues: Iterable[MessageQueue]) -> None:
-        """Save the offsets of these queues now; those of others stay in memory."""
-        control = self.instance.runtime.control
-        for queue in queues:
-            await control.run(self._store.persist(queue))
+    async def committed_offset(self, queue: MessageQueue) -> int | None:
+        """The committed offset as the store has it; memory stays as it is."""
+        return await self.instance.runtime.control.run(self._store.read(queue))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Set these offsets and wait until they are stored; raises SkylarkError or OSError."""
+        for queue, offset in offsets.items():
+            self._store.table.update(queue, offset, increase_only=False)
+        if offsets:
+            await self.instance.runtime.control.run(self._store.commit(tuple(offsets)))
 
     # ---- topics ----------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
-"""From an answer to messages: what every kind of consumer does with the bytes of a pull.
+"""Decodes the messages in the reply to a pull, for every kind of consumer.
 
 The messages of inner batches come out one by one. Each gets the smallest and largest offset of its
 queue as of the pull among its properties, as Java's client does. A message that was dispatched to
 several queues names another one in its record than that which it was read from; here it shows the
 latter.
 
-Bytes that are no record end the list: what came before them is good. Answers to the first half of
-``PullAPIWrapper.processPullResult``.
+Bytes that are no record end the list: what came before them is good. Counterpart of the first half
+of Java's ``PullAPIWrapper.processPullResult``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""A pull consumer as a member of its group: what it says in heartbeats, and which queues are its.
+"""Group membership of a pull consumer: its heartbeat data and its assigned queues.
 
 Lives on the control loop, as all members do (:mod:`skylark.client.core.member_table`), and carries
 out there what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself,
 on the loop of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken
 away is marked as dropped and its committed offset saved at once, even while the application blocks
-its loop. If that loop was closed, and nobody is there to stop the consumer, the member leaves by
-itself: its queues would be consumed by nobody.
+its loop. If that loop was closed without a stop of the consumer, the member leaves by
+itself: otherwise no member would consume its queues.
 
 ``subscriptions`` and ``assigned`` are replaced as a whole by the consumer and read here.
 
-Answers to ``RebalancePullImpl``, ``RebalanceLitePullImpl`` and the ``MQConsumerInner`` of both pull
-consumers.
+Counterpart of Java's ``RebalancePullImpl``, ``RebalanceLitePullImpl`` and the ``MQConsumerInner``
+of both pull consumers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Protocol
 from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.rebalance import (
     Instruction,
     Open,
@@ -92,11 +92,11 @@ class PullMember:
         self._rebalance = Rebalance(
             group, instance.client_id, strategy, clustering=clustering, push=False
         )
-        self._saved: dict[MessageQueue, int] = {}  # of queues that nobody shares out
+        self._saved: dict[MessageQueue, int] = {}  # of queues that are not shared by rebalancing
         self._tasks = Tasks(f"member of {group}")  # on the control loop
         self._abandoned = False
         self._started_ms = self._clock.now_ms()
-        self._sparingly = SparingLog(log, self._clock)
+        self._limited_log = RateLimitedLog(log, self._clock)
 
     def __repr__(self) -> str:
         return f"<PullMember {self.group} {len(self.process_queues)} queues>"
@@ -149,10 +149,11 @@ class PullMember:
         await self._store.persist_last([*ours, *changed])
 
     def _unsaved(self) -> tuple[Collection[MessageQueue], Collection[MessageQueue]]:
-        """Our queues, and those that nobody shares out whose offsets are to be saved.
+        """Our queues, and others (not shared by rebalancing) with offsets to save.
 
-        The latter belong to whoever commits them, so they are saved once for each commit and never
-        again. (Java's classic consumer forgets them if its application registered no listener.)
+        The latter belong to the client that commits them, so they are saved once for each commit
+        and never again. (Java's classic consumer forgets them if its application registered no
+        listener.)
         """
         table, ours = self._store.table, self.process_queues
         changed = [
@@ -202,7 +203,7 @@ class PullMember:
         route = self._instance.routes.get(topic)
         if route is None:
             text = "group %s waits for a route of topic %s"
-            self._sparingly.say(logging.INFO, ("route", topic), text, self.group, topic)
+            self._limited_log.log(logging.INFO, ("route", topic), text, self.group, topic)
             return False
         queues = route.subscribe
         members = await self._members(topic) if self._clustering else None
@@ -226,7 +227,7 @@ class PullMember:
             address = await link.lookup.broker_of_topic(topic)
             return await link.calls.consumer_ids(address, self.group)
         except SkylarkError as error:
-            self._sparingly.failed(
+            self._limited_log.failed(
                 "members", error, "the members of %s are not known now", self.group
             )
             return None
@@ -243,7 +244,7 @@ class PullMember:
             if isinstance(instruction, Release):
                 await self._release(instruction.queue, instruction.process_queue)
             elif isinstance(instruction, Open):
-                # Where to begin is looked up by whoever pulls.
+                # The pull task looks up where to begin.
                 self._store.table.forget(instruction.queue)
                 now_ms = self._clock.now_ms()
                 await self._carry_out(self._rebalance.opened(instruction.queue, NO_COMMIT, now_ms))

@@ -1,6 +1,6 @@
-"""Reading a range of a queue: pull after pull, from one offset to another, and nothing missed.
+"""Reads a range of a queue, from one offset to another, by repeated pulls without a gap.
 
-For whoever wants old messages in bulk, and has no group: Arrow and Spark. Pulls commit nothing and
+For readers of old messages in bulk without a group: Arrow and Spark. Pulls commit nothing and
 do not wait for new messages; the range is known to exist when it is asked for. ``bulk=true`` lets a
 Skylark broker answer with megabytes; an Apache broker ignores it and sends 32 messages at a time,
 or 8 that it must read from disk, which is said once in the log.
@@ -30,6 +30,7 @@ import msgspec
 
 from skylark.client.core.broker_calls import BrokerCalls, Pulled, PullStatus
 from skylark.client.errors import Missing, MissingError
+from skylark.core.backoff import Backoff, Outage
 from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import (
     BrokerError,
@@ -45,8 +46,7 @@ from skylark.wire.headers.pull import PullMessageRequestHeader
 
 log = logging.getLogger(__name__)
 
-RETRY_FIRST_S: Final = 0.1
-RETRY_MOST_S: Final = 2.0
+RETRY: Final = Backoff(first_s=0.1, most_s=2.0)
 STUCK_MAX: Final = 3
 #: Answers are called small, and the reader slow, if so many have so few messages on average.
 SLOW_PULLS: Final = 50
@@ -182,12 +182,11 @@ class _Puller:
 
     async def pull(self, offset: int) -> Pulled:
         """One answer that says something about the range."""
-        deadline = self._clock.monotonic() + self._terms.patience_s
-        attempt, pause_s = 0, RETRY_FIRST_S
+        outage = Outage(RETRY, self._clock, self._terms.patience_s)
         while True:
             problem: Exception
             try:
-                address = await self._find(attempt)
+                address = await self._find(outage.failures)
                 pulled = await self._calls.pull(
                     address, self._header(offset), self._queue.broker_name, self._terms.timeout_s
                 )
@@ -206,11 +205,11 @@ class _Puller:
                 problem = error
             except (TransportError, RemoteProtocolError) as error:
                 problem = error
-            if self._clock.monotonic() + pause_s > deadline:
+            pause_s = outage.next_pause_s()
+            if pause_s is None:
                 raise problem
             log.info("the pull at %d of %s is repeated: %s", offset, self._queue, problem)
             await self._clock.sleep(pause_s)
-            attempt, pause_s = attempt + 1, min(2 * pause_s, RETRY_MOST_S)
 
     def _header(self, offset: int) -> PullMessageRequestHeader:
         terms = self._terms

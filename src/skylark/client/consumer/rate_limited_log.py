@@ -1,7 +1,7 @@
-"""Says the same thing once in ten seconds, however often it happens.
+"""Rate-limited logging: the same line at most once in ten seconds.
 
 Rounds of rebalancing follow each other every second while something is wrong, for each topic, queue
-and broker. What is logged there goes through a :class:`SparingLog`: at once when it is new, and
+and broker. What is logged there goes through a :class:`RateLimitedLog`: at once when it is new, and
 again every ten seconds while it goes on. "The same" is what callers name as ``what``; the cause of
 a failure belongs to it, so that another cause is news.
 """
@@ -18,7 +18,7 @@ AGAIN_S: Final = 10.0
 _KNOWN_COUNT_MAX: Final = 256
 
 
-class SparingLog:
+class RateLimitedLog:
     """Before a logger; belongs to one loop."""
 
     __slots__ = ("_clock", "_log", "_said")
@@ -28,7 +28,7 @@ class SparingLog:
         self._clock = clock
         self._said: dict[Hashable, float] = {}  # when, by what
 
-    def say(self, level: int, what: Hashable, text: str, *args: object) -> None:
+    def log(self, level: int, what: Hashable, text: str, *args: object) -> None:
         """Log ``text`` unless the same was said a moment ago."""
         now = self._clock.monotonic()
         said = self._said.get(what)
@@ -42,4 +42,4 @@ class SparingLog:
 
     def failed(self, what: Hashable, error: Exception, text: str, *args: object) -> None:
         """Warn of an error that may come again; ``text`` goes on with the error."""
-        self.say(logging.WARNING, (what, str(error)), f"{text}: %s", *args, error)
+        self.log(logging.WARNING, (what, str(error)), f"{text}: %s", *args, error)

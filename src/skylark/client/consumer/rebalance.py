@@ -1,4 +1,4 @@
-"""Which queues a consumer gives up and takes up: the steps, without carrying them out.
+"""Rebalance decisions: which queues a consumer gives up and takes up, as instructions.
 
 A :class:`Rebalance` holds the process queues of one consumer. Each round, for each topic::
 
@@ -8,7 +8,7 @@ A :class:`Rebalance` holds the process queues of one consumer. Each round, for e
     rebalance.settled(topic, queues, share, now_ms)              # what has changed, to be told
     rebalance.is_balanced(topic, share)                          # else the next round comes soon
 
-Carrying out an instruction may lead to more: whoever does it reports back by the method that the
+Carrying out an instruction may lead to more: the executor reports back by the method that the
 instruction names, and does what comes of that too.
 
 **Giving up.** A queue is *dropped* at once: from then on nothing of it is handed out or committed.
@@ -19,14 +19,14 @@ after the last renewal of the lock. Queues whose loop has not pulled for 120 s a
 and taken up anew in the same round; not so while a handler blocks the loop that consumes, or its
 message would never be done with.
 
-**Taking up.** An orderly queue is locked first; whatever could not be locked is tried again 500 ms
-later. Then the first offset is looked up (:mod:`skylark.client.consumer.start_position`); if that
-fails the next round tries again. Broadcasting consumers have all queues and lock none.
+**Taking up.** An orderly queue is locked first; a queue that could not be locked is tried again 500
+ms later. Then the first offset is looked up (:mod:`skylark.client.consumer.start_position`); if
+that fails the next round tries again. Broadcasting consumers have all queues and lock none.
 
 ``dropped`` is set here and read by the loop that consumes: all of this may run in another thread,
 but only in one.
 
-Answers to ``RebalanceImpl``, ``RebalancePushImpl`` and their siblings of pull consumers.
+Counterpart of Java's ``RebalanceImpl``, ``RebalancePushImpl`` and their siblings of pull consumers.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Rebalance:
         if not self._clustering:
             return frozenset(queues)
         if members is None:
-            log.debug("nobody tells the members of group %s on topic %s", self._group, topic)
+            log.debug("the members of group %s on topic %s are not known", self._group, topic)
             return None
         found = self._strategy.allocate(
             self._group, self._client_id, sorted(queues), sorted(members)
@@ -279,7 +279,7 @@ class Rebalance:
     # ---- giving up -------------------------------------------------------------------------------
 
     def drop(self, queue: MessageQueue, now_ms: int) -> list[Instruction]:
-        """Give up one queue, whatever the reason."""
+        """Give up one queue, for any reason."""
         process_queue = self.table.get(queue)
         return [] if process_queue is None else [*self._give_up(queue, process_queue, now_ms)]
 
@@ -292,7 +292,7 @@ class Rebalance:
     def offset_illegal(
         self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int, now_ms: int
     ) -> list[Instruction]:
-        """The broker has no such offset: go on at ``next_offset``, whatever late results say."""
+        """The broker has no such offset: go on at ``next_offset``; late results do not count."""
         process_queue.dropped = True
         if self.table.get(queue) is not process_queue:
             return []

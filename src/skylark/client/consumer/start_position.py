@@ -1,6 +1,6 @@
-"""Where a queue begins for a consumer that takes it up.
+"""Start position of a consumer in a queue that it takes up.
 
-A committed offset wins, whatever the consumer was told. Without one it depends on where the group
+A committed offset wins over all settings. Without one it depends on where the group
 was told to begin, and retries are never skipped::
 
     begin at     normal topic                             retries of the group
@@ -15,7 +15,7 @@ somewhere by guess would skip or repeat messages.
 A broker that has no offset of the group answers 0 instead of "none", while the queue still has its
 first message in memory: a new group on a young topic reads from the beginning, also with *last*.
 
-Answers to ``RebalancePushImpl.computePullFromWhereWithException``.
+Counterpart of Java's ``RebalancePushImpl.computePullFromWhereWithException``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_consume_timestamp(text: str) -> int:
         return int(local.timestamp()) * 1000
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"consumeTimestamp is invalid, the valid format is yyyyMMddHHmmss, not {text[:40]!r}"
+            f"consume_timestamp must have the form yyyyMMddHHmmss, not {text[:40]!r}"
         ) from None
 
 

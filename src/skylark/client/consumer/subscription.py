@@ -1,4 +1,4 @@
-"""What a group wants of a topic: all messages, those with certain tags, or those that match SQL.
+"""Subscription to a topic: all messages, those with certain tags, or those that match SQL.
 
 A :class:`Subscription` goes to brokers as :class:`~skylark.wire.bodies.heartbeat.SubscriptionData`,
 in heartbeats and on demand in pulls. Its version is the time at which it was made: of two
@@ -9,7 +9,7 @@ Brokers compare hashes of tags, so messages of another tag may come along.
 :meth:`Subscription.select` drops them, and looks for the tag in the raw properties: no message is
 parsed for it.
 
-Answers to ``FilterAPI`` and ``SubscriptionData``.
+Counterpart of Java's ``FilterAPI`` and ``SubscriptionData``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def make_subscription(
     try:
         found = parse_tags(tags)
     except FilterSyntaxError as error:
-        raise ClientError(f"subString split error: {error.problem}", hint=error.hint) from error
+        raise ClientError(f"tags cannot be parsed: {error.problem}", hint=error.hint) from error
     return Subscription(
         SubscriptionData(
             topic=topic,

@@ -1,4 +1,4 @@
-"""Arguments that nobody can work with are refused where they are given, by name.
+"""Checks of arguments against their annotations: wrong ones are refused at the call, by name.
 
 What a parameter or a setting may be is written once, in its annotation; here it is held against the
 value. ``seek(None, 3)`` is then a :class:`~skylark.core.errors.ClientError` that says "queue must
@@ -68,6 +68,18 @@ def check_function(name: str, value: object) -> None:
     """Raise ClientError for an argument that cannot be called."""
     if not callable(value):
         raise refused(name, value, "a function")
+
+
+def refuse_generator(name: str, function: Callable[..., object]) -> None:
+    """Raise ClientError for a generator function: calling it would run none of its code."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with such a __call__
+    for each in (function, call):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            shown_name = getattr(function, "__qualname__", None) or repr(function)
+            raise ClientError(
+                f"{name} must not be a generator function, and {shown_name} is one",
+                hint="a call would run none of its code: remove yield, or call it from a function",
+            )
 
 
 def shown(value: object) -> str:

@@ -1,8 +1,8 @@
-"""Requests to brokers, each as a function: build it, send it, check the answer, read it.
+"""Typed requests to brokers: each function builds one, sends it, checks the reply and decodes it.
 
 :class:`BrokerCalls` works over anything that can call an address (:class:`Caller`): a
-:class:`~skylark.client.core.broker_connections.Link` in producers and consumers, or plain
-connections for whoever needs neither::
+:class:`~skylark.client.core.broker_connections.BrokerConnections` in producers and consumers, or
+plain connections for callers that need neither::
 
     async with open_caller() as caller:
         end = await BrokerCalls(caller).max_offset("127.0.0.1:10911", queue)
@@ -15,7 +15,7 @@ An answer with a code that the request does not know raises the
 route by it. Sends are not here: they are built by hand (:mod:`skylark.client.producer.producer`).
 
 With ``vip`` requests go to the second port of a broker, two below the first, except heartbeats,
-goodbyes, pulls and the ends of transactions. Answers to ``MQClientAPIImpl``.
+goodbyes, pulls and the ends of transactions. Counterpart of Java's ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ PULL_TIMEOUT_S: Final = 30.0
 
 
 class Caller(Protocol):
-    """Sends a request to ``host:port`` and returns the answer, whatever its code."""
+    """Sends a request to ``host:port`` and returns the reply, with any code."""
 
     async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
         """Raises TransportError when there is no answer."""
@@ -206,7 +206,7 @@ class BrokerCalls:
     async def _call_main(
         self, address: str, request: Command, timeout_s: float | None = None, *also: int
     ) -> Command:
-        """Ask at the first port, whatever the settings."""
+        """Ask at the first port, with any settings."""
         answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
         return checked(answer, address, *also)
 

@@ -1,7 +1,7 @@
-"""Connections to brokers from one event loop, with everything that a request needs on its way.
+"""Connections to brokers from one event loop: signing, back-pressure, typed requests, look-up.
 
-A :class:`Link` is a :class:`~skylark.net.client.RemotingClient` and around it: the additions to
-every request (:mod:`skylark.client.core.request_signing`), back-pressure
+A :class:`BrokerConnections` is a :class:`~skylark.net.client.RemotingClient` and around it: the
+additions to every request (:mod:`skylark.client.core.request_signing`), back-pressure
 (:mod:`skylark.client.core.permits`), the typed requests (``link.calls``) and the way to routes and
 addresses (``link.lookup``).
 
@@ -42,7 +42,7 @@ IN_FLIGHT_MAX: Final = 65_535
 IN_FLIGHT_BYTES_MAX: Final = 100 * 1024 * 1024
 
 
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the links of one client instance have in common."""
 
     control: Control
@@ -58,16 +58,16 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: ClientMetrics | None = None
 
 
-class Link:
+class BrokerConnections:
     """Calls from the running loop; see the module."""
 
     def __init__(
         self,
-        settings: LinkSettings,
+        settings: ConnectionSettings,
         *,
         dispatcher: Dispatcher | None = None,
         watcher: ChannelWatcher | None = None,
-        on_close: Callable[[Link], None] | None = None,
+        on_close: Callable[[BrokerConnections], None] | None = None,
     ) -> None:
         """``dispatcher`` serves what brokers ask; ``on_close`` hears when the last user leaves."""
         self.loop = asyncio.get_running_loop()
@@ -79,9 +79,10 @@ class Link:
         if watcher is not None:
             network = WatchedNetwork(network, watcher)
         self._check_process = settings.control.check_process
-        self._client = RemotingClient(
-            network, settings.clock, limits=settings.limits, dispatcher=dispatcher
-        )
+        # The permits of this link are its window: connections must not have a narrower one.
+        calls_max = max(settings.limits.calls_max, settings.in_flight_max)
+        limits = msgspec.structs.replace(settings.limits, calls_max=calls_max)
+        self._client = RemotingClient(network, settings.clock, limits=limits, dispatcher=dispatcher)
         self._chain = settings.chain
         self._vip = settings.vip
         self.permits = Permits(
@@ -97,7 +98,7 @@ class Link:
     # ---- requests --------------------------------------------------------------------------------
 
     async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
-        """Send ``request`` to ``host:port``; the answer, whatever its code.
+        """Send ``request`` to ``host:port``; the reply, with any code.
 
         Raises TransportError, and what a hook of the application raises.
         """

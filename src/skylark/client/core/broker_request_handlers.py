@@ -1,4 +1,4 @@
-"""What brokers ask a client: one handler per request code, found by group.
+"""Handlers of the requests that brokers send to a client: one per code, routed by group.
 
 Each request goes to the producer or consumer of its group, if that knows how to serve it. What a
 member can do is a small protocol below; a member has those that fit and no others (a pull consumer
@@ -11,10 +11,10 @@ cannot consume on demand). Handlers run on the control loop.
 221   offsets as the client sees them       :class:`ShowsStatus`
 307   all about a consumer                  :class:`ShowsRunningInfo`
 309   consume one message on demand         :class:`ConsumesDirectly`
-326   a reply to a request of ours          :class:`TakesReplies`
+326   a reply to a request of ours          :class:`ReplyReceiver`
 ====  ====================================  ==================================================
 
-Answers to ``ClientRemotingProcessor``.
+Counterpart of Java's ``ClientRemotingProcessor``.
 """
 
 from __future__ import annotations
@@ -107,17 +107,17 @@ class ConsumesDirectly(Protocol):
         """Give one message to the handler; no offset moves."""
 
 
-class TakesReplies(Protocol):
+class ReplyReceiver(Protocol):
     """Who waits for replies to requests."""
 
     def reply_arrived(self, address: str, header: ReplyMessageRequestHeader, body: bytes) -> None:
-        """A reply, perhaps to somebody else, or one that nobody waits for any more.
+        """A reply, perhaps of another client, or one that is not waited for any more.
 
         What this raises makes the answer a failure.
         """
 
 
-class Served:
+class BrokerRequestHandlers:
     """The handlers; ``producer`` and ``consumer`` find a member by its group."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Served:
         self._rebalance = rebalance
         self._tasks = tasks
         #: All of them are told of every reply; replaced as a whole, from any thread.
-        self.replies: tuple[TakesReplies, ...] = ()
+        self.replies: tuple[ReplyReceiver, ...] = ()
 
     def add_to(self, dispatcher: Dispatcher) -> None:
         """Tell the dispatcher which code each method answers."""

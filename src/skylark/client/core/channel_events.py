@@ -1,9 +1,9 @@
-"""News of connections: a network that tells when one is made and when it is lost.
+"""Connection events: a network that notifies when a connection is made or lost.
 
 A broker knows a client by the connection of its heartbeats. So a new connection to a broker must
 bring a heartbeat at once, and a lost one must be made again, long before the next heartbeat is due.
 :class:`WatchedNetwork` stands between a :class:`~skylark.net.client.RemotingClient` and its network
-and tells ``watcher``. Answers to ``ChannelEventListener``.
+and tells ``watcher``. Counterpart of Java's ``ChannelEventListener``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ChannelWatcher(Protocol):
         """There is a connection, and it is in use already."""
 
     def channel_lost(self, address: str) -> None:
-        """A connection has ended, whoever ended it; there may be another already."""
+        """A connection has ended, by either side; there may be another already."""
 
 
 class WatchedNetwork:

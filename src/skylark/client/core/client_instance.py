@@ -1,11 +1,11 @@
-"""What the producers and consumers with one client id share: routes, heartbeats, connections.
+"""Client instance: what producers and consumers with one client id share (routes, heartbeats).
 
 An instance lives on the control loop (:mod:`skylark.client.core.control_loop`). There it refreshes
 routes, sends heartbeats, serves what brokers ask and lets its consumers rebalance and persist their
 offsets, each by a part of its own. Its methods may be awaited on any loop, unless they say
 otherwise; ``routes``, ``lookup`` and ``versions`` may be read from any thread. Sends and pulls go
-over a :class:`~skylark.client.core.broker_connections.Link` of the loop that they are called on
-(:meth:`open_link`).
+over a :class:`~skylark.client.core.broker_connections.BrokerConnections` of the loop that they are
+called on (:meth:`open_link`).
 
 Life: :func:`skylark.client.core.instance_registry.acquire_instance` gives one, new or shared;
 ``start`` any number of times; members register and unregister; ``release`` as often as it was
@@ -20,7 +20,7 @@ persist the offsets of all consumers                   10 s      ``offset_interv
 rebalance                                              a wake-up 20 s, or 1 s if unbalanced
 =====================================================  ========  ==========================
 
-Answers to ``MQClientInstance``.
+Counterpart of Java's ``MQClientInstance``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar, TypeVarTuple
 
 from skylark.auth.signature import Credentials
-from skylark.client.core.broker_connections import Link, LinkSettings
-from skylark.client.core.broker_request_handlers import Served, TakesReplies
+from skylark.client.core.broker_connections import BrokerConnections, ConnectionSettings
+from skylark.client.core.broker_request_handlers import BrokerRequestHandlers, ReplyReceiver
 from skylark.client.core.client_options import ClientOptions, seconds
 from skylark.client.core.client_runtime import ClientRuntime
 from skylark.client.core.heartbeat_plan import HeartbeatPlan
@@ -47,10 +47,9 @@ from skylark.client.core.route_cache import Route, RouteTable
 from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT, Lookup
 from skylark.client.core.route_refresh import RouteKeeper
 from skylark.client.core.service_state import ServiceState, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.metrics import client_metrics
 from skylark.core.errors import SkylarkError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
 from skylark.net.dispatch import Dispatcher
 from skylark.wire.bodies.route_body import ClusterInfo
@@ -87,12 +86,12 @@ class _Running:
             rebalance=self.rebalance.wake,
             metrics=instance.metrics,
         )
-        self.served = Served(
+        self.request_handlers = BrokerRequestHandlers(
             members.producers.get, members.consumers.get, self.rebalance.wake, self.tasks
         )
         self.dispatcher = Dispatcher()
-        self.served.add_to(self.dispatcher)
-        self.link = Link(
+        self.request_handlers.add_to(self.dispatcher)
+        self.link = BrokerConnections(
             instance.link_settings, dispatcher=self.dispatcher, watcher=self.heartbeats
         )
         self.name_servers = NameServers(
@@ -154,7 +153,7 @@ class ClientInstance:
         self.members = MemberTable()
         self.metrics = client_metrics(options.metrics)
         self.state = ServiceState.CREATE_JUST
-        self.link_settings = LinkSettings(
+        self.link_settings = ConnectionSettings(
             control=runtime.control,
             network=runtime.network,
             clock=runtime.clock,
@@ -174,8 +173,8 @@ class ClientInstance:
         )
         self._on_release = on_release
         self._running: _Running | None = None
-        self._replies: tuple[TakesReplies, ...] = ()
-        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+        self._replies: tuple[ReplyReceiver, ...] = ()
+        self._links: dict[asyncio.AbstractEventLoop, BrokerConnections] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -203,7 +202,7 @@ class ClientInstance:
             require_running(self.state, f"client {self.client_id}")
         self.state = ServiceState.START_FAILED
         running = self._running = _Running(self)
-        running.served.replies = self._replies
+        running.request_handlers.replies = self._replies
         options = self.options
         routes_s, brokers_s = seconds(options.route_interval), seconds(options.heartbeat_interval)
         self._every("routes", ROUTES_FIRST_S, routes_s, self._refresh_routes)
@@ -278,21 +277,21 @@ class ClientInstance:
         addresses = {a for group in self.routes.brokers.values() for a in group.values()}
         await asyncio.gather(*(leave(a) for a in sorted(addresses) if running.link.connected(a)))
 
-    def add_reply_listener(self, listener: TakesReplies) -> None:
+    def add_reply_listener(self, listener: ReplyReceiver) -> None:
         """Tell it, on the control loop, of replies to requests (326); from any thread."""
         with self._lock:
             self._set_reply_listeners((*self._replies, listener))
 
-    def remove_reply_listener(self, listener: TakesReplies) -> None:
+    def remove_reply_listener(self, listener: ReplyReceiver) -> None:
         """Tell it no more; from any thread."""
         with self._lock:
             self._set_reply_listeners(tuple(o for o in self._replies if o is not listener))
 
-    def _set_reply_listeners(self, listeners: tuple[TakesReplies, ...]) -> None:
+    def _set_reply_listeners(self, listeners: tuple[ReplyReceiver, ...]) -> None:
         self._replies = listeners
         running = self._running
         if running is not None:
-            running.served.replies = listeners
+            running.request_handlers.replies = listeners
 
     # ---- heartbeats and rebalancing --------------------------------------------------------------
 
@@ -350,7 +349,7 @@ class ClientInstance:
         return await self._parts().name_servers.cluster_info()
 
     async def call_name_server(self, request: Command, timeout_s: float | None = None) -> Command:
-        """The answer of a name server to any other request, whatever its code."""
+        """The reply of a name server to any other request, with any code."""
         return await self.runtime.control.run(self._call_name_server(request, timeout_s))
 
     async def _call_name_server(self, request: Command, timeout_s: float | None) -> Command:
@@ -368,7 +367,7 @@ class ClientInstance:
 
     # ---- links -----------------------------------------------------------------------------------
 
-    def open_link(self) -> Link:
+    def open_link(self) -> BrokerConnections:
         """The link of the running loop, shared by all who open it; ``await link.release()``."""
         self.runtime.control.check_process()
         require_running(self.state, f"client {self.client_id}")
@@ -380,15 +379,17 @@ class ClientInstance:
             if link is not None:
                 link.add_user()
                 return link
-            link = self._links[loop] = Link(self.link_settings, on_close=self._link_closed)
+            link = self._links[loop] = BrokerConnections(
+                self.link_settings, on_close=self._link_closed
+            )
             return link
 
     @property
-    def control_link(self) -> Link:
+    def control_link(self) -> BrokerConnections:
         """The link of the control loop; to be used there only."""
         return self._parts().link
 
-    def _link_closed(self, link: Link) -> None:
+    def _link_closed(self, link: BrokerConnections) -> None:
         with self._lock:
             if self._links.get(link.loop) is link:
                 del self._links[link.loop]

@@ -1,11 +1,11 @@
-"""What goes in and what comes out: messages to send, messages received, results, outcomes.
+"""Messages and results of the client: to send, received, and the outcomes of both.
 
 A :class:`Message` never changes: the client makes its own copy of the properties, so the same
 object can be sent again. A :class:`MessageExt` is a view of the record that the broker stored; body
 and properties are decoded when they are asked for. Topic and properties are as the application sent
 them: a message that comes back for another try has its own topic again, not that of its retries.
 
-Answers to ``Message``, ``MessageExt``, ``SendResult`` and ``MessageQueue``.
+Counterpart of Java's ``Message``, ``MessageExt``, ``SendResult`` and ``MessageQueue``.
 """
 
 from __future__ import annotations

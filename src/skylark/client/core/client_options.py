@@ -1,4 +1,4 @@
-"""How a client connects and who it is.
+"""Options of a client: its name servers, identity, timeouts and limits.
 
 :class:`ClientOptions` never changes; producers and consumers with the same client id share
 connections and routes. Name servers come from ``namesrv`` (addresses, or one connection URL), else
@@ -11,7 +11,7 @@ list of name servers by HTTP, and (so far) TLS.
 of clustering consumers is ``<pid>#<random>``: two in one process are two members, and two processes
 with the same number behind one address as well (Java draws the time in nanoseconds). Broadcasting
 consumers keep ``DEFAULT``, because their offsets are saved in a file under this id, and it must be
-the same after a restart. Answers to ``ClientConfig`` and ``MQClientManager``.
+the same after a restart. Counterpart of Java's ``ClientConfig`` and ``MQClientManager``.
 """
 
 from __future__ import annotations

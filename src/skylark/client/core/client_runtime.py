@@ -1,4 +1,4 @@
-"""What a client runs on: the control loop, the network and the clock, given together.
+"""Runtime of a client: its control loop, network and clock.
 
 Applications never see it: the default is the control thread of the process, TCP and the machine's
 clock. Tests give another one, with everything on one loop; brokers of :mod:`skylark.testing` put it
@@ -41,7 +41,7 @@ def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> Cl
 
 
 def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:
-    """Both planes on the running loop, which nobody may block."""
+    """Both planes on the running loop, which must not be blocked."""
     return ClientRuntime(
         control=InlineControl(), network=network or TcpNetwork(), clock=clock or LoopClock()
     )

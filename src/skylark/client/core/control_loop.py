@@ -1,4 +1,4 @@
-"""The two planes of a client: where its control loop runs, and how the planes talk.
+"""The control loop of clients, and calls between it and the loops of applications.
 
 Heartbeats, lock renewals and rebalancing must go on while an application blocks its own event loop,
 so they run on a loop of their own: :class:`ControlThread`, one daemon thread for the whole process,
@@ -28,9 +28,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, final
 
-from skylark.client.core.process_singleton import PerProcess
 from skylark.core.errors import ClientStateError
 from skylark.net.event_loop import new_event_loop
 
@@ -88,7 +87,7 @@ class Control:
 
 
 async def _seen(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work``; its error counts as seen, also when whoever waited was cancelled meanwhile."""
+    """Do ``work``; its error counts as seen, also when the waiting task was cancelled meanwhile."""
     task = asyncio.current_task()
     assert task is not None
     task.add_done_callback(_retrieve)
@@ -161,6 +160,36 @@ class Handover:
                 callback(*args)
             except Exception:
                 log.exception("a call that was handed over failed: %r", callback)
+
+
+class PerProcess(Generic[T]):
+    """An object of which each process has one, made at the first call.
+
+    A forked child inherits the memory of its parent but none of its threads: the parent's object
+    would never answer. So the child makes its own, and keeps the parent's without touching it, lest
+    the garbage collector close a loop that belongs to another process. Make it at the top of a
+    module.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._own: T | None = None
+        self._of_parents: list[T] = []
+        if hasattr(os, "register_at_fork"):  # Windows knows no fork
+            os.register_at_fork(after_in_child=self._forget_parent)
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._own is None:
+                self._own = self._make()
+            return self._own
+
+    def _forget_parent(self) -> None:
+        self._lock = threading.Lock()  # the old one may be held by a thread that is not here
+        if self._own is not None:
+            self._of_parents.append(self._own)
+            self._own = None
 
 
 #: The control thread of this process.

@@ -1,4 +1,4 @@
-"""What goes into a heartbeat, and to whom: decisions only, nothing is sent here.
+"""Heartbeat decisions: their content and their recipients; nothing is sent here.
 
 A heartbeat (34) lists the producer and consumer groups of a client with their subscriptions. A
 client without groups sends none. Producers alone speak to masters only; consumers read from slaves
@@ -10,7 +10,7 @@ the fingerprint goes (``withoutSub``), otherwise everything. The broker's answer
 next one: with ``IS_SUB_CHANGE`` its picture differs, and the next is whole. So it is after a change
 of the assignment, and on a new connection: the broker behind it may have been started anew.
 
-Answers to ``MQClientInstance.prepareHeartbeatData`` and ``sendHeartbeatToBrokerV2``.
+Counterpart of Java's ``MQClientInstance.prepareHeartbeatData`` and ``sendHeartbeatToBrokerV2``.
 """
 
 from __future__ import annotations

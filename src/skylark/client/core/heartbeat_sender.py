@@ -9,7 +9,7 @@ Runs on the control loop. A broker forgets a client with the connection of its h
 
 All brokers of a round are asked at the same time: a dead one does not delay the others. While a
 round is under way, another one that is asked for follows it and is not lost (Java skips it, and
-with it perhaps a new subscription, for half a minute). Answers to
+with it perhaps a new subscription, for half a minute). Counterpart of Java's
 ``sendHeartbeatToAllBrokerWithLock``.
 """
 
@@ -24,11 +24,10 @@ from typing import Final, Protocol
 from skylark.client.core.broker_calls import BrokerCalls
 from skylark.client.core.heartbeat_plan import HeartbeatPlan, heartbeat_targets
 from skylark.client.core.route_cache import RouteTable
-from skylark.client.core.shared_task import join
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError, TransportError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import parse_address
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData
 
@@ -84,8 +83,8 @@ class Heartbeats:
     async def send_all(self, *, whole: bool = False) -> bool:
         """A heartbeat to every broker that should have one; whether one of them took it.
 
-        ``whole``: the subscriptions or the assignment have changed, so that nobody gets the short
-        form.
+        ``whole``: the subscriptions or the assignment have changed, so that no broker gets the
+        short form.
         """
         if whole:
             self._plan.forget_all()

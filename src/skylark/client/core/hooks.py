@@ -1,4 +1,4 @@
-"""What an application may hang into a client: objects with methods that are called on the way.
+"""Hooks: objects of an application whose methods a client calls at sends, pulls and requests.
 
 ======================  ================================================================
 :class:`RpcHook`        before and after every request, of both planes
@@ -14,8 +14,8 @@ ignored, except by RpcHook.before and ForbiddenHook, whose errors reach the call
 both planes, so they may be called from two threads.
 
 Other than Java's client, which runs ``after_send`` of an asynchronous send twice (once without a
-result), each hook runs once, with the outcome. Answers to ``RPCHook``, ``SendMessageHook``,
-``EndTransactionHook``, ``CheckForbiddenHook`` and ``ConsumeMessageHook``.
+result), each hook runs once, with the outcome. Counterpart of Java's ``RPCHook``,
+``SendMessageHook``, ``EndTransactionHook``, ``CheckForbiddenHook`` and ``ConsumeMessageHook``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RpcHook(Protocol):
         """Called before a request is signed."""
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
-        """Called for every answer, whatever its code."""
+        """Called for every reply, with any code."""
 
 
 class SendContext(msgspec.Struct, kw_only=True):
@@ -122,7 +122,7 @@ class FilterHook(Protocol):
     """Sees what was pulled before handlers do."""
 
     def filter_messages(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        """Take out of the list what nobody shall get; it counts as consumed."""
+        """Remove unwanted messages from the list; they count as consumed."""
 
 
 class ConsumeHooks:

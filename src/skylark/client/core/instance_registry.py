@@ -1,13 +1,13 @@
 """The client instances of this process, by client id.
 
-Whoever has the same client id shares one instance, and with it connections and routes; each group
+Clients with the same client id share one instance, and with it connections and routes; each group
 can be registered there once. That happens when an instance name is given, and to broadcasting
 consumers, whose id must be the same after a restart. All others have an id of their own.
 
 Two clients with one id must mean the same thing by it: other name servers, credentials or anything
 else that shows in requests is an error, where Java's client quietly talks to the cluster of the
 first. The instance is stopped when the last who acquired it has released it. A forked child starts
-with an empty table. Answers to ``MQClientManager``.
+with an empty table. Counterpart of Java's ``MQClientManager``.
 """
 
 from __future__ import annotations

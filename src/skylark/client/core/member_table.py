@@ -1,4 +1,4 @@
-"""The groups of a client instance: who has registered, each group once.
+"""Groups that are registered at a client instance, each once.
 
 A member is a producer or a consumer that has been started. The instance asks it for what heartbeats
 and routes need, and tells it what concerns it, always on the control loop; a member hands over to
@@ -48,7 +48,7 @@ class ConsumerMember(Protocol):
         """The group with its subscriptions, for heartbeats."""
 
     async def rebalance(self) -> bool:
-        """See :class:`skylark.client.core.rebalance_service.Rebalances`."""
+        """See :class:`skylark.client.core.rebalance_service.RebalanceMember`."""
 
     async def persist_offsets(self) -> None:
         """Store what was consumed; called every few seconds."""

@@ -1,12 +1,12 @@
-"""The name servers of a client: which one is asked, and the questions.
+"""Name servers of a client: the choice of one, and the requests to it.
 
 All name servers know the same. One is chosen and kept while the connection to it lives; when it is
 gone, the others are tried one after the other, from a random start, so that the clients of a
 cluster spread over its name servers. A call fails when all of them have (Java's client since 5.0
 tries only one per call). Runs on the control loop. The list is fixed when the client is made:
 fetching it by HTTP, as Java's client can, is refused by name in
-:class:`~skylark.client.core.client_options.ClientOptions`. Answers to ``NettyRemotingClient`` (name
-server part) and ``MQClientAPIImpl``.
+:class:`~skylark.client.core.client_options.ClientOptions`. Counterpart of Java's
+``NettyRemotingClient`` (name server part) and ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NameServerCaller(Protocol):
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
     ) -> Command:
-        """The answer, whatever its code; raises TransportError."""
+        """The reply, with any code; raises TransportError."""
 
     def connected(self, address: str) -> bool:
         """Whether there is a connection."""
@@ -84,7 +84,7 @@ class NameServers:
             self._chosen = None
 
     async def call(self, request: Command, timeout_s: float | None = None) -> Command:
-        """The answer of a name server, whatever its code; raises NoNameServerError."""
+        """The reply of a name server, with any code; raises NoNameServerError."""
         timeout_s = timeout_s or self._timeout_s
         problems: list[str] = []
         for address in self._in_turn():

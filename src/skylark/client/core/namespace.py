@@ -1,10 +1,10 @@
-"""Names inside a namespace: what the application says, and what goes over the wire.
+"""Namespaces: converts topic and group names between application and wire.
 
 An application in namespace ``ns`` says ``T`` and ``G``; brokers see ``ns%T``, ``ns%G`` and
 ``%RETRY%ns%G``. Every name is wrapped on its way out and unwrapped on its way in; without a
 namespace both do nothing. This is namespace v1. Version 2 leaves the names alone and adds two
-fields to every request (:mod:`skylark.client.core.request_signing`). Answers to ``NamespaceUtil``
-and to ``ClientConfig.withNamespace``/``withoutNamespace``.
+fields to every request (:mod:`skylark.client.core.request_signing`). Counterpart of Java's
+``NamespaceUtil`` and of ``ClientConfig.withNamespace``/``withoutNamespace``.
 """
 
 from __future__ import annotations

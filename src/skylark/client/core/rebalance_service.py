@@ -1,10 +1,11 @@
-"""When the consumers of a client divide the queues anew.
+"""Schedule of rebalancing: when the consumers of a client share their queues anew.
 
 One task per client instance, on the control loop: it waits for the interval or for a wake-up, never
 runs twice within a second, and asks each consumer to rebalance. While one of them is not balanced
 (its queues are not yet those that it should have) the next round follows after a second, otherwise
 after twenty. Wake-ups come from the start of a consumer, from notices that a group has changed
-(40), from new connections, and from consumers themselves. Answers to ``RebalanceService``.
+(40), from new connections, and from consumers themselves. Counterpart of Java's
+``RebalanceService``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INTERVAL_UNBALANCED_S: Final = 1.0
 INTERVAL_MIN_S: Final = 1.0
 
 
-class Rebalances(Protocol):
+class RebalanceMember(Protocol):
     """A consumer that shares queues with others."""
 
     async def rebalance(self) -> bool:
@@ -33,7 +34,7 @@ class Rebalances(Protocol):
 class RebalanceLoop:
     """The rounds of one client instance."""
 
-    def __init__(self, members: Callable[[], Iterable[Rebalances]], clock: Clock) -> None:
+    def __init__(self, members: Callable[[], Iterable[RebalanceMember]], clock: Clock) -> None:
         self._members = members
         self._clock = clock
         self._woken = asyncio.Event()

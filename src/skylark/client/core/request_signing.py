@@ -1,4 +1,4 @@
-"""What is added to every request before it leaves, in this order:
+"""Additions to every request before it is sent, in this order:
 
 1. namespace v2: ``nsd=true`` and ``ns=<namespace>``;
 2. stream type: ``ReqT=0``, for clients that pull;
@@ -7,9 +7,10 @@
 5. the zone, ``__ZONE_NAME`` and ``__ZONE_MODE``, for name servers only.
 
 The zone is not signed. Java's client adds it to requests for brokers too, which refuse them if they
-check signatures, because they sign whatever they find; nobody but a name server reads it. A request
-may pass here again when it is sent again: everything is set, nothing is added twice. Answers to
-``NamespaceRpcHook``, ``StreamTypeRPCHook``, ``AclClientRPCHook`` and ``DynamicalExtFieldRPCHook``.
+check signatures, because they sign all fields they find; only a name server reads it. A request
+may pass here again when it is sent again: everything is set, nothing is added twice. Counterpart of
+Java's ``NamespaceRpcHook``, ``StreamTypeRPCHook``, ``AclClientRPCHook`` and
+``DynamicalExtFieldRPCHook``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where topics are: what a client makes of the routes that name servers give it.
+"""Cache of topic routes and broker addresses.
 
 A route (105) lists the queues of a topic per broker group, and the addresses of each group. From
 it come two lists of queues: those one may send to (:attr:`Route.publish`) and those one may read
@@ -10,7 +10,8 @@ publish list, so that a key stays in its queue while a broker is away.
 a :class:`Route` never changes, and a newer one replaces it as a whole. The thread that asks the
 name servers is the only one that writes.
 
-Answers to ``MQClientInstance`` (topicRouteTable, brokerAddrTable) and ``TopicPublishInfo``.
+Counterpart of Java's ``MQClientInstance`` (topicRouteTable, brokerAddrTable) and
+``TopicPublishInfo``.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class RouteTable:
         self._routes.pop(topic, None)
 
     def drop_unrouted(self) -> list[str]:
-        """Forget what stands in no route any more; the addresses at which nobody is left."""
+        """Forget what stands in no route any more; the addresses that no route names any more."""
         routed = {
             (name, id_, address)
             for route in self._routes.values()

@@ -1,9 +1,8 @@
-"""Where to send and where to read: routes and addresses, asked for when they are not known.
+"""Look-up of routes and addresses, which asks the name servers for unknown ones.
 
 Everything is answered from the route table at once if it can be, on any loop, without locks.
-Otherwise the name servers are asked, by way of the control loop. Answers to
-``findBrokerAddressInPublish``, ``findBrokerAddressInSubscribe`` and
-``tryToFindTopicPublishInfo``.
+Otherwise the name servers are asked, by way of the control loop. Counterpart of Java's
+``findBrokerAddressInPublish``, ``findBrokerAddressInSubscribe`` and ``tryToFindTopicPublishInfo``.
 """
 
 from __future__ import annotations

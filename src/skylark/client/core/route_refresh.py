@@ -1,4 +1,4 @@
-"""Keeps the routes of a client fresh: asks the name servers, compares, tells who cares.
+"""Refreshes the routes of a client: asks the name servers, compares, notifies listeners.
 
 Runs on the control loop, which alone writes the route table. Callers that want the same route at
 the same time share one question, and none of them can cancel it for the others; who comes while it
@@ -8,7 +8,7 @@ those who ask; the periodic round logs them and goes on with the next topic.
 A topic that the name servers do not know keeps its old route: it may have been created by a send
 and not be announced yet, or its last broker may be restarting. While somebody waits for it, it is
 asked for again after 1, 2, 4, 8 and 16 seconds; later the periodic round finds it, as all others.
-Answers to ``updateTopicRouteInfoFromNameServer``.
+Counterpart of Java's ``updateTopicRouteInfoFromNameServer``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Final, TypeAlias
 
 from skylark.client.core.name_servers import NameServers
 from skylark.client.core.route_cache import Route, RouteTable, default_route, make_route
-from skylark.client.core.shared_task import join
 from skylark.core.clock import Clock
 from skylark.core.errors import NoNameServerError, SkylarkError
-from skylark.core.lifecycle import Tasks
+from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)

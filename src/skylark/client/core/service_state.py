@@ -1,11 +1,11 @@
-"""The life of a client, and of what it stands on: made, started, stopped, never started again.
+"""States of a client: created, running, stopped; a stopped one never starts again.
 
 ::
 
     CREATE_JUST --start--> START_FAILED --all is well--> RUNNING --stop--> SHUTDOWN_ALREADY
 
-While it starts it counts as failed, so that a start which raises leaves the truth behind. Answers
-to ``ServiceState``.
+While it starts it counts as failed, so that a start which raises leaves the truth behind.
+Counterpart of Java's ``ServiceState``.
 """
 
 from __future__ import annotations

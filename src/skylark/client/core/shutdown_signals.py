@@ -1,4 +1,4 @@
-"""Ending a program on SIGTERM or Ctrl-C, when ``run()`` was asked to see to it.
+"""Ends a program on SIGTERM or Ctrl-C while ``run()`` is active.
 
 Nothing else in a client touches signals, and this only in the main thread; elsewhere ``run()`` goes
 on until it is cancelled or its client is stopped. The first signal asks for the end and gives the

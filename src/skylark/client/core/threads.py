@@ -36,7 +36,7 @@ async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a function that may block, in a new thread; a cancellation ends only the wait.
 
     A thread of its own rather than one of a pool: a function that hangs, or that needs another one
-    to go on, holds up nobody else.
+    to go on, holds up no other call.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -56,14 +56,14 @@ async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
         try:
             result = context.run(function, *args)
         except (StopIteration, SystemExit, KeyboardInterrupt) as raised:
-            # A future cannot hold the first; the others would end the loop of whoever waits.
+            # A future cannot hold the first; the others would end the loop of the caller.
             error = RuntimeError(f"{_name(function)} raised {raised!r}")
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller gets it
+        except BaseException as raised:  # noqa: BLE001 - the caller gets any error
             error = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            log.debug("%r is closed, nobody wants the result of %r", loop, function)
+            log.debug("%r is closed, the result of %r is dropped", loop, function)
 
     threading.Thread(target=work, name=f"skylark-{_name(function)}", daemon=True).start()
     return await outcome
@@ -109,7 +109,7 @@ def _complete(future: Future[T], function: Callable[[], T]) -> None:
         return
     try:
         result = function()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+    except BaseException as error:  # noqa: BLE001 - any error belongs into the future
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -136,7 +136,7 @@ class SerialThread:
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Let the thread end, after the calls that wait; nobody waits for that."""
+        """Let the thread end, after the calls that wait; returns at once."""
         with self._lock:
             self._closed = True
             self._calls.put(None)

@@ -1,7 +1,7 @@
-"""What is refused before anything is sent: names, bodies and properties that no broker takes.
+"""Validation of names, bodies and properties before anything is sent.
 
 Names are checked as the application gives them. The body is measured before it is compressed. All
-errors say what is wrong in Java's words. Answers to ``Validators`` and to the checks of
+errors say what is wrong in Java's words. Counterpart of Java's ``Validators`` and of the checks of
 ``Message.putUserProperty``.
 """
 
@@ -38,7 +38,7 @@ def check_group(group: str) -> None:
     _check_text(group, "a group")
     problem = group_problem(group)
     if problem is None and group in _RESERVED_GROUPS:
-        problem = f"producerGroup or consumerGroup can not equal {group}, please specify another"
+        problem = f"the group cannot be {group}, which is reserved: choose another name"
     if problem is not None:
         raise ClientError(problem)
 

@@ -1,8 +1,8 @@
-"""The accumulator at work: collects small messages, sends them together, tells each its own result.
+"""Runs the send accumulator: collects small messages, sends batches, gives each its own result.
 
 :mod:`skylark.client.producer.send_accumulator` says what goes when; here are the loop, the timer
 and the tasks. A batch of one goes as a plain message. When a batch fails, everyone whose message
-was in it gets the error, each as an object of its own. Whoever is cancelled while waiting does not
+was in it gets the error, each as an object of its own. A cancelled waiter does not
 take the message back: others are in the same batch.
 
 Who awaits one send after the other has nothing to gain here. So when the last batch was a single
@@ -93,9 +93,6 @@ class Collector:
             AccumulatorLimits(
                 size_max=size_max,
                 linger_s=settings.linger,
-                # Permits bound what waits. Thousands that go by themselves because the accumulator
-                # is full would make things worse.
-                total_size_max=settings.pending_bytes_max + settings.pending_max * OVERHEAD_SIZE,
             )
         )
         # Larger ones are compressed, which batches are not.
@@ -122,14 +119,13 @@ class Collector:
             and not state.is_retry
             and not self._may_forbid
             and not (properties and not _GO_ALONE.isdisjoint(properties))
-            and self._accumulator.takes(size + OVERHEAD_SIZE)
         )
 
     def begin_alone(self) -> bool:
         """Whether a message had better go by itself; then tell :meth:`end_alone`."""
         if self._expects_company or self._lingers or self._accumulator.size:
             return False
-        self._expects_company = True  # for whoever comes meanwhile
+        self._expects_company = True  # for messages that come meanwhile
         return True
 
     def end_alone(self) -> None:
@@ -152,7 +148,7 @@ class Collector:
         A permit of ``held_size`` was taken for it, and is given back when it has its outcome.
         Raises ClientStateError after :meth:`close`, InvalidMessageError.
         """
-        if self._closed:  # whoever waited for a permit comes too late
+        if self._closed:  # after a wait for a permit it may be too late
             raise ClientStateError(STOPPED)
         sender = self._sender
         unique_id = sender.next_id()
@@ -184,8 +180,8 @@ class Collector:
                 self._turn_scheduled = True
                 self._now = self._clock.monotonic()  # also where an answer began the turn
                 self._loop.call_soon(self._turn_ended)
-        elif self._timer is None and (when := accumulator.next_look()) is not None:
-            self._timer = self._clock.call_at(when, self._look, when)
+        elif self._timer is None and (when := accumulator.next_due()) is not None:
+            self._timer = self._clock.call_at(when, self._release_due, when)
 
     def _turn_ended(self) -> None:
         self._turn_scheduled = False
@@ -193,10 +189,10 @@ class Collector:
             self._start(batch)
         self._schedule()
 
-    def _look(self, when: float) -> None:
+    def _release_due(self, when: float) -> None:
         self._timer = None
         # A timer may fire a little early: what was due counts as due.
-        for batch in self._accumulator.look(max(when, self._clock.monotonic())):
+        for batch in self._accumulator.release_due(max(when, self._clock.monotonic())):
             self._start(batch)
         self._schedule()
 
@@ -233,7 +229,7 @@ class Collector:
         except asyncio.CancelledError:
             self._fail(entries, ClientStateError(STOPPED))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the senders must hear of it
+        except Exception as error:  # noqa: BLE001 - any error is the outcome of all entries
             self._fail(entries, error)
         else:
             results = split_result(result, parcel.part_ids) if parcel.part_ids else (result,)

@@ -13,8 +13,8 @@ had an answer from it. The detector asks each unreachable broker every ``detect_
 and forgets those that are in no route any more.
 
 Everything here is plain state, ``now`` comes from the caller. Sends and the detector may use it
-from two threads: each update replaces a whole item. Answers to ``LatencyFaultToleranceImpl`` and
-``MQFaultStrategy``.
+from two threads: each update replaces a whole item. Counterpart of Java's
+``LatencyFaultToleranceImpl`` and ``MQFaultStrategy``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sends messages.
+"""The producer: sends messages, alone, in batches and in transactions.
 
 ::
 
@@ -14,7 +14,7 @@ Ways to send, and what they do about failures (:mod:`skylark.client.producer.sen
 ``send``       waits for the result                tries other brokers
 ``submit``     a future has the result             tries others when no answer comes
 ``send_batch`` many messages, one request          as ``send``
-``send_oneway``  nobody hears of it                only errors on this side are seen
+``send_oneway``  no result                         only errors on this side are seen
 =============  ==================================  ==========================================
 
 Many sends may be under way at once. Small ones that are begun at the same time travel in one
@@ -23,7 +23,7 @@ Messages under way are bounded by number and bytes: then ``send`` and ``submit``
 within their time.
 
 A producer belongs to the event loop on which it was started. ``stop`` lets what was submitted get
-its outcome. Cancelling a send does not undo it. Answers to ``DefaultMQProducer`` and
+its outcome. Cancelling a send does not undo it. Counterpart of Java's ``DefaultMQProducer`` and
 ``TransactionMQProducer``.
 """
 
@@ -55,7 +55,6 @@ from skylark.client.core.service_state import (
     require_not_stopped,
     require_running,
 )
-from skylark.client.core.shared_task import join
 from skylark.client.core.validation import check_group, check_hooks, check_topic, checked_messages
 from skylark.client.producer.accumulator_runner import STOPPED
 from skylark.client.producer.producer_components import ProducerParts
@@ -82,6 +81,7 @@ from skylark.client.telemetry import Telemetry, find_telemetry
 from skylark.client.trace.trace_dispatcher import TraceDispatcher
 from skylark.client.trace.trace_hooks import ProducerTraceHook
 from skylark.core.errors import ClientError, ClientStateError, InvalidMessageError
+from skylark.core.lifecycle import join
 from skylark.core.names import is_dlq_topic, is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.headers.send import RecallMessageRequestHeader
@@ -234,9 +234,14 @@ class Producer(Startable):
             if not parts.permits.try_take(size):
                 await parts.permits.take(size, timeout_s - (parts.clock.monotonic() - began))
                 timeout_s = _time_left(timeout_s, parts.clock.monotonic() - began)
-            return await _collect(
-                parts, state, message, queue, shard, SendMode.SYNC, timeout_s, size
-            )
+            try:
+                collected = collector.collect(
+                    state, message, queue, shard, SendMode.SYNC, timeout_s, size
+                )
+            except BaseException:
+                parts.permits.give(size)
+                raise
+            return await collected
         extra, sender = with_shard(delay, shard), parts.sender
         try:
             parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
@@ -253,12 +258,22 @@ class Producer(Startable):
         Waits only while too many messages are under way (``pending_max``,
         ``pending_bytes_max``); raises TooManyRequestsError if that lasts longer than the timeout.
         """
-        parts = self._use()
+        return await self._submit_in_span(self._use(), message, how)
+
+    async def _submit_in_span(
+        self,
+        parts: ProducerParts,
+        message: Message,
+        how: SendKeywords,
+        began: float | None = None,
+        held_size: int | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """See :meth:`_submit`, with a span where there is telemetry."""
         if self._spans is None:
-            return await self._submit(parts, message, how)
+            return await self._submit(parts, message, how, began, held_size)
         sending = self._spans.begin(message)
         try:
-            future = await self._submit(parts, sending.message, how)
+            future = await self._submit(parts, sending.message, how, began, held_size)
         except BaseException as error:
             sending.failed(error)
             sending.end()
@@ -267,25 +282,47 @@ class Producer(Startable):
         return future
 
     async def _submit(
-        self, parts: ProducerParts, message: Message, how: SendKeywords
+        self,
+        parts: ProducerParts,
+        message: Message,
+        how: SendKeywords,
+        began: float | None,
+        held_size: int | None,
     ) -> asyncio.Future[SendResult]:
-        state = parts.sender.checked(message)
-        queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
-        began = parts.clock.monotonic()
-        if how:
-            queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
-        size = len(message.body)
-        if not parts.permits.try_take(size):
-            await parts.permits.take(size, timeout_s)
-        if self.settings.batching and delay is None and parts.collector.suits(state, message):
-            return _collect(parts, state, message, queue, shard, SendMode.ASYNC, timeout_s, size)
-        if parts.sends.closed:  # it was stopped while this waited for a permit
-            parts.permits.give(size)
-            raise ClientStateError(STOPPED)
-        future: asyncio.Future[SendResult] = parts.link.loop.create_future()
-        extra = with_shard(delay, shard)
-        work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
-        parts.sends.spawn(_settle(future, work, parts.permits, size), name="send")
+        """Submit a message whose time runs since ``began``, or from now on.
+
+        ``held_size``: of the permit that a thread has taken for it already. A permit is given
+        back with the outcome, or when this raises.
+        """
+        clock, permits = parts.clock, parts.permits
+        has_waited = began is not None
+        began = clock.monotonic() if began is None else began
+        try:
+            state = parts.sender.checked(message)
+            queue, shard, delay, timeout_s = None, None, None, self.settings.send_timeout
+            if how:
+                queue, shard, delay, timeout_s = await self._resolve(parts, state, message, how)
+            if held_size is None:
+                size = len(message.body)
+                if not permits.try_take(size):
+                    await permits.take(size, timeout_s - (clock.monotonic() - began))
+                    has_waited = True
+                held_size = size
+            if self.settings.batching and delay is None and parts.collector.suits(state, message):
+                if has_waited:
+                    timeout_s = _time_left(timeout_s, clock.monotonic() - began)
+                return parts.collector.collect(
+                    state, message, queue, shard, SendMode.ASYNC, timeout_s, held_size
+                )
+            _check_open(parts)  # it may have been stopped while this waited for a permit
+            future: asyncio.Future[SendResult] = parts.link.loop.create_future()
+            extra = with_shard(delay, shard)
+            work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
+            parts.sends.spawn(_settle(future, work, permits, held_size), name="send")
+        except BaseException:
+            if held_size is not None:
+                permits.give(held_size)
+            raise
         return future
 
     async def send_batch(
@@ -313,16 +350,14 @@ class Producer(Startable):
         states = {sender.checked(message) for message in messages}
         state = states.pop()
         if states:
-            raise InvalidMessageError("The topic of the messages in one batch should be the same")
+            raise InvalidMessageError("the messages of a batch must have one topic")
         if len({message.wait_store_ok for message in messages}) > 1:
-            raise InvalidMessageError(
-                "The waitStoreMsgOK of the messages in one batch should the same"
-            )
+            raise InvalidMessageError("the messages of a batch differ in wait_store_ok")
         if state.is_retry:
-            raise InvalidMessageError("Retry Group is not supported for batching")
+            raise InvalidMessageError("a retry topic takes no batches")
         queue, shard, delay, timeout_s = await self._resolve(parts, state, messages[0], how)
         if delay:
-            raise InvalidMessageError("TimeDelayLevel is not supported for batching")
+            raise InvalidMessageError("the messages of a batch cannot be delayed")
         extra = with_shard(sender.common, shard)
         ids = [sender.next_id() for _ in messages]
         batch = [
@@ -334,7 +369,7 @@ class Producer(Startable):
         return list(split_result(result, ids))
 
     async def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection; whether it arrives, nobody knows."""
+        """Hand a message to a connection, without waiting for a reply."""
         parts = self._use()
         if self._spans is None:
             await self._send_oneway(parts, message, how)
@@ -511,9 +546,14 @@ async def _send_alone(
     began: float,
     queue: MessageQueue | None,
 ) -> SendResult:
-    """Send a message by itself, for whoever waits for it later."""
+    """Send a message by itself; its result is awaited later."""
     parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
     return await sender.send(state, parcel, SendMode.ASYNC, timeout_s, began, queue)
+
+
+def _check_open(parts: ProducerParts) -> None:
+    if parts.sends.closed:
+        raise ClientStateError(STOPPED)
 
 
 def _time_left(timeout_s: float, waited_s: float) -> float:
@@ -524,31 +564,13 @@ def _time_left(timeout_s: float, waited_s: float) -> float:
     return max(1, math.ceil((timeout_s - waited_s) / step_s)) * step_s
 
 
-def _collect(
-    parts: ProducerParts,
-    state: TopicState,
-    message: Message,
-    queue: MessageQueue | None,
-    shard: str | None,
-    mode: SendMode,
-    timeout_s: float,
-    size: int,
-) -> asyncio.Future[SendResult]:
-    """Put a message for which a permit was taken to others."""
-    try:
-        return parts.collector.collect(state, message, queue, shard, mode, timeout_s, size)
-    except BaseException:
-        parts.permits.give(size)
-        raise
-
-
 async def _settle(
     future: asyncio.Future[SendResult],
     work: Coroutine[Any, Any, SendResult],
     permits: Permits,
     size: int,
 ) -> None:
-    """Do the work for whoever has the future."""
+    """Do the work and settle the future."""
     try:
         result = await work
         if not future.done():
@@ -557,7 +579,7 @@ async def _settle(
         if not future.done():
             future.set_exception(ClientStateError(STOPPED))
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the future
+    except Exception as error:  # noqa: BLE001 - any error belongs into the future
         if not future.done():
             future.set_exception(error)
     finally:

@@ -1,4 +1,4 @@
-"""What a running producer is made of, and how it comes and goes.
+"""Composition of a running producer: makes, starts and stops its parts.
 
 The parts live on the event loop of the producer; :class:`Member` is what its client instance sees
 of it from the control loop.

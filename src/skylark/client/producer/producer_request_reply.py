@@ -1,14 +1,14 @@
-"""Request and reply: a message that waits for an answer, and how to give one.
+"""Request-reply: sends a message and waits for the reply to it; replies to such a message.
 
-A request is an ordinary message with a correlation id, the client id of whoever waits, and how
-long. Whoever consumes it sends a reply to the cluster's reply topic; the broker pushes it to the
+A request is an ordinary message with a correlation id, the client id of the requester, and its
+timeout. The consumer sends a reply to the cluster's reply topic; the broker pushes it to the
 waiting client (326), which is why the broker must have had a heartbeat of it.
 
 Requests wait by their correlation ids, which are unique in the world. Replies arrive on the control
-loop and are handed to the loop of the producer. A reply that nobody waits for any more is
-acknowledged like any other: it is nobody's fault.
+loop and are handed to the loop of the producer. A reply that is not waited for any more is
+acknowledged like any other.
 
-Answers to ``RequestFutureHolder``, ``RequestResponseFuture`` and ``MessageUtil``.
+Counterpart of Java's ``RequestFutureHolder``, ``RequestResponseFuture`` and ``MessageUtil``.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Requests:
         correlation_id = properties.get(names.PROPERTY_CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None:
-            log.info("%s sends reply %s, for which nobody waits", address, correlation_id)
+            log.info("reply %s from %s has no waiting request", correlation_id, address)
             return
         message = _message_of(header, body, self._clock.now_ms())
         try:

@@ -1,4 +1,4 @@
-"""Which queue a message goes to: the next one in turn, or the one that its key names.
+"""Selection of the queue for a message: round robin, or by a key.
 
 **In turn.** A counter per producer and topic, from a random start, walks the publish list. A retry
 avoids the broker of the attempt before, if there is another one. With latency fault tolerance
@@ -10,7 +10,7 @@ left the turn decides alone, so that a message is always sent.
 Java's remainder of Java's hash. A change of the number of queues gives keys another queue.
 
 Any function ``(queues, message, arg) -> queue`` can be a selector; its queues are those that one
-may send to, in publish order, with the topic as the application knows it. Answers to
+may send to, in publish order, with the topic as the application knows it. Counterpart of Java's
 ``TopicPublishInfo.selectOneMessageQueue``, ``MQFaultStrategy``, ``SelectMessageQueueByHash`` and
 ``SelectMessageQueueByRandom``.
 """
@@ -39,7 +39,7 @@ _MASK32 = 0xFFFF_FFFF
 _MASK64 = (1 << 64) - 1
 
 
-class KnowsFaults(Protocol):
+class BrokerAvailability(Protocol):
     """What is known of brokers, by name."""
 
     def is_available(self, broker_name: str) -> bool:
@@ -49,7 +49,7 @@ class KnowsFaults(Protocol):
         """Whether it answers at all."""
 
 
-class Turn:
+class RoundRobin:
     """The counter of one producer and topic."""
 
     __slots__ = ("_count", "_rng")
@@ -69,7 +69,10 @@ class Turn:
 
 
 def choose_in_turn(
-    queues: Queues, turn: Turn, last_broker: str | None = None, faults: KnowsFaults | None = None
+    queues: Queues,
+    turn: RoundRobin,
+    last_broker: str | None = None,
+    faults: BrokerAvailability | None = None,
 ) -> MessageQueue:
     """The queue of the next attempt; ``last_broker`` is that of the one before, if there was one.
 

@@ -1,6 +1,6 @@
-"""Small messages that are sent at the same time travel together: what waits, and what goes when.
+"""Send accumulator: batches small messages that are sent at the same time; pure decisions.
 
-Messages with the same key (topic, queue, mode and whatever else must be equal in a batch) collect
+Messages with the same key (topic, queue, mode and all else that must be equal in a batch) collect
 until one of these lets them go:
 
 * **the turn of the loop ends.** Sends that were begun in one turn need no waiting to be batched;
@@ -14,15 +14,15 @@ until one of these lets them go:
 * **it is old**: ``delay_max_s`` bounds the wait for an answer. With a ``linger_s`` batches wait
   that long for company instead of going at the end of the turn.
 
-All messages that wait or are on their way may hold ``total_size_max`` bytes; beyond that
-:meth:`Accumulator.add` refuses, and the message is sent by itself. Bytes are given back when the
-batch has ended, however it ended.
+All messages together are not limited here: the caller of :meth:`Accumulator.add` holds a permit of
+the producer (:mod:`skylark.client.core.permits`), which bounds them. ``size`` counts the bytes of a
+batch until it has ended, however it ended.
 
 No I/O and no clock here: the owner says what time it is, calls :meth:`Accumulator.turn_ended` when
-:attr:`Accumulator.wants_turn` and :meth:`Accumulator.look` at :meth:`Accumulator.next_look`, sends
-what they return, and tells the end of each batch. Answers to ``ProduceAccumulator``, whose two
-defects are absent: bytes that are never given back, and a failed batch that only one sender hears
-of.
+:attr:`Accumulator.wants_turn` and :meth:`Accumulator.release_due` at :meth:`Accumulator.next_due`,
+sends what they return, and tells the end of each batch. Counterpart of Java's
+``ProduceAccumulator``, whose two defects are absent: bytes that are never given back, and a failed
+batch that only one sender hears of.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 SIZE_MAX: Final = 32 * 1024  # batchMaxBytes
 COUNT_MAX: Final = 1_024
-TOTAL_SIZE_MAX: Final = 32 * 1024 * 1024  # totalBatchMaxBytes
 DELAY_MAX_S: Final = 0.010  # batchMaxDelayMs
 IN_FLIGHT_MAX: Final = 2
 FULL_IN_FLIGHT_MAX: Final = 8
@@ -49,7 +48,6 @@ class AccumulatorLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     size_max: int = SIZE_MAX
     count_max: int = COUNT_MAX
-    total_size_max: int = TOTAL_SIZE_MAX
     linger_s: float = 0.0
     delay_max_s: float = DELAY_MAX_S
     in_flight_max: int = IN_FLIGHT_MAX
@@ -71,14 +69,13 @@ class Batch(Generic[K, T]):
 class Accumulator(Generic[K, T]):
     """What waits, and how much is on its way.
 
-    ``K`` is what messages must have in common, ``T`` a message with whoever waits for it.
+    ``K`` is what messages must have in common, ``T`` a message with the future of its result.
     """
 
     def __init__(self, limits: AccumulatorLimits | None = None) -> None:
         self._limits = limits = limits or AccumulatorLimits()
         self._size_max = limits.size_max
         self._count_max = limits.count_max
-        self._total_size_max = limits.total_size_max
         self._waiting: dict[K, Batch[K, T]] = {}
         self._full: dict[K, deque[Batch[K, T]]] = {}  # they wait for answers; never empty
         self._in_flight: dict[K, int] = {}
@@ -91,15 +88,8 @@ class Accumulator(Generic[K, T]):
         """Batches that wait."""
         return len(self._waiting) + sum(map(len, self._full.values()))
 
-    def takes(self, size: int) -> bool:
-        """Whether there is room for a message of this size, and sense in batching it."""
-        return size <= self._size_max and self.size + size <= self._total_size_max
-
     def add(self, key: K, entry: T, size: int, now: float) -> Batch[K, T] | None:
-        """Put a message to its like; the batch that has to go at once, if there is one.
-
-        Ask :meth:`takes` before.
-        """
+        """Put a message to its like; the batch that has to go at once, if there is one."""
         full = None
         batch = self._waiting.get(key)
         if batch is not None and batch.size + size > self._size_max:
@@ -125,15 +115,15 @@ class Accumulator(Generic[K, T]):
         ready = [batch for batch in self._waiting.values() if self._may_go(batch.key)]
         return going + [self._release(batch) for batch in ready]
 
-    def look(self, now: float) -> list[Batch[K, T]]:
+    def release_due(self, now: float) -> list[Batch[K, T]]:
         """Time has passed: what is old enough to go."""
         age_s, full = self._age_max_s, self._full
         waiting = self._waiting.values()
         old = [b for b in waiting if now - b.since >= age_s and b.key not in full]
         return [self._release(batch) for batch in old]
 
-    def next_look(self) -> float | None:
-        """When :meth:`look` has something to do; None if nothing waits."""
+    def next_due(self) -> float | None:
+        """When :meth:`release_due` has something to do; None if nothing waits."""
         # A dict keeps the order in which batches began, so the first one is the oldest. Those
         # behind full ones wait for answers like these.
         for key, batch in self._waiting.items():

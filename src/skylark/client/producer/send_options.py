@@ -1,4 +1,4 @@
-"""What an application can say about a single send, and the properties that follow from it.
+"""Options of a single send, and the message properties that follow from them.
 
 The client only sets the properties; when a message is delivered is the broker's business. A *level*
 is one of the broker's fixed delays (by default 18 of them, from 1 s to 2 h); any other time needs a

@@ -1,4 +1,4 @@
-"""The request that carries a message, and the result that its answer tells.
+"""SEND requests of messages and batches, and the decoding of their replies.
 
 A send is a SEND_MESSAGE_V2 (310), a batch a SEND_BATCH_MESSAGE (320), a reply to a request a
 SEND_REPLY_MESSAGE_V2 (325). All three have the same header of one-letter fields
@@ -7,10 +7,10 @@ and topic, so they are kept as a map, :class:`SendTemplate`, of which each reque
 what is its own: that takes a fifth of the time of the typed header, and leaves a command that
 hooks and signatures can change and that can be sent again.
 
-Properties are written once per message, whatever the number of attempts. For messages without any
+Properties are written once per message, for any number of attempts. For messages without any
 of the application's own, which is most of them, the text is put together directly.
 
-Answers to ``sendKernelImpl`` of ``DefaultMQProducerImpl``, ``processSendResponse`` of
+Counterpart of Java's ``sendKernelImpl`` of ``DefaultMQProducerImpl``, ``processSendResponse`` of
 ``MQClientAPIImpl`` and ``MessageBatch``.
 """
 

@@ -1,6 +1,6 @@
-"""What follows an attempt to send: another one, the result, or which error.
+"""Retry decisions of a send: another attempt, the result, or an error.
 
-:class:`SendPlan` is one send with all its attempts, without any I/O. Whoever does the attempts
+:class:`SendPlan` is one send with all its attempts, without any I/O. The caller does the attempts
 asks and tells, in this order::
 
     timeout_s = plan.begin(now)         how long the attempt may take; raises when it is over
@@ -24,9 +24,9 @@ end of attempts         an earlier result, else SendFailedError     SendFailedEr
 time is up              an earlier result, else SendTimeoutError    SendTimeoutError
 ======================  ==========================================  ============================
 
-A send to one queue has one attempt and ends with the error as it is. The three results that are
-not SEND_OK are *stored*: trying again duplicates the message. Answers to ``sendDefaultImpl`` of
-``DefaultMQProducerImpl`` and to ``onExceptionImpl`` of ``MQClientAPIImpl``.
+A send to one queue has one attempt and ends with the error as it is. The three results that are not
+SEND_OK are *stored*: trying again duplicates the message. Counterpart of Java's ``sendDefaultImpl``
+of ``DefaultMQProducerImpl`` and of ``onExceptionImpl`` of ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class SendPlan(Generic[T]):
 
     def _timed_out(self) -> SendTimeoutError:
         return SendTimeoutError(
-            f"sendDefaultImpl call timeout: {self._timeout_s:g} s, {self.attempts} attempts",
+            f"the send has timed out: {self._timeout_s:g} s, {self.attempts} attempts",
             hint="raise send_timeout, or set attempt_timeout to leave time for another broker",
         )
 

@@ -1,4 +1,4 @@
-"""One message, or one batch, on its way to a broker: the attempts, each with its queue.
+"""Sends one message or batch to a broker, in as many attempts as are needed.
 
 Everything that is sent passes here: plain sends, batches, halves of transactions, requests and
 replies. A send is made a :class:`~skylark.client.producer.send_request.Parcel` once; then each
@@ -6,7 +6,7 @@ attempt chooses a queue (:mod:`skylark.client.producer.queue_selector`), finds t
 broker, builds the request for that queue and that broker, and calls. What follows an attempt is
 decided by :mod:`skylark.client.producer.send_retry`. A broker that could not be reached a moment
 ago is not called while there is another one: that attempt has failed. Belongs to one event loop.
-Answers to ``DefaultMQProducerImpl`` (sendDefaultImpl, sendKernelImpl).
+Counterpart of Java's ``DefaultMQProducerImpl`` (sendDefaultImpl, sendKernelImpl).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import Message, SendResult
 from skylark.client.core.client_options import ClientOptions
@@ -26,7 +26,7 @@ from skylark.client.core.validation import check_message
 from skylark.client.metrics import NO_SEND_METER, ClientMetrics, SendMeter
 from skylark.client.producer.latency_fault_tolerance import FaultTable
 from skylark.client.producer.producer_settings import ProducerSettings
-from skylark.client.producer.queue_selector import Turn, choose_in_turn
+from skylark.client.producer.queue_selector import RoundRobin, choose_in_turn
 from skylark.client.producer.send_request import (
     COMPRESSION_KINDS,
     Parcel,
@@ -76,7 +76,7 @@ class TopicState:
     __slots__ = ("is_retry", "meter", "name", "template", "topic", "turn")
 
     def __init__(
-        self, name: str, topic: str, template: SendTemplate, turn: Turn, meter: SendMeter
+        self, name: str, topic: str, template: SendTemplate, turn: RoundRobin, meter: SendMeter
     ) -> None:
         self.name = name  #: as the application knows it
         self.topic = topic  #: as brokers know it
@@ -91,7 +91,7 @@ class Sender:
 
     def __init__(
         self,
-        link: Link,
+        link: BrokerConnections,
         group: str,
         settings: ProducerSettings,
         options: ClientOptions,
@@ -107,7 +107,7 @@ class Sender:
     ) -> None:
         """``group`` as brokers know it; ``faults`` where latency fault tolerance is on.
 
-        ``version_of`` tells the version of the broker at an address, 0 while nobody knows.
+        ``version_of`` gives the version of the broker at an address, 0 while it is unknown.
         """
         self.link = link
         self.group = group
@@ -175,7 +175,9 @@ class Sender:
             meter = NO_SEND_METER
             if self._metrics is not None:
                 meter = self._metrics.send_meter(self.namespace.unwrap(self.group), name)
-            state = self._states[name] = TopicState(name, topic, template, Turn(self._rng), meter)
+            state = self._states[name] = TopicState(
+                name, topic, template, RoundRobin(self._rng), meter
+            )
         return state
 
     async def queues(self, state: TopicState) -> Sequence[MessageQueue]:
@@ -295,7 +297,7 @@ class Sender:
         try:
             queues: Sequence[MessageQueue] = ()
             if queue is None:
-                route = self._routes.get(state.topic)  # nearly always known: nobody waits for it
+                route = self._routes.get(state.topic)  # nearly always known, without a wait
                 queues = (route and route.publish) or await self.queues(state)
             while True:
                 chosen = queue or choose_in_turn(queues, state.turn, last_broker, self._faults)
@@ -307,7 +309,7 @@ class Sender:
                     result = await self._attempt(state, parcel, chosen, attempt_s, mode)
                 except SkylarkError as error:
                     now = monotonic()
-                    self._note_failure(chosen.broker_name, now - start, error, mode)
+                    self._record_failure(chosen.broker_name, now - start, error, mode)
                     outcome = plan.failed(error, now)
                 else:
                     now = monotonic()
@@ -353,7 +355,7 @@ class Sender:
         try:
             await self.link.oneway(address, request, timeout_s)
         except Exception as error:
-            self._tell_error(contexts, error)
+            self._report_error(contexts, error)
             raise
         for context in contexts:
             call_hooks(self._after, context)
@@ -387,7 +389,7 @@ class Sender:
             answer = await self.link.call(address, request, timeout_s)
             result = read_result(answer, address, parcel, shown)
         except Exception as error:
-            self._tell_error(contexts, error)
+            self._report_error(contexts, error)
             raise
         results = split_result(result, parcel.part_ids) if parcel.part_ids else (result,)
         for context, own_result in zip(contexts, results, strict=True):
@@ -422,12 +424,12 @@ class Sender:
             call_hooks(self._before, context)
         return contexts
 
-    def _tell_error(self, contexts: Iterable[SendContext], error: Exception) -> None:
+    def _report_error(self, contexts: Iterable[SendContext], error: Exception) -> None:
         for context in contexts:
             context.error = error
             call_hooks(self._after, context)
 
-    def _note_failure(
+    def _record_failure(
         self, broker_name: str, latency_s: float, error: SkylarkError, mode: SendMode
     ) -> None:
         if self._faults is None:

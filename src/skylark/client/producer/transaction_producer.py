@@ -1,20 +1,21 @@
-"""Transactions: a message that appears only if something else succeeded.
+"""Transactional messages: visible to consumers only after a commit.
 
 ::
 
     half message sent  ->  local transaction  ->  commit / rollback (37)  ->  visible / gone
                            no word from us    <-  broker asks (39), again and again
 
-The half message is stored, and nobody sees it. Its outcome is sent without waiting for an answer:
-if it gets lost, or if it is *unknown*, the broker asks any producer of the group, and the checker
-says how the transaction ended. So a checker must be there before the first transaction. Checks
-arrive on the control loop and run on the producer's loop, one after the other; plain functions run
-in a thread. At most 2,000 wait; the broker asks again for those that were dropped.
+The half message is stored, invisible to consumers. Its outcome is sent without waiting for an
+answer: if it gets lost, or if it is *unknown*, the broker asks any producer of the group, and the
+checker says how the transaction ended. So a checker must be there before the first transaction.
+Checks arrive on the control loop and run on the producer's loop, one after the other; plain
+functions run in a thread. At most 2,000 wait; the broker asks again for those that were dropped.
 
 What a half message amounts to that is stored, but not as safely as the broker is set up for: it is
 rolled back without running the local transaction.
 
-Answers to ``TransactionMQProducer``, ``TransactionListener`` and ``checkTransactionState``.
+Counterpart of Java's ``TransactionMQProducer``, ``TransactionListener`` and
+``checkTransactionState``.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Transactions:
         """
         if self.checker is None:
             raise ClientError(
-                "tranExecutor is null: nobody could say how a transaction ended",
+                "no transaction listener or checker could tell how a transaction ended",
                 hint="register a checker first: @producer.transaction_checker",
             )
         if self.spans is None:

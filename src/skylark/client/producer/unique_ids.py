@@ -1,9 +1,9 @@
-"""Unique ids of messages: who draws them, and when one is drawn.
+"""Generator of unique message ids.
 
 Every client that sends draws from a generator of its own with a random salt, so that two in one
 process, or in a process and its forked child, never draw the same. A message gets an id once: sent
-again, it keeps the one it has. The form stands in :mod:`skylark.core.hashing`. Answers to
-``MessageClientIDSetter``.
+again, it keeps the one it has. The form stands in :mod:`skylark.core.hashing`. Counterpart of
+Java's ``MessageClientIDSetter``.
 """
 
 from __future__ import annotations

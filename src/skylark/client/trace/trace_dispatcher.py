@@ -1,4 +1,4 @@
-"""Sends traces: collects what the hooks tell, and puts it into the trace topic, out of the way.
+"""Sends message traces to the trace topic in the background.
 
 ::
 
@@ -24,7 +24,7 @@ that a trace is found by any of them.
 ``PID_CLIENT_INNER_TRACE_PRODUCER_<name servers>``, which all dispatchers of a process share. It has
 the credentials of its host and no hooks, so traces are not traced.
 
-``stop`` sends what waits, within five seconds. Answers to ``AsyncTraceDispatcher``.
+``stop`` sends what waits, within five seconds. Counterpart of Java's ``AsyncTraceDispatcher``.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class TraceDispatcher:
         return True
 
     def start(self) -> None:
-        """Begin to send; returns at once, and whatever goes wrong is only logged."""
+        """Begin to send; returns at once, and errors are only logged."""
         self._runtime.control.post(self._start)
 
     async def stop(self) -> None:

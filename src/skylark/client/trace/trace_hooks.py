@@ -1,4 +1,4 @@
-"""Hooks that write the trace of a message: when it is sent, handed to a handler, and committed.
+"""Hooks that record the trace of a message: sent, given to a handler, committed.
 
 They hang in a client beside the hooks of the application when ``trace`` is on, and give what they
 see to the :class:`~skylark.client.trace.trace_dispatcher.TraceDispatcher` of that client.
@@ -11,8 +11,8 @@ see to the :class:`~skylark.client.trace.trace_dispatcher.TraceDispatcher` of th
   request id for all; messages with ``TRACE_ON`` = ``false`` are left out.
 * The outcome of a transaction leaves ``EndTransaction``.
 
-Messages to the trace topic itself are not traced. Answers to ``SendMessageTraceHookImpl``,
-``ConsumeMessageTraceHookImpl`` and ``EndTransactionTraceHookImpl``.
+Messages to the trace topic itself are not traced. Counterpart of Java's
+``SendMessageTraceHookImpl``, ``ConsumeMessageTraceHookImpl`` and ``EndTransactionTraceHookImpl``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trace data: what producers and consumers tell about each message, as text.
+"""Trace records of producers and consumers, and their text form.
 
 A message of the trace topic holds records; fields are joined by U+0001, each record ends with
 U+0002. A missing tag or key is written ``null``, as Java prints it::
@@ -12,7 +12,8 @@ U+0002. A missing tag or key is written ``null``, as Java prints it::
     Recall          time region group topic msgId success
 
 SubBefore and SubAfter of one call of a handler share their request id. Readers take shorter records
-of old clients, and pass over kinds that they do not know. Answers to ``TraceDataEncoder``.
+of old clients, and pass over kinds that they do not know. Counterpart of Java's
+``TraceDataEncoder``.
 """
 
 from __future__ import annotations

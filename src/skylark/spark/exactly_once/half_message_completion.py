@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from skylark.client.core.broker_calls import checked, make_request
+from skylark.core.backoff import Backoff, Outage
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
 from skylark.spark.exactly_once.txn_log import may_repeat
 from skylark.spark.exactly_once.txn_log_records import (
@@ -58,8 +59,7 @@ IN_FLIGHT_MAX: Final = 256
 PORTION_COUNT: Final = 512
 _PORTIONS_IN_FLIGHT: Final = 4
 END_TIMEOUT_S: Final = 5.0
-_PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MOST_S: Final = 2.0
+_REPEAT: Final = Backoff(first_s=0.05, most_s=2.0)
 #: Answers with code 1 that will not change, in Java's words and in ours.
 _REFUSALS: Final = (
     "Find prepared transaction message failed",
@@ -242,20 +242,18 @@ class Ends:
     async def _call(self, queue: MessageQueue, make: Callable[[], Command]) -> Command:
         """Ask the master of a queue until there is an answer, success or 604."""
         client = self._client
-        deadline = client.clock.monotonic() + self._patience_s
-        pause_s = _PAUSE_FIRST_S
+        outage = Outage(_REPEAT, client.clock, self._patience_s)
         while True:
             try:
                 address = await client.master(queue)
                 answer = await client.link.call(address, make(), END_TIMEOUT_S)
                 return checked(answer, address, ResponseCode.ILLEGAL_OPERATION)
             except SkylarkError as error:
-                late = client.clock.monotonic() + pause_s > deadline
-                if late or _is_refusal(error):
+                pause_s = outage.next_pause_s()
+                if pause_s is None or _is_refusal(error):
                     raise
                 log.debug("an end at %s is repeated: %s", queue.broker_name, error)
             await client.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
 
     async def _is_there(self, place: Place) -> bool:
         """Whether the final message is found by its id; an index may lag, so this is no proof."""

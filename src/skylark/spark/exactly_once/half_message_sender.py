@@ -29,6 +29,7 @@ from skylark.client.core.client_message import Message, SendResult, SendStatus
 from skylark.client.core.permits import Permits
 from skylark.client.producer.send_request import Parcel
 from skylark.client.producer.send_retry import SendMode
+from skylark.core.backoff import Outage
 from skylark.core.errors import (
     BrokerError,
     ConnectError,
@@ -60,7 +61,7 @@ from skylark.spark.sink.row_batcher import Cutter, Row, Target, runs_of, some
 from skylark.spark.sink.row_encoder import Rows, batch_parts
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import UNACKNOWLEDGED_MAX, Backoff, Window
+from skylark.spark.sink.sink_sender import REPEAT, UNACKNOWLEDGED_MAX, Window
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -295,8 +296,7 @@ class HalfSending:
     ) -> tuple[int, SendResult]:
         """Try until so many rows are stored; the number of the first, and where it is."""
         clock, options = self._client.clock, self._options
-        deadline = clock.monotonic() + options.delivery_timeout_ms / 1000
-        backoff = Backoff(self._rng)
+        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
         retries, seq = 0, self._draw(count)
         while True:
             try:
@@ -309,8 +309,8 @@ class HalfSending:
                     raise
                 problem = error
             retries += not isinstance(problem, SystemBusyError)
-            pause_s = backoff.next_s()
-            if retries > options.retries or clock.monotonic() + pause_s > deadline:
+            pause_s = outage.next_pause_s()
+            if retries > options.retries or pause_s is None:
                 raise problem
             if not _stored_nothing(problem):
                 self._make_void(range(seq, seq + count))

@@ -25,6 +25,7 @@ from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull
 from skylark.client.core.broker_calls import Pulled
 from skylark.client.core.client_message import Message, SendStatus
 from skylark.client.producer.send_retry import RETRY_CODES, SendMode
+from skylark.core.backoff import Backoff, Outage
 from skylark.core.errors import (
     BrokerError,
     ConfigError,
@@ -58,8 +59,7 @@ KV_NAMESPACE: Final = "SPARK_TXN"
 APPEND_TIMEOUT_S: Final = 5.0
 #: How long an append is tried again.
 PATIENCE_S: Final = 60.0
-_PAUSE_FIRST_S: Final = 0.1
-_PAUSE_MOST_S: Final = 2.0
+_REPEAT: Final = Backoff(first_s=0.1, most_s=2.0)
 
 
 class Entry(NamedTuple):
@@ -118,7 +118,7 @@ class TxnLog:
                         f" it has the log {LOG_TOPIC}",
                         hint="start it",
                     ) from None
-            await clock.sleep(_PAUSE_FIRST_S)
+            await clock.sleep(_REPEAT.first_s)
 
     async def _chosen_broker(self) -> str | None:
         """The broker that has the log, or is to have it; None if there are none."""
@@ -159,8 +159,7 @@ class TxnLog:
         )
         state = client.sender.checked(message)
         parcel = await client.sender.parcel(message)
-        deadline = client.clock.monotonic() + PATIENCE_S
-        pause_s = _PAUSE_FIRST_S
+        outage = Outage(_REPEAT, client.clock, PATIENCE_S)
         while True:
             began = client.clock.monotonic()
             try:
@@ -174,11 +173,11 @@ class TxnLog:
                 if not may_repeat(error):
                     raise
                 problem = error
-            if client.clock.monotonic() + pause_s > deadline:
+            pause_s = outage.next_pause_s()
+            if pause_s is None:
                 raise problem
             log.info("a record of %s is appended again: %s", LOG_TOPIC, problem)
             await client.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
 
     # ---- reading ---------------------------------------------------------------------------------
 

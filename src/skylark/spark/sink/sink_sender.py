@@ -34,6 +34,7 @@ import msgspec
 from skylark.client.core.client_message import SendResult, SendStatus
 from skylark.client.core.permits import Permits
 from skylark.client.producer.send_retry import SendMode
+from skylark.core.backoff import Backoff, Outage
 from skylark.core.errors import (
     BrokerError,
     MessageIllegalError,
@@ -51,8 +52,7 @@ log = logging.getLogger(__name__)
 
 #: Bytes that may be under way.
 UNACKNOWLEDGED_MAX: Final = 32 << 20
-PAUSE_FIRST_S: Final = 0.05
-PAUSE_MOST_S: Final = 5.0
+REPEAT: Final = Backoff(first_s=0.05, most_s=5.0, jitter=0.25)
 #: Requests under way at a broker of which nothing is known yet.
 WINDOW_FIRST: Final = 4
 _REQUESTS_MAX: Final = 4096
@@ -85,18 +85,6 @@ class Written(msgspec.Struct):
         known = self.queues.setdefault(key, QueueWritten(first, last))
         known.first, known.last = min(known.first, first), max(known.last, last)
         known.count += load.count
-
-
-class Backoff:
-    """Pauses that grow, each a little different."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._pause_s = PAUSE_FIRST_S
-
-    def next_s(self) -> float:
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MOST_S)
-        return pause_s * self._rng.uniform(0.75, 1.0)
 
 
 class Window:
@@ -219,8 +207,7 @@ class Sending:
 
     async def _try(self, load: Load) -> None:
         clock, options = self._client.clock, self._options
-        deadline = clock.monotonic() + options.delivery_timeout_ms / 1000
-        backoff = Backoff(self._rng)
+        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
         retries = 0
         while True:
             try:
@@ -237,8 +224,8 @@ class Sending:
                     raise
                 problem = error
             retries += not isinstance(problem, SystemBusyError)
-            pause_s = backoff.next_s()
-            if retries > options.retries or clock.monotonic() + pause_s > deadline:
+            pause_s = outage.next_pause_s()
+            if retries > options.retries or pause_s is None:
                 raise problem
             self.written.retries += 1
             log.debug("a request of %d rows is repeated: %s", load.count, problem)

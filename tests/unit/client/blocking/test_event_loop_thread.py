@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from skylark.client.blocking.event_loop_thread import THREAD_NAME, Portal, shared_portal
+from skylark.client.blocking.event_loop_thread import (
+    THREAD_NAME,
+    EventLoopThread,
+    shared_loop_thread,
+)
 from skylark.client.core.control_loop import shared_control
 from skylark.core.errors import ClientStateError
 from tests.unit.client.blocking.interrupts import interrupt_results
@@ -29,16 +33,16 @@ async def fail() -> None:
 
 def test_there_is_one_daemon_thread() -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: shared_portal(), range(64)))
-    assert found == {shared_portal()}
-    assert shared_portal().call(thread_name()) == THREAD_NAME
+        found = set(pool.map(lambda _: shared_loop_thread(), range(64)))
+    assert found == {shared_loop_thread()}
+    assert shared_loop_thread().call(thread_name()) == THREAD_NAME
     (thread,) = [each for each in threading.enumerate() if each.name == THREAD_NAME]
     assert thread.daemon
 
 
 def test_errors_reach_the_caller_with_the_place_that_raised_them() -> None:
     with pytest.raises(LookupError, match="not here") as caught:
-        shared_portal().call(fail())
+        shared_loop_thread().call(fail())
     assert caught.traceback[-1].name == "fail"
 
 
@@ -48,7 +52,7 @@ def test_many_threads_call_at_once() -> None:
         return 2 * number
 
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda n: shared_portal().call(double(n)), range(1000)))
+        found = list(pool.map(lambda n: shared_loop_thread().call(double(n)), range(1000)))
     assert found == list(range(0, 2000, 2))
 
 
@@ -57,7 +61,7 @@ def test_a_call_that_is_cancelled_inside_is_an_error_outside() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(ClientStateError, match="stopped meanwhile"):
-        shared_portal().call(cancelled())
+        shared_loop_thread().call(cancelled())
 
 
 def test_an_interrupt_cancels_the_call() -> None:
@@ -79,14 +83,14 @@ def test_an_interrupt_cancels_the_call() -> None:
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        shared_portal().call(work(), unused.append)
+        shared_loop_thread().call(work(), unused.append)
     assert ended.is_set()
-    shared_portal().call(thread_name())
+    shared_loop_thread().call(thread_name())
     assert unused == []
 
 
 def test_a_call_from_the_loop_itself_is_refused() -> None:
-    portal = shared_portal()
+    portal = shared_loop_thread()
 
     async def inside() -> None:
         portal.call(fail())
@@ -96,7 +100,7 @@ def test_a_call_from_the_loop_itself_is_refused() -> None:
 
 
 def test_a_call_from_the_control_thread_is_refused() -> None:
-    portal = shared_portal()
+    portal = shared_loop_thread()
 
     async def inside() -> None:
         portal.call(thread_name())
@@ -109,13 +113,13 @@ def test_a_call_from_the_control_thread_is_refused() -> None:
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(ClientStateError, match="was forked: make clients after the fork"):
-        shared_portal().call(fail())
+        shared_loop_thread().call(fail())
 
 
 def test_nothing_waits_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     with pytest.raises(ClientStateError, match="the interpreter is ending"):
-        shared_portal().call(fail())
+        shared_loop_thread().call(fail())
 
 
 class Numbers:
@@ -134,20 +138,20 @@ class Numbers:
 
 def test_iteration_to_the_end() -> None:
     numbers = Numbers()
-    assert list(shared_portal().iterate(numbers())) == [0, 1, 2]
+    assert list(shared_loop_thread().iterate(numbers())) == [0, 1, 2]
     assert numbers.closed.is_set()
 
 
 def test_leaving_an_iteration_closes_the_source() -> None:
     numbers = Numbers()
-    for number in shared_portal().iterate(numbers()):
+    for number in shared_loop_thread().iterate(numbers()):
         assert number == 0
         break
     assert numbers.closed.wait(WAIT_S)
 
 
 def test_an_iterator_may_be_dropped_on_the_loop_thread() -> None:
-    portal, numbers = shared_portal(), Numbers()
+    portal, numbers = shared_loop_thread(), Numbers()
     held = [portal.iterate(numbers())]
     assert next(held[0]) == 0
     portal.call_plain(held.clear)
@@ -155,7 +159,7 @@ def test_an_iterator_may_be_dropped_on_the_loop_thread() -> None:
 
 
 def test_an_iterator_may_be_dropped_on_the_control_thread() -> None:
-    portal, numbers = shared_portal(), Numbers()
+    portal, numbers = shared_loop_thread(), Numbers()
     held = [portal.iterate(numbers())]
     assert next(held[0]) == 0
     shared_control().post(held.clear)
@@ -163,7 +167,7 @@ def test_an_iterator_may_be_dropped_on_the_control_thread() -> None:
 
 
 def test_a_result_that_came_with_an_interrupt_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    portal = shared_portal()
+    portal = shared_loop_thread()
     unused: queue.SimpleQueue[object] = queue.SimpleQueue()
     interrupt_results(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
@@ -182,13 +186,13 @@ def test_work_of_the_loop_runs_in_daemon_threads() -> None:
         )
         return sorted({(thread.name, thread.daemon) for thread in threads})
 
-    found = Portal().call(names())
+    found = EventLoopThread().call(names())
     assert 1 <= len(found) <= 4
     assert all(daemon for _, daemon in found)
 
 
 def test_a_call_that_wants_to_exit_ends_only_itself() -> None:
-    portal = Portal()
+    portal = EventLoopThread()
 
     async def leave() -> None:
         raise SystemExit(3)

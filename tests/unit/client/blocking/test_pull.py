@@ -53,7 +53,8 @@ def test_poll_commit_and_go_on(options: ClientOptions) -> None:
     with consumer.subscribe("Polled"):
         for batch in consumer.batches():
             found += [message.body for message in batch]
-            consumer.commit(batch, persist=True)
+            consumer.commit(batch)
+            assert consumer.committed(batch[-1].queue) == batch[-1].queue_offset + 1
             if len(found) == COUNT:
                 break
         assert sorted(found) == expected()

@@ -163,10 +163,20 @@ async def pull_world(
         assert instance_count() == 0
 
 
+async def polled(w: PullWorld, consumer: LitePullConsumer, count: int) -> list[MessageExt]:
+    """The next ``count`` messages."""
+    found: list[MessageExt] = []
+    while len(found) < count:
+        batch = await w.finish(consumer.poll(10))
+        assert batch, f"{len(found)} of {count} messages came"
+        found += batch
+    return found
+
+
 # ---- servers on TCP, in a thread of their own ----------------------------------------------------
 
 
-class Served(msgspec.Struct):
+class ServerAddresses(msgspec.Struct):
     """Where they listen."""
 
     namesrv: str
@@ -188,9 +198,9 @@ class Served(msgspec.Struct):
 
 
 @contextmanager
-def served(root: Path) -> Iterator[Served]:
+def served(root: Path) -> Iterator[ServerAddresses]:
     """A name server and a broker that go on while the test blocks."""
-    found: list[Served] = []
+    found: list[ServerAddresses] = []
     stops: list[Callable[[], object]] = []
     ready = threading.Event()
 
@@ -209,7 +219,7 @@ def served(root: Path) -> Iterator[Served]:
         }
         broker = Broker(load_broker_config(config))
         await broker.start()
-        found.append(Served(str(name_server.address), str(broker.address)))
+        found.append(ServerAddresses(str(name_server.address), str(broker.address)))
         ready.set()
         await done.wait()
         await broker.stop()

@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from skylark.client.consumer.classic_pull_consumer import PullConsumer
 from skylark.client.consumer.offset_persistence import LocalOffsets
 from skylark.client.consumer.offset_table import LocalOffsetFile
 from skylark.client.core.client_runtime import inline_runtime
+from skylark.client.core.route_cache import Target
+from skylark.core.errors import BrokerError, ClientError
 from skylark.wire.codes import RequestCode
 from tests.unit.client.consumer.pull_world import BROKER, queue
 from tests.unit.client.scripted import ScriptedServer
@@ -81,6 +86,50 @@ async def test_an_offset_that_was_not_saved_is_sent_again(tmp_path: Path) -> Non
         await w.finish(consumer.stop())
         saved = [(request.ext or {})["commitOffset"] for request in server.of(UPDATE)]
         assert saved == ["5", "6", "7", "5"]
+
+
+async def test_a_slow_round_does_not_overwrite_a_later_commit(tmp_path: Path) -> None:
+    async with three_offsets(tmp_path) as (w, server, consumer):
+        server.answer(UPDATE, 0)
+        store = consumer._session._store
+        await w.finish(store.commit([queue(0)]))
+        lookup = consumer._session.instance.control_link.lookup
+        may_go_on, reader_of = asyncio.Event(), lookup.reader_of
+
+        async def slowly(*given: Any, **named: Any) -> Target:
+            await may_go_on.wait()
+            return await reader_of(*given, **named)
+
+        lookup.reader_of = slowly  # type: ignore[method-assign]
+        round_ = asyncio.ensure_future(store.persist_some([queue(0)]))
+        await w.clock.drain()
+        lookup.reader_of = reader_of  # type: ignore[method-assign]
+        store.table.update(queue(0), 50)
+        await w.finish(store.commit([queue(0)]))
+        may_go_on.set()
+        assert await w.finish(round_) == {queue(0): 50}
+        saved = [(request.ext or {})["commitOffset"] for request in server.of(UPDATE)]
+        assert saved == ["5", "50", "50"]
+        await w.finish(consumer.stop())
+
+
+async def test_a_commit_waits_for_all_answers_and_raises_for_one(tmp_path: Path) -> None:
+    async with three_offsets(tmp_path) as (w, server, consumer):
+        server.answer(UPDATE, 0, 1, 0)
+        store = consumer._session._store
+        with pytest.raises(BrokerError, match="scripted 1"):
+            await w.finish(store.commit([queue(0), queue(1), queue(2)]))
+        assert [request.is_oneway for request in server.of(UPDATE)] == [False] * 3
+        await w.finish(consumer.stop())
+
+
+async def test_a_file_that_cannot_be_written_commits_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    offsets = LocalOffsets(LocalOffsetFile(folder / "offsets.json"))
+    offsets.table.update(queue(), 5)
+    folder.write_bytes(b"")  # a file is in the way
+    with pytest.raises(ClientError, match="cannot be read"):
+        await offsets.commit([queue()])
 
 
 async def test_a_file_that_cannot_be_written_has_saved_nothing(tmp_path: Path) -> None:

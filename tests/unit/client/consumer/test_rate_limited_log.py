@@ -7,40 +7,40 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.core.errors import ConnectError
 from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.pushes import Seen, consuming, push_world, until
 
-log = logging.getLogger("sparing")
+log = logging.getLogger("limited")
 
 
 async def test_the_same_is_said_again_after_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = VirtualClock()
-    sparing = SparingLog(log, clock)
+    limited = RateLimitedLog(log, clock)
     refused, closed = ConnectError("refused"), ConnectError("closed")
     for error in (refused, refused, closed, refused):  # another cause is news
-        sparing.failed("members", error, "group %s waits", "g")
-    sparing.failed("route", refused, "topic %s waits", "T")  # so is something else
+        limited.failed("members", error, "group %s waits", "g")
+    limited.failed("route", refused, "topic %s waits", "T")  # so is something else
     expected = ["group g waits: refused", "group g waits: closed", "topic T waits: refused"]
     assert caplog.messages == expected
     await clock.advance(seconds=9.9)
-    sparing.failed("members", refused, "group %s waits", "g")
+    limited.failed("members", refused, "group %s waits", "g")
     assert len(caplog.messages) == 3
     await clock.advance(seconds=0.1)
-    sparing.failed("members", refused, "group %s waits", "g")
+    limited.failed("members", refused, "group %s waits", "g")
     assert caplog.messages[3:] == ["group g waits: refused"]
 
 
 def test_what_is_remembered_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
-    sparing = SparingLog(log, clock)
+    limited = RateLimitedLog(log, clock)
     for number in range(1000):
-        sparing.say(logging.WARNING, number, "%d", number)
+        limited.log(logging.WARNING, number, "%d", number)
     assert len(caplog.messages) == 1000  # nothing new is kept back
-    assert len(sparing._said) == 256
+    assert len(limited._said) == 256
 
 
 async def test_a_broker_that_is_down_is_not_mentioned_every_second(

@@ -183,7 +183,7 @@ async def test_a_broker_that_is_down_does_not_fill_the_log(
             await w.clock.drain()
         names = [r.name.rpartition(".")[2] for r in caplog.records if str(queue()) in r.message]
         assert names.count("pull_loop") == 1
-        assert names.count("lite_queues") == 1
+        assert names.count("lite_pull_queues") == 1
 
 
 def test_settings_of_a_wrong_type_are_refused() -> None:

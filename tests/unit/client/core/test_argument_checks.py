@@ -114,7 +114,7 @@ CONSTRUCTORS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("Producer", ("g",), {"transaction_listener": 5}, "transaction_listener 5 has no method"),
     ("PushConsumer", (5,), {}, "the name of a group is text"),
     ("PushConsumer", ("g", {}), {}, "options must be ClientOptions, not a dict"),
-    ("PushConsumer", ("g",), {"concurrency": 0}, "consumeThreadMin Out of range [1, 1000]"),
+    ("PushConsumer", ("g",), {"concurrency": 0}, "concurrency is out of range [1, 1000]"),
     ("PushConsumer", ("g",), {"concurrency": "20"}, "concurrency must be a whole number"),
     ("PushConsumer", ("g",), {"consume_timeout": None}, "consume_timeout must be a number or"),
     ("PushConsumer", ("g",), {"message_model": "BROADCASTING"}, "message_model must be a MessageM"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skylark.client.core.broker_calls import PullStatus
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.core.errors import (
     BrokerError,
     QueryNotFoundError,
@@ -42,7 +42,7 @@ ADDRESS = "127.0.0.1:20911"
 class Linked:
     """A link to a broker that has the topic T and knows group g."""
 
-    def __init__(self, of: World, link: Link) -> None:
+    def __init__(self, of: World, link: BrokerConnections) -> None:
         self.world = of
         self.link = link
         self.calls = link.calls

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from skylark.client.core.client_message import Message, SendResult, SendStatus
+from skylark.client.producer.producer import Producer
 from skylark.client.producer.send_options import SendKeywords
 from skylark.core.errors import (
     BrokerError,
@@ -46,15 +47,15 @@ async def test_messages_that_do_not_go_together_are_refused(tmp_path: Path) -> N
         for messages, problem in (
             ([], "without messages"),
             ([MESSAGE, Message("U", b"x")], "topic"),
-            ([MESSAGE, Message("T", b"x", wait_store_ok=False)], "waitStoreMsgOK"),
+            ([MESSAGE, Message("T", b"x", wait_store_ok=False)], "wait_store_ok"),
             ([MESSAGE, delayed], "DELAY"),
-            ([Message("%RETRY%g", b"x")], "Retry Group"),
+            ([Message("%RETRY%g", b"x")], "a retry topic"),
             ([Message("T", bytes(3 << 20))] * 2, "a batch of 6"),
         ):
             with pytest.raises(InvalidMessageError, match=problem):
                 await batch(messages)
         for how in ({"delay": 1}, {"delay_level": 1}):
-            with pytest.raises(InvalidMessageError, match="not supported for batching"):
+            with pytest.raises(InvalidMessageError, match="cannot be delayed"):
                 await batch([MESSAGE], **how)  # type: ignore[arg-type]
         assert script.sent() == []
 
@@ -245,11 +246,21 @@ async def test_messages_under_way_are_bounded(tmp_path: Path, batching: bool) ->
         assert (await (await patient)).status is SendStatus.SEND_OK
 
 
-async def test_the_wait_for_room_is_part_of_the_timeout(tmp_path: Path) -> None:
-    async with scripted(tmp_path, "a", pending_max=1) as script:
+@pytest.mark.parametrize(
+    ("method", "batching"), [("send", True), ("submit", True), ("submit", False)]
+)
+async def test_the_wait_for_room_is_part_of_the_timeout(
+    tmp_path: Path, method: str, batching: bool
+) -> None:
+    async def send(producer: Producer) -> SendResult:
+        if method == "send":
+            return await producer.send(MESSAGE, timeout=4)
+        return await (await producer.submit(MESSAGE, timeout=4))
+
+    async with scripted(tmp_path, "a", pending_max=1, batching=batching) as script:
         script.answer(None)
         await script.producer.submit(MESSAGE, timeout=3)
-        waiting = await script.later(script.producer.send(MESSAGE, timeout=4))
+        waiting = await script.later(send(script.producer))
         await script.clock.advance(seconds=3.1)
         assert not waiting.done()  # it has its permit, and goes to a broker that does not answer
         await script.clock.advance(seconds=1.5)

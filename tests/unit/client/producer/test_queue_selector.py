@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skylark.client.core.client_message import Message
 from skylark.client.producer.queue_selector import (
-    Turn,
+    RoundRobin,
     apply_selector,
     choose_in_turn,
     select_by_hash,
@@ -69,20 +69,20 @@ def test_a_key_always_has_a_queue(key: str | int, count: int) -> None:
 
 
 def test_turns_go_round_from_anywhere() -> None:
-    turn = Turn(random.Random(1))
+    turn = RoundRobin(random.Random(1))
     first = turn.draw(4)
     assert [turn.draw(4) for _ in range(4)] == [(first + n) % 4 for n in (1, 2, 3, 4)]
-    assert len({Turn(random.Random(seed)).draw(1000) for seed in range(20)}) > 10
+    assert len({RoundRobin(random.Random(seed)).draw(1000) for seed in range(20)}) > 10
 
 
 def test_the_count_never_becomes_negative() -> None:
-    turn = Turn(random.Random(1))
+    turn = RoundRobin(random.Random(1))
     turn._count = 0x7FFF_FFFF
     assert turn.draw(5) == 0
 
 
 def test_a_retry_goes_to_another_broker_if_there_is_one() -> None:
-    turn = Turn(random.Random(3))
+    turn = RoundRobin(random.Random(3))
     two = queues(a=4, b=1)
     assert {choose_in_turn(two, turn, "a").broker_name for _ in range(20)} == {"b"}
     one = queues(a=4)
@@ -105,7 +105,7 @@ def test_a_retry_goes_to_another_broker_if_there_is_one() -> None:
 def test_brokers_in_trouble_are_passed_over(
     available: str, reachable: str, last: str | None, expected: set[str]
 ) -> None:
-    turn = Turn(random.Random(5))
+    turn = RoundRobin(random.Random(5))
     three = queues(a=2, b=2, c=2)
     faults = Faults(available, reachable)
     chosen = {choose_in_turn(three, turn, last, faults).broker_name for _ in range(60)}
@@ -116,7 +116,7 @@ def test_with_fault_tolerance_retries_go_on_at_a_random_place() -> None:
     many = queues(a=1000, b=1000)
     places = set()
     for seed in range(20):
-        turn = Turn(random.Random(seed))
+        turn = RoundRobin(random.Random(seed))
         turn._count = 0
         places.add(choose_in_turn(many, turn, "a", Faults("ab", "ab")).queue_id)
     assert len(places) > 2

@@ -64,13 +64,13 @@ def test_nobody_waits_for_an_answer_longer_than_the_delay() -> None:
     accumulator = made(in_flight_max=1, delay_max_s=0.010)
     accumulator.add("k", 0, 1, 5.0)
     accumulator.turn_ended()
-    assert accumulator.next_look() is None
+    assert accumulator.next_due() is None
     accumulator.add("k", 1, 1, 5.1)
     accumulator.turn_ended()
-    assert accumulator.next_look() == pytest.approx(5.11)
-    assert accumulator.look(5.109) == []
-    assert entries(accumulator.look(5.111)) == [[1]]
-    assert accumulator.next_look() is None
+    assert accumulator.next_due() == pytest.approx(5.11)
+    assert accumulator.release_due(5.109) == []
+    assert entries(accumulator.release_due(5.111)) == [[1]]
+    assert accumulator.next_due() is None
 
 
 def test_a_full_batch_goes_at_once() -> None:
@@ -98,16 +98,16 @@ def test_full_batches_wait_where_many_are_on_their_way() -> None:
     assert entries(flying) == [[0, 1], [2, 3]]
     assert len(accumulator) == 2  # a full one, and a begun one behind it
     assert accumulator.turn_ended() == []
-    assert accumulator.next_look() is None  # however old: only an answer lets them go
-    assert accumulator.look(9.0) == []
+    assert accumulator.next_due() is None  # however old: only an answer lets them go
+    assert accumulator.release_due(9.0) == []
     accumulator.ended(flying[0])
     assert wants_turn(accumulator)
     assert entries(accumulator.turn_ended()) == [[4, 5]]
     accumulator.add("k", 7, 1, 0.001)
     assert entries(accumulator.turn_ended()) == []
-    assert accumulator.next_look() is None
+    assert accumulator.next_due() is None
     accumulator.add("other", 8, 1, 0.002)
-    assert accumulator.next_look() == pytest.approx(0.012)
+    assert accumulator.next_due() == pytest.approx(0.012)
     assert entries(accumulator.drain()) == [[6, 7], [8]]
 
 
@@ -116,7 +116,7 @@ def test_full_batches_wait_for_answers_with_a_linger_too() -> None:
     first = accumulator.add("k", 0, 1, 0.0)
     assert first is not None
     assert accumulator.add("k", 1, 1, 0.0) is None
-    assert accumulator.next_look() is None
+    assert accumulator.next_due() is None
     accumulator.ended(first)
     assert wants_turn(accumulator)
     assert entries(accumulator.turn_ended()) == [[1]]
@@ -129,31 +129,14 @@ def test_with_a_linger_batches_wait_for_company() -> None:
     assert accumulator.turn_ended() == []
     accumulator.add("k", 1, 1, 1.4)
     accumulator.add("l", 2, 1, 1.4)
-    assert accumulator.next_look() == 1.5
-    (batch,) = accumulator.look(1.5)
+    assert accumulator.next_due() == 1.5
+    (batch,) = accumulator.release_due(1.5)
     assert batch.entries == [0, 1]
-    assert accumulator.next_look() == pytest.approx(1.9)
+    assert accumulator.next_due() == pytest.approx(1.9)
     accumulator.add("k", 3, 1, 1.6)
     accumulator.ended(batch)
     assert not wants_turn(accumulator)  # it still lingers
     assert entries(accumulator.drain()) == [[2], [3]]
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    accumulator = made(size_max=100, total_size_max=250)
-    assert accumulator.takes(100)
-    assert not accumulator.takes(101)
-    batches = []
-    for number in range(2):
-        full = accumulator.add("k", number, 100, 0.0)
-        batches += [full] if full else []
-    assert not accumulator.takes(51)
-    assert accumulator.takes(50)
-    batches += accumulator.turn_ended()
-    assert not accumulator.takes(51)  # on their way they still hold their bytes
-    for batch in batches:
-        accumulator.ended(batch)
-    assert accumulator.takes(100)
 
 
 @settings(max_examples=200, deadline=None)
@@ -190,14 +173,14 @@ def test_every_message_goes_once_and_every_byte_comes_back(
         elif action == "e" and flying:
             accumulator.ended(flying.pop(0))
         elif action == "l":
-            go(accumulator.look(now))
-            when = accumulator.next_look()
+            go(accumulator.release_due(now))
+            when = accumulator.next_due()
             assert when is None or when > now
     go(accumulator.drain())
     assert sorted(gone) == list(range(len(steps)))
     for batch in flying:
         accumulator.ended(batch)
-    assert (accumulator.size, len(accumulator), accumulator.next_look()) == (0, 0, None)
+    assert (accumulator.size, len(accumulator), accumulator.next_due()) == (0, 0, None)
     for key in "abc":  # of each key, in order
         numbers = [n for n, step in enumerate(steps) if step[0] == key]
         assert [n for n in gone if steps[n][0] == key] == numbers

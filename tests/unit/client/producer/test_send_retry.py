@@ -88,7 +88,7 @@ def test_a_hung_broker_eats_the_time_unless_attempts_have_their_own() -> None:
     sync = plan()
     assert sync.begin(10.0) == 3.0
     error = RequestTimeoutError("no answer")
-    with pytest.raises(SendTimeoutError, match="call timeout: 3 s, 1 attempts") as raised:
+    with pytest.raises(SendTimeoutError, match="the send has timed out: 3 s, 1 attempts") as raised:
         sync.failed(error, 13.0)
     assert isinstance(raised.value, TooManyRequestsError)
     assert isinstance(raised.value, TimeoutError)

@@ -59,7 +59,7 @@ async def test_a_broker_that_never_answers(tmp_path: Path) -> None:
         await script.clock.advance(seconds=2.9)
         assert not sending.done()
         await script.clock.advance(seconds=0.1)
-        with pytest.raises(TooManyRequestsError, match="call timeout") as raised:
+        with pytest.raises(TooManyRequestsError, match="the send has timed out") as raised:
             await sending
         assert isinstance(raised.value, SendTimeoutError)
         assert len(script.sent()) == 1

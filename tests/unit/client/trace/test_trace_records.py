@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.client.consumer.push.concurrent_settlement import ReturnType
-from skylark.client.trace.trace_records import (
+from skylark.client.trace import (
     EndTransactionTrace,
     PubTrace,
     RecallTrace,
@@ -19,9 +19,8 @@ from skylark.client.trace.trace_records import (
     Trace,
     TraceMessageType,
     decode_traces,
-    encode_trace,
-    trace_message_keys,
 )
+from skylark.client.trace.trace_records import encode_trace, trace_message_keys
 from skylark.core.errors import RemoteProtocolError
 
 #: Printed by Traces.java beside it, with the classes of RocketMQ 5.5.0.

@@ -12,17 +12,19 @@ queues of a topic with the other members of the group; :meth:`~LitePullConsumer.
 and leaves the group's sharing alone. There are no retries and no dead letters: what to do about a
 message that fails is for the application to say, by seeking or by sending it elsewhere.
 
-**Commits.** An offset is committed in memory and sent to the broker every few seconds, when a queue
-is taken away, and at the end. With ``auto_commit`` a poll commits what *earlier* polls returned,
-every five seconds; so a crash in the middle of a batch repeats messages and loses none. Leaving an
-iterator, or stopping, commits nothing by itself: the last messages handed out come again unless
-they were committed. Committing some queues leaves the others as they are.
+**Commits.** :meth:`~LitePullConsumer.commit` returns when the brokers have stored the offsets (the
+file, for a broadcasting consumer), and :meth:`~LitePullConsumer.committed` asks them: what was
+committed does not come again, even if the process is killed the moment after. With ``auto_commit``
+a poll marks what *earlier* polls returned as consumed, every five seconds; such offsets are sent in
+the background, when a queue is taken away, and at the end, so a crash repeats messages and loses
+none. Leaving an iterator, or stopping, commits nothing by itself: the last messages handed out come
+again unless they were committed. Committing some queues leaves the others as they are.
 
 Pulling, polling and all methods belong to the loop on which the consumer was started; sharing
 queues and saving offsets go on at the control loop even while that one is blocked. Queues and
 topics are named as the application knows them, without namespace.
 
-Answers to ``DefaultLitePullConsumer``.
+Counterpart of Java's ``DefaultLitePullConsumer``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from skylark.client.consumer.lite_pull.lite_pull_queues import LiteQueues, requi
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
 from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.consumer.pull_consumer_session import PullGroup, TopicListener
+from skylark.client.consumer.pull_consumer_session import PullConsumerSession, TopicListener
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import Subscription, make_subscription
@@ -116,7 +118,7 @@ class LitePullConsumer(PullClient):
         if listener is not None:
             self._listeners[topic] = listener
         if self.state is ServiceState.RUNNING:
-            self._group_access.subscribe(self._make(topic))
+            self._session.subscribe(self._make(topic))
         return self
 
     def unsubscribe(self, topic: str) -> None:
@@ -124,12 +126,12 @@ class LitePullConsumer(PullClient):
         if self._subscriptions.pop(topic, None) is not None:
             self._listeners.pop(topic, None)
             if self.state is ServiceState.RUNNING:
-                # At once, not with the next rebalance: nobody says any more which tags are wanted.
-                self._queues.remove_topic(self._group_access.namespace.wrap(topic))
-                self._group_access.unsubscribe(topic)
+                # At once, not with the next rebalance: the wanted tags are not known any more.
+                self._queues.remove_topic(self._session.namespace.wrap(topic))
+                self._session.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue]) -> Self:
-        """Consume exactly these queues, whoever else does."""
+        """Consume exactly these queues, even if others consume them too."""
         self._choose("assign")
         self._assigned = frozenset(queues)
         if self.state is ServiceState.RUNNING:
@@ -148,7 +150,7 @@ class LitePullConsumer(PullClient):
         check_topic(topic)
         self._topic_listeners[topic] = listener
         if self.state is ServiceState.RUNNING:
-            self._group_access.watch(topic, listener, self.settings.metadata_interval)
+            self._session.watch(topic, listener, self.settings.metadata_interval)
         return self
 
     def _choose(self, mode: str) -> None:
@@ -160,10 +162,8 @@ class LitePullConsumer(PullClient):
 
     def _make(self, topic: str) -> Subscription:
         tags, sql = self._subscriptions[topic]
-        wire_topic = self._group_access.namespace.wrap(topic)
-        return make_subscription(
-            wire_topic, tags, sql=sql, now_ms=self._group_access.clock.now_ms()
-        )
+        wire_topic = self._session.namespace.wrap(topic)
+        return make_subscription(wire_topic, tags, sql=sql, now_ms=self._session.clock.now_ms())
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class LitePullConsumer(PullClient):
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
         settings = self.settings
-        group = self._group_access = PullGroup(
+        group = self._session = PullConsumerSession(
             self.group,
             self.options,
             self._runtime or default_runtime(),
@@ -205,7 +205,7 @@ class LitePullConsumer(PullClient):
             self.state = ServiceState.RUNNING
         self._apply_assigned()
 
-    def _observe(self, group: PullGroup) -> None:
+    def _observe(self, group: PullConsumerSession) -> None:
         """Begin to trace, if that is wanted."""
         if self.options.trace:
             self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
@@ -214,17 +214,17 @@ class LitePullConsumer(PullClient):
     def _meter_of(self, wire_topic: str) -> ConsumeMeter:
         meter = self._meters.get(wire_topic)
         if meter is None:
-            metrics, meter = self._group_access.instance.metrics, NO_CONSUME_METER
+            metrics, meter = self._session.instance.metrics, NO_CONSUME_METER
             if metrics is not None:
-                shown = self._group_access.namespace.unwrap(wire_topic)
+                shown = self._session.namespace.unwrap(wire_topic)
                 meter = metrics.consume_meter(self.group, shown)
             self._meters[wire_topic] = meter
         return meter
 
     async def _stop_pulling(self) -> None:
         try:
-            if self._group_access.instance.metrics is not None:
-                self._group_access.instance.metrics.remove_source(self._queues)
+            if self._session.instance.metrics is not None:
+                self._session.instance.metrics.remove_source(self._queues)
             await self._queues.stop()
         finally:
             if self._tracer is not None:
@@ -237,7 +237,7 @@ class LitePullConsumer(PullClient):
         """The queues that are ours now; none unless it runs. From any thread."""
         if self.state is not ServiceState.RUNNING:
             return frozenset()
-        unwrap = self._group_access.namespace.unwrap_queue
+        unwrap = self._session.namespace.unwrap_queue
         return frozenset(
             unwrap(queue)
             for queue, found in tuple(self._queues.queues.items())
@@ -257,7 +257,7 @@ class LitePullConsumer(PullClient):
 
     def queues_settled(self, settled: Settled) -> None:
         """See :class:`~skylark.client.consumer.pull_member.QueueEvents`; not for applications."""
-        namespace = self._group_access.namespace
+        namespace = self._session.namespace
         topic = namespace.unwrap(settled.topic)
         listener = self._listeners.get(topic)
         if listener is not None and self.state is not ServiceState.SHUTDOWN_ALREADY:
@@ -270,7 +270,7 @@ class LitePullConsumer(PullClient):
     def _apply_assigned(self) -> None:
         if self._mode != "assign":
             return
-        group, queues = self._group_access, self._queues
+        group, queues = self._session, self._queues
         wanted = set(map(group.namespace.wrap_queue, self._assigned))
         for queue in [queue for queue in queues.queues if queue not in wanted]:
             queues.remove(queue)
@@ -280,10 +280,10 @@ class LitePullConsumer(PullClient):
         group.assigned({queue: found.process_queue for queue, found in queues.queues.items()})
 
     def _subscription_of(self, wire_topic: str) -> Subscription:
-        found = self._group_access.subscription(wire_topic)
+        found = self._session.subscription(wire_topic)
         if found is not None:
             return found
-        tags = self._assign_tags.get(self._group_access.namespace.unwrap(wire_topic))
+        tags = self._assign_tags.get(self._session.namespace.unwrap(wire_topic))
         return make_subscription(wire_topic, tags, now_ms=0)
 
     def _ours(self, queue: MessageQueue) -> MessageQueue:
@@ -296,8 +296,8 @@ class LitePullConsumer(PullClient):
         """Go on at this offset; raises ClientError if the queue is not ours, or has none such."""
         wire_queue = self._ours(queue)
         low, high = await asyncio.gather(
-            self._group_access.access.min_offset(wire_queue),
-            self._group_access.access.max_offset(wire_queue),
+            self._session.access.min_offset(wire_queue),
+            self._session.access.max_offset(wire_queue),
         )
         if not low <= offset <= high:
             raise ClientError(
@@ -309,12 +309,12 @@ class LitePullConsumer(PullClient):
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on with the oldest message."""
         wire_queue = self._ours(queue)
-        self._jump(wire_queue, await self._group_access.access.min_offset(wire_queue))
+        self._jump(wire_queue, await self._session.access.min_offset(wire_queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """Go on with the next message to come."""
         wire_queue = self._ours(queue)
-        self._jump(wire_queue, await self._group_access.access.max_offset(wire_queue))
+        self._jump(wire_queue, await self._session.access.max_offset(wire_queue))
 
     def _jump(self, wire_queue: MessageQueue, offset: int) -> None:
         self._ours(wire_queue)  # it may have been taken away while the broker was asked
@@ -363,13 +363,14 @@ class LitePullConsumer(PullClient):
         clock = self._require_running().clock
         if self.settings.auto_commit and clock.monotonic() >= self._commit_at:
             self._commit_at = clock.monotonic() + self.settings.commit_interval_s
-            self._commit_handed_out(self._queues.queues)
+            for queue, offset in self._handed_out(self._queues.queues).items():
+                self._session.offsets.update(queue, offset, increase_only=False)
         timeout_s = self.settings.poll_timeout if timeout is None else seconds(timeout)
         deadline = clock.monotonic() + timeout_s
         while True:
             found = self._queues.take(count)
             if found or self.state is not ServiceState.RUNNING or clock.monotonic() >= deadline:
-                self._tell_hooks(found)
+                self._call_consume_hooks(found)
                 if not found:
                     await yield_once()  # who polls without waiting must let others run
                 return found
@@ -378,29 +379,55 @@ class LitePullConsumer(PullClient):
     def _put_back(self, messages: list[MessageExt]) -> None:
         """Messages of a poll whose caller was interrupted are handed out again."""
         if messages and self.state is ServiceState.RUNNING:
-            wire_queue = self._group_access.namespace.wrap_queue(messages[0].queue)
+            wire_queue = self._session.namespace.wrap_queue(messages[0].queue)
             self._queues.put_back(wire_queue, messages)
 
     # ---- commits ---------------------------------------------------------------------------------
 
     async def commit(self, what: Commit | None = None, *, persist: bool = False) -> None:
-        """Count as consumed what was handed out, or what is given; others stay as they are.
+        """Commit what was handed out, or what is given, and wait until the brokers have stored it.
 
-        Brokers hear of it within seconds, or at once with ``persist``. Queues that are not ours
-        (any more) are passed over: their new owner commits them.
+        Without an argument that is what was handed out of the queues that are ours now; other
+        queues stay as they are. Raises ClientError for an offset below 0 or above the maximum
+        of its queue, and then commits nothing; for a queue that is not ours (any more), after the
+        others were committed; and what a broker says, or that it does not answer: then the offset
+        may or may not be stored, and is sent again with the periodic ones. ``persist`` has no
+        effect any more: it once asked for what every commit does now.
         """
+        del persist
         group = self._require_running()
-        if what is None:
-            committed = self._commit_handed_out(self._queues.queues)
-        else:
-            committed = self._commit_given(what)
-        if persist:
-            await group.persist(committed)
+        offsets = self._handed_out(self._queues.queues) if what is None else self._given(what)
+        for queue, offset in offsets.items():
+            if offset < 0:
+                raise ClientError(f"offset {offset} of {queue} cannot be committed")
+        ours = {queue: offsets[queue] for queue in offsets if self._is_ours(queue)}
+        await asyncio.gather(*(self._check_maximum(*each) for each in ours.items()))
+        await group.commit({queue: ours[queue] for queue in ours if self._is_ours(queue)})
+        for queue in offsets:
+            # Also those that were taken away during the commit: the new owner may have begun before
+            # the offset was stored.
+            require_queue(self._queues, queue)
 
-    def _commit_given(self, what: Commit) -> list[MessageQueue]:
-        wrap = self._group_access.namespace.wrap_queue
+    def _is_ours(self, queue: MessageQueue) -> bool:
+        found = self._queues.queues.get(queue)
+        return found is not None and not found.process_queue.dropped
+
+    async def _check_maximum(self, queue: MessageQueue, offset: int) -> None:
+        """Raise ClientError if the queue ends before ``offset``."""
+        found = self._queues.queues.get(queue)
+        if found is not None and found.pull_offset is not None and offset <= found.pull_offset:
+            return  # the answers to pulls have shown it
+        high = await self._session.access.max_offset(queue)
+        if offset > high:
+            raise ClientError(
+                f"offset {offset} of {queue} cannot be committed: the queue ends at {high}"
+            )
+
+    def _given(self, what: Commit) -> dict[MessageQueue, int]:
+        """The offsets that an argument of :meth:`commit` stands for."""
+        wrap = self._session.namespace.wrap_queue
         if isinstance(what, Mapping):
-            return self._commit_offsets({wrap(queue): offset for queue, offset in what.items()})
+            return {wrap(queue): offset for queue, offset in what.items()}
         offsets: dict[MessageQueue, int] = {}
         queues: list[MessageQueue] = []
         for each in what:
@@ -409,32 +436,22 @@ class LitePullConsumer(PullClient):
             else:
                 queue, offset = wrap(each.queue), each.queue_offset + 1
                 offsets[queue] = max(offset, offsets.get(queue, offset))
-        return self._commit_offsets(offsets) + self._commit_handed_out(queues)
+        for queue in queues:
+            require_queue(self._queues, queue)
+        return {**offsets, **self._handed_out(queues)}
 
-    def _commit_handed_out(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+    def _handed_out(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        """How far the messages of these queues were handed out, where any were."""
         found = [self._queues.queues.get(queue) for queue in queues]
-        return self._commit_offsets(
-            {
-                each.queue: each.consume_offset
-                for each in found
-                if each is not None and each.consume_offset != NOTHING_TO_COMMIT
-            }
-        )
-
-    def _commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> list[MessageQueue]:
-        committed = []
-        for queue, offset in offsets.items():
-            if offset < 0:
-                raise ClientError(f"offset {offset} of {queue} cannot be committed")
-            found = self._queues.queues.get(queue)
-            if found is None or found.process_queue.dropped:
-                log.warning("offset %d of %s is not committed: it is not ours", offset, queue)
-                continue
-            self._group_access.offsets.update(queue, offset, increase_only=False)
-            committed.append(queue)
-        return committed
+        return {
+            each.queue: each.consume_offset
+            for each in found
+            if each is not None
+            and not each.process_queue.dropped
+            and each.consume_offset != NOTHING_TO_COMMIT
+        }
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset, from memory first; None if there is none."""
+        """The committed offset as the broker (or the file) has it; None if there is none."""
         group = self._require_running()
-        return await group.stored_offset(group.namespace.wrap_queue(queue))
+        return await group.committed_offset(group.namespace.wrap_queue(queue))

@@ -1,11 +1,11 @@
-"""The queues of a lite pull consumer: a task for each that pulls, and the batches they brought.
+"""Assigned queues of a lite pull consumer: one pull task each, and the batches not polled yet.
 
 Everything here lives on the loop of the application. A queue is added, jumps to another offset
 (:meth:`LiteQueues.seek`), and is removed; its task goes round and round in between::
 
     dropped: end      paused: 1 s      too much waits here: 50 ms
     pull from the offset, the broker holding an empty pull for 20 s
-        found: a batch waits to be polled      whatever was found: on to the next offset
+        found: a batch waits to be polled      any reply: on to the next offset
         flow control (215): 20 ms      cannot tell where to begin: 3 s      other errors: 1 s
 
 **Consume offset.** How far the messages of a queue were handed out to the application: the offset
@@ -19,7 +19,7 @@ body that cannot be inflated is the application's to see, when it looks at the b
 **Seek.** What waits of the queue is forgotten and the task replaced, so that the answer to a pull
 under way cannot come in between.
 
-Answers to ``PullTaskImpl``, ``AssignedMessageQueue`` and the ``consumeRequestCache`` of
+Counterpart of Java's ``PullTaskImpl``, ``AssignedMessageQueue`` and the ``consumeRequestCache`` of
 ``DefaultLitePullConsumerImpl``.
 """
 
@@ -43,7 +43,7 @@ from skylark.client.consumer.process_queue import (
     ProcessQueue,
 )
 from skylark.client.consumer.pull_api import PullTerms, QueueAccess
-from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.hooks import call_hooks, hook_methods
@@ -147,7 +147,7 @@ class LiteQueues:
             size_max=settings.pull_threshold_size_for_queue,
             span_max=settings.consume_max_span,
         )
-        self._sparingly = SparingLog(log, clock)
+        self._limited_log = RateLimitedLog(log, clock)
         self._waiting: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._tasks = Tasks("lite pull")
@@ -194,7 +194,7 @@ class LiteQueues:
         return found is not None and found.paused
 
     async def stop(self) -> None:
-        """End all pulls, and whoever waits for messages."""
+        """End all pulls, and all waits for messages."""
         self._waiting.clear()
         self.wake()
         await self._tasks.cancel_and_wait()
@@ -264,7 +264,8 @@ class LiteQueues:
         return taken
 
     def put_back(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        """Hand out again, before all others, what :meth:`take` gave and nobody got.
+        """Hand out again, before all others, what :meth:`take` gave to a caller that was
+        interrupted.
 
         A queue that was given up, or went back to an earlier offset, gets them by pulling.
         """
@@ -320,10 +321,10 @@ class LiteQueues:
             try:
                 found.pull_offset = await self._first_offset(found.queue)
             except (SkylarkError, OSError) as error:
-                self._sparingly.failed(
+                self._limited_log.failed(
                     found.queue.broker_name,
                     error,
-                    "nobody tells where to begin with %s",
+                    "the first offset of %s is not known now",
                     found.queue,
                 )
                 return FIRST_OFFSET_DELAY_S

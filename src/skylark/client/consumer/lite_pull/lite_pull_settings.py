@@ -1,9 +1,9 @@
 """The settings of a lite pull consumer, each with Java's name where it has one.
 
 Sizes are bytes, durations seconds. :class:`LitePullKeywords` has the same names and lets the
-constructors of both flavours take them as typed keywords, durations also as timedeltas. Answers to
-the fields of ``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls need no
-threads here.
+constructors of both flavours take them as typed keywords, durations also as timedeltas. Counterpart
+of the fields of Java's ``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls
+need no threads here.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
         if self.suspend_timeout < self.suspend_max:
             raise ConfigError(
-                "Long polling mode, the consumer consumerTimeoutMillisWhenSuspend must greater"
-                " than brokerSuspendMaxTimeMillis",
-                hint="suspend_timeout must not be less than suspend_max",
+                f"suspend_timeout ({self.suspend_timeout:g} s) must not be less than suspend_max"
+                f" ({self.suspend_max:g} s)",
             )
         if isinstance(self.consume_timestamp, str):
             parse_consume_timestamp(self.consume_timestamp)

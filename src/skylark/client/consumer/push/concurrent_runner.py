@@ -1,4 +1,4 @@
-"""Hands messages to handlers as they come, and sees to it that each is settled.
+"""Runs handlers on messages in any order, and settles each message.
 
 The decisions are those of :mod:`skylark.client.consumer.push.concurrent_settlement`; here they are
 carried out.
@@ -18,7 +18,7 @@ no handler for its topic     it goes back: the topic of a retry is no longer sub
 Broadcasting consumers give nothing back: what fails is logged and lost. Nothing counts any more
 once the queue was given up; its next owner gets the messages again.
 
-Answers to ``ConsumeMessageConcurrentlyService``.
+Counterpart of Java's ``ConsumeMessageConcurrentlyService``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ from skylark.client.consumer.push.concurrent_settlement import (
     send_backs,
     settle,
 )
-from skylark.client.consumer.push.consume_runner import Assigned, HookCalls, Pools, Workshop, report
+from skylark.client.consumer.push.consume_runner import (
+    AssignedQueue,
+    ConsumerServices,
+    HookCalls,
+    Pools,
+    report,
+)
 from skylark.client.consumer.push.message_handlers import Binding, Job
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.hooks import ConsumeContext
@@ -58,24 +64,24 @@ SETTLE_MS: Final = 100
 class ConcurrentRunner:
     """Messages of all queues of one consumer, in any order."""
 
-    def __init__(self, shop: Workshop) -> None:
-        self.shop = shop
-        self.now_ms = shop.time.now_ms
-        self.hooks = HookCalls(shop)
-        self._pools = Pools(shop)
+    def __init__(self, services: ConsumerServices) -> None:
+        self.services = services
+        self.now_ms = services.clock.steady_ms
+        self.hooks = HookCalls(services)
+        self._pools = Pools(services)
         self._loop = asyncio.get_running_loop()
 
     def submit(
-        self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
+        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
         """Put messages into their queue, and let handlers have them."""
         assigned.process_queue.put(messages, max_offset)
         # Soon, so that the next pull leaves before handlers run: the broker works meanwhile.
         self._loop.call_soon(self._hand_out, assigned, messages)
 
-    def _hand_out(self, assigned: Assigned, messages: Sequence[MessageExt]) -> None:
+    def _hand_out(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> None:
         for topic, of_topic in self._by_topic(assigned, messages):
-            binding = self.shop.bindings.get(topic)
+            binding = self.services.bindings.get(topic)
             if binding is None:
                 log.warning("no handler for topic %s, %d messages go back", topic, len(of_topic))
                 self._spawn(self.fail(assigned, of_topic, RECONSUME_LATER))
@@ -91,7 +97,7 @@ class ConcurrentRunner:
             self._pools.submit(binding, jobs)
 
     def _by_topic(
-        self, assigned: Assigned, messages: Sequence[MessageExt]
+        self, assigned: AssignedQueue, messages: Sequence[MessageExt]
     ) -> Iterator[tuple[str, Sequence[MessageExt]]]:
         if is_retry_topic(assigned.queue.topic):
             for topic, of_topic in groupby(messages, key=lambda message: message.topic):
@@ -100,13 +106,13 @@ class ConcurrentRunner:
             yield messages[0].topic, messages
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self.shop.tasks.closed:
+        if self.services.tasks.closed:
             work.close()
         else:
-            self.shop.tasks.spawn(work, name="settle")
+            self.services.tasks.spawn(work, name="settle")
 
     def accepted(
-        self, assigned: Assigned, batch: Sequence[MessageExt], took_ms: int, now_ms: int
+        self, assigned: AssignedQueue, batch: Sequence[MessageExt], took_ms: int, now_ms: int
     ) -> None:
         """All messages of a batch were accepted. Hot: the rest is done once for many."""
         messages = assigned.accepted
@@ -122,7 +128,7 @@ class ConcurrentRunner:
         if now_ms - assigned.accepted_since_ms >= SETTLE_MS:
             self._settle_accepted(assigned, now_ms)  # handlers that block keep the loop from it
 
-    def _settle_accepted(self, assigned: Assigned, now_ms: int) -> None:
+    def _settle_accepted(self, assigned: AssignedQueue, now_ms: int) -> None:
         """Forget messages that were accepted, and note how far the group has come."""
         messages, assigned.accepted = assigned.accepted, []
         if not messages:
@@ -136,51 +142,53 @@ class ConcurrentRunner:
             return
         offset = process_queue.remove(messages, now_ms)
         if offset >= 0 and not process_queue.dropped:
-            self.shop.offsets.update(assigned.queue, offset)
+            self.services.offsets.update(assigned.queue, offset)
 
-    async def fail(self, assigned: Assigned, batch: Sequence[MessageExt], outcome: Outcome) -> None:
+    async def fail(
+        self, assigned: AssignedQueue, batch: Sequence[MessageExt], outcome: Outcome
+    ) -> None:
         """Some messages of a batch were not accepted."""
-        shop, process_queue = self.shop, assigned.process_queue
-        clustering = shop.settings.clustering
+        services, process_queue = self.services, assigned.process_queue
+        clustering = services.settings.clustering
         if not clustering:
             lost = len(batch) - max(0, outcome.ack_index + 1)
             log.warning("%d messages of %s failed and are lost", lost, assigned.queue)
         kept = []
         for each in send_backs(process_queue, batch, outcome, clustering=clustering):
-            if await shop.sends_back.give(each.message, each.delay_level):
-                shop.stats.sent_back += 1
+            if await services.sends_back.give(each.message, each.delay_level):
+                services.stats.sent_back += 1
             else:
                 kept.append(each.message)
-        settled = settle(process_queue, batch, kept, shop.time.now_ms())
+        settled = settle(process_queue, batch, kept, services.clock.steady_ms())
         if settled.offset is not None:
-            shop.offsets.update(assigned.queue, settled.offset)
+            services.offsets.update(assigned.queue, settled.offset)
         if settled.resubmit:
             self._spawn(self._again(assigned, settled.resubmit, settled.delay_ms))
 
     async def _again(
-        self, assigned: Assigned, messages: Sequence[MessageExt], delay_ms: int
+        self, assigned: AssignedQueue, messages: Sequence[MessageExt], delay_ms: int
     ) -> None:
-        await self.shop.clock.sleep(delay_ms / 1000)
+        await self.services.clock.sleep(delay_ms / 1000)
         if not assigned.process_queue.dropped:
             self._hand_out(assigned, messages)
 
-    async def expire(self, assigned: Assigned) -> None:
+    async def expire(self, assigned: AssignedQueue) -> None:
         """Send back messages that handlers have had for longer than ``consume_timeout``."""
-        shop, process_queue = self.shop, assigned.process_queue
-        self._settle_accepted(assigned, shop.time.now_ms())
-        timeout_ms = shop.settings.consume_timeout_ms
+        services, process_queue = self.services, assigned.process_queue
+        self._settle_accepted(assigned, services.clock.steady_ms())
+        timeout_ms = services.settings.consume_timeout_ms
         for _ in range(EXPIRED_COUNT_MAX):
-            message = process_queue.expired(shop.time.now_ms(), timeout_ms)
+            message = process_queue.expired(services.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
                 return
             log.warning("a handler does not end, %s goes back", message)
-            if not await shop.sends_back.give(message, EXPIRED_DELAY_LEVEL):
+            if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
                 return
-            shop.stats.sent_back += 1
-            process_queue.remove_first(message, shop.time.now_ms())
+            services.stats.sent_back += 1
+            process_queue.remove_first(message, services.clock.steady_ms())
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
-        """Nobody has to wait: a queue without order may have two owners for a moment."""
+        """Never: a queue without order may have two owners for a moment."""
         del process_queue
         return False
 
@@ -203,7 +211,7 @@ class ConcurrentJob:
     def __init__(
         self,
         runner: ConcurrentRunner,
-        assigned: Assigned,
+        assigned: AssignedQueue,
         binding: Binding,
         batch: Sequence[MessageExt],
     ) -> None:
@@ -249,7 +257,7 @@ class ConcurrentJob:
     ) -> Coroutine[Any, Any, None] | None:
         runner, assigned, batch = self._runner, self._assigned, self._batch
         if error is not None:
-            report(runner.shop.group, self._binding, batch[0], error)
+            report(runner.services.group, self._binding, batch[0], error)
             outcome = outcome_of_error(error)
         accepted = min(max(0, outcome.ack_index + 1), len(batch))
         took_ms = now_ms - self._started_ms

@@ -1,4 +1,4 @@
-"""What becomes of messages that a handler has seen, where order does not matter.
+"""Settlement of messages after their handler, where order does not matter: pure decisions.
 
 Pulled messages are cut into batches, and each batch is one call of the handler. Its *outcome* says
 how many messages from the front were accepted; those behind failed::
@@ -17,7 +17,7 @@ A message that is no longer in the process queue was hung for too long, and was 
 clean-up: what its handler says now does not count. Neither does anything once a queue is dropped:
 its next owner gets the messages again.
 
-Answers to ``ConsumeMessageConcurrentlyService``.
+Counterpart of Java's ``ConsumeMessageConcurrentlyService``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the two ways of consuming have in common, and what they work with.
+"""Interface and shared parts of the two runners: concurrent and orderly.
 
 A *runner* gets the messages of a queue as they are pulled (:meth:`Runner.submit`) and sees to it
 that handlers get them, that failures go back, and that offsets move. :mod:`concurrent_runner
@@ -19,14 +19,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.concurrent_settlement import ReturnType, return_type
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.handler_threads import ThreadWorkers
 from skylark.client.consumer.push.message_handlers import Binding, Job, LoopWorkers
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
@@ -38,7 +37,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 log = logging.getLogger(__name__)
 
 
-class Assigned(msgspec.Struct, eq=False, gc=False):
+class AssignedQueue(msgspec.Struct, eq=False, gc=False):
     """A queue that this consumer has at present."""
 
     queue: MessageQueue
@@ -52,7 +51,7 @@ class Assigned(msgspec.Struct, eq=False, gc=False):
     accepted_since_ms: int = 0
 
 
-class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What runners work with. ``bindings`` finds handlers by the topic that applications know."""
 
     group: str  #: as the application knows it
@@ -62,10 +61,9 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     hooks: Sequence[object]
     bindings: Mapping[str, Binding]
     offsets: OffsetTable
-    sends_back: SendsBack
+    sends_back: SendBackClient
     stats: ConsumerStats
     clock: Clock
-    time: SteadyTime
     tasks: Tasks
     shown_queue: Callable[[MessageQueue], MessageQueue]
     metrics: ClientMetrics | None = None
@@ -75,14 +73,14 @@ class Runner(Protocol):
     """See the module."""
 
     def submit(
-        self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
+        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
         """Take what was pulled."""
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         """Whether a handler runs on the queue; from any thread."""
 
-    async def expire(self, assigned: Assigned) -> None:
+    async def expire(self, assigned: AssignedQueue) -> None:
         """Send back messages that handlers have had for too long."""
 
     async def call(self, binding: Binding, message: MessageExt) -> Any:
@@ -99,10 +97,10 @@ class Runner(Protocol):
 class Pools:
     """The two pools of a consumer, of which it mostly uses one."""
 
-    def __init__(self, shop: Workshop) -> None:
-        name, count = shop.group, shop.settings.concurrency
-        self._loop_workers = LoopWorkers(name, count, shop.clock, shop.tasks)
-        self._thread_workers = ThreadWorkers(name, count, shop.clock, shop.tasks)
+    def __init__(self, services: ConsumerServices) -> None:
+        name, count = services.group, services.settings.concurrency
+        self._loop_workers = LoopWorkers(name, count, services.clock, services.tasks)
+        self._thread_workers = ThreadWorkers(name, count, services.clock, services.tasks)
 
     def submit(self, binding: Binding, jobs: list[Job]) -> None:
         """Run jobs of a handler where it belongs."""
@@ -161,7 +159,7 @@ class CallJob:
             self.outcome.set_result(result)
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             self.outcome.set_exception(error)
-        else:  # a future cannot hold StopIteration; what is no Exception would end whoever waits
+        else:  # a future cannot hold StopIteration; what is no Exception would end the waiting task
             failure = RuntimeError(f"the handler ended with {error!r}")
             failure.__cause__ = error
             self.outcome.set_exception(failure)
@@ -173,19 +171,19 @@ class CallJob:
 class HookCalls:
     """The consume hooks of a consumer around the calls of its handlers."""
 
-    def __init__(self, shop: Workshop) -> None:
-        self._shop = shop
-        self._hooks = ConsumeHooks(shop.hooks)
+    def __init__(self, services: ConsumerServices) -> None:
+        self._services = services
+        self._hooks = ConsumeHooks(services.hooks)
         self.any = self._hooks.any
 
-    def before(self, assigned: Assigned, messages: Sequence[MessageExt]) -> ConsumeContext:
-        shop = self._shop
+    def before(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> ConsumeContext:
+        services = self._services
         context = ConsumeContext(
-            group=shop.group,
+            group=services.group,
             messages=messages,
-            queue=shop.shown_queue(assigned.queue),
-            client_id=shop.client_id,
-            namespace=shop.namespace,
+            queue=services.shown_queue(assigned.queue),
+            client_id=services.client_id,
+            namespace=services.namespace,
         )
         self._hooks.before(context)
         return context
@@ -200,7 +198,7 @@ class HookCalls:
                 failed=not context.success,
                 raised=error is not None and not isinstance(error, (RetryLater, DeadLetter)),
                 took_ms=took_ms,
-                timeout_ms=self._shop.settings.consume_timeout_ms,
+                timeout_ms=self._services.settings.consume_timeout_ms,
             )
         ]
         self._hooks.after(context)

@@ -1,12 +1,12 @@
-"""Setting the offsets of a running consumer from outside (220), or by time.
+"""Resets the offsets of a running consumer: by a broker's request (220), or to a time.
 
 The consumer is paused, the queues concerned are given up at once and their messages forgotten; ten
-seconds later, when whoever was about to commit has done so, the new offsets are saved and the
+seconds later, when commits under way have ended, the new offsets are saved and the
 queues are taken up anew from there. Other consumers of the group hear the same from the broker.
-Resets may overlap: the queues come back after the last of them, where that one says.
+OffsetResets may overlap: the queues come back after the last of them, where that one says.
 
-Runs on the control loop. Answers to ``ResetOffset`` handling in ``MQClientInstance`` and to
-``resetOffsetByTimeStamp`` of ``DefaultMQPushConsumerImpl``.
+Runs on the control loop. Counterpart of Java's ``ResetOffset`` handling in ``MQClientInstance`` and
+of ``resetOffsetByTimeStamp`` of ``DefaultMQPushConsumerImpl``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.push.rebalance_executor import Rebalancer
+from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.core.client_instance import ClientInstance
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -25,13 +25,14 @@ log = logging.getLogger(__name__)
 RESET_WAIT_S: Final = 10.0
 
 
-class Resets:
-    """Resets of one consumer; ``under_way`` counts them, and the consumer is paused meanwhile."""
+class OffsetResets:
+    """OffsetResets of one consumer; ``under_way`` counts them, and the consumer is paused
+    meanwhile."""
 
     def __init__(
         self,
         instance: ClientInstance,
-        rebalancer: Rebalancer,
+        rebalancer: RebalanceExecutor,
         forget_messages: Callable[[ProcessQueue], None],
     ) -> None:
         """``forget_messages`` hands over to the loop that consumes."""

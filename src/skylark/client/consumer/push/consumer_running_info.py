@@ -1,6 +1,6 @@
-"""What a push consumer tells tools about itself (307): settings, subscriptions, queues, rates.
+"""Running info of a push consumer (307): settings, subscriptions, queues and rates for tools.
 
-Settings go by Java's names, so that tools which know them show them. Answers to
+Settings go by Java's names, so that tools which know them show them. Counterpart of Java's
 ``DefaultMQPushConsumerImpl.consumerRunningInfo``.
 """
 

@@ -1,7 +1,7 @@
-"""What a consumer has done so far: counters, and rates of the last minute for tools.
+"""Counters of a consumer, and its rates of the last minute for tools.
 
 Counters are plain attributes that only grow; the loop that consumes writes them, anybody reads
-them. Rates are differences of snapshots, which a periodic task takes. Answers to
+them. Rates are differences of snapshots, which a periodic task takes. Counterpart of Java's
 ``ConsumerStatsManager``.
 """
 
@@ -34,7 +34,7 @@ class ConsumerStats:
     def __init__(self, now_ms: int) -> None:
         self.topics: dict[str, TopicCounters] = {}
         self.sent_back = 0  #: messages given back for another try
-        self.undecodable = 0  #: messages passed over because nobody can read them
+        self.undecodable = 0  #: messages skipped because they cannot be decoded
         self._snapshots: deque[tuple[int, dict[str, TopicCounters]]] = deque([(now_ms, {})])
 
     def of(self, topic: str) -> TopicCounters:

@@ -1,4 +1,4 @@
-"""Calling plain functions of an application in threads: as many as help, and no more.
+"""Thread pool for plain handler functions: starts as many threads as help, and no more.
 
 Only one thread of a process runs Python code at a time. Handlers that wait (for a database, a disk,
 a lock) gain from many threads; handlers that only compute lose by each thread that competes with
@@ -17,8 +17,8 @@ wait and not all threads work, one stands by.
 
 What crosses between the threads: jobs and counters without a lock (each operation on a ``deque`` is
 atomic; a count that misses one does no harm), changes of role under ``_lock``. A thread that finds
-no job looks again under the lock before it sleeps, and whoever adds jobs looks for workers under
-the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
+no job looks again under the lock before it sleeps, and a thread that adds jobs looks for workers
+under the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
 
 The standby measures real time, also where the client's own clock is a virtual one.
 """
@@ -26,13 +26,12 @@ The standby measures real time, also where the client's own clock is a virtual o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections import deque
 from typing import Any, Final
 
-from skylark.client.consumer.push.message_handlers import Job
+from skylark.client.consumer.push.message_handlers import Job, check_result
 from skylark.client.core.control_loop import Handover
 from skylark.core.clock import Clock, SystemClock
 from skylark.core.lifecycle import Tasks
@@ -220,7 +219,9 @@ class ThreadWorkers:
             try:
                 if not self._closed and job.begin():
                     called = True
-                    result = _plain(job.call())
+                    result = job.call()
+                    if result is not None:
+                        check_result(result)
             except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
                 error = raised
             if not self._handover.post(self._ended, job, called, result, error):
@@ -272,11 +273,3 @@ class ThreadWorkers:
         except TimeoutError:
             return False
         return True
-
-
-def _plain(result: Any) -> Any:
-    """The result of a function in a thread; a coroutine would never run there."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError("the handler returned a coroutine: declare it with async def")
-    return result

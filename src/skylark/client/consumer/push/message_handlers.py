@@ -1,4 +1,4 @@
-"""Calling the handlers of an application: coroutines on its loop, plain functions in threads.
+"""Handlers of an application: their binding to topics, and the pool that runs coroutines.
 
 A :class:`Binding` ties a handler to a topic. Two pools run jobs, which are taken in the order in
 which they came, ``concurrency`` of them at most at a time:
@@ -10,8 +10,9 @@ which they came, ``concurrency`` of them at most at a time:
 * :class:`~skylark.client.consumer.push.handler_threads.ThreadWorkers` are daemon threads.
 
 What to do before and after a call is the caller's: a job is an object with ``begin``, ``call`` and
-``finish`` (:class:`Job`). A handler that raises, or is cancelled by whatever it waited for, has
-failed; a pool never ends because of it. Closing a pool lets running handlers go on and starts no
+``finish`` (:class:`Job`). A handler that raises, or is cancelled by what it waited for, has
+failed, and so has one that returns a generator or a coroutine: the code of its result never ran. A
+pool never ends because of it. Closing a pool lets running handlers go on and starts no
 others. A coroutine that is still there after the time given is cancelled; a thread cannot be, its
 result is ignored and it ends with the process.
 """
@@ -22,11 +23,12 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from skylark.client.core.argument_checks import refuse_generator
 from skylark.core.clock import Clock, yield_once
 from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
@@ -56,13 +58,25 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 
 
 def bind(topic: str, handler: Handler, batch: int) -> Binding:
-    """See :class:`Binding`; raises ClientError for what cannot be called."""
+    """See :class:`Binding`; raises ClientError for what cannot be called, and for generators."""
     if not callable(handler):
         raise ClientError(f"the handler of topic {topic} is {type(handler).__name__}, no function")
+    refuse_generator(f"the handler of topic {topic}", handler)
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
     return Binding(topic, handler, is_async, batch)
+
+
+def check_result(result: Any) -> None:
+    """Raise TypeError for a result whose code has not run: the handler has done nothing yet."""
+    if isinstance(result, (Generator, AsyncGenerator)):
+        raise TypeError("the handler returned a generator, whose code was not run")
+    if isinstance(result, Coroutine):
+        result.close()
+        raise TypeError(
+            "the handler returned a coroutine, which was not awaited: declare it with async def"
+        )
 
 
 class Job(Protocol):
@@ -155,11 +169,13 @@ class LoopWorkers:
                 self.running += 1
                 try:
                     result = await job.call()
+                    if result is not None:
+                        check_result(result)
                 except asyncio.CancelledError as cancelled:
                     if self._ends_task(job, cancelled):
                         raise
                     error = cancelled
-                except Exception as raised:  # noqa: BLE001 - whatever it is, the job is told
+                except Exception as raised:  # noqa: BLE001 - any error is the outcome of the job
                     error = raised
                 finally:
                     self.running -= 1
@@ -174,7 +190,7 @@ class LoopWorkers:
     def _ends_task(self, job: Job, cancelled: asyncio.CancelledError) -> bool:
         """Whether the task that called a handler ends with it; else the handler has failed."""
         if self._closed:
-            return True  # the wait is over: nobody wants the result
+            return True  # the wait is over: the result is not used
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             return False

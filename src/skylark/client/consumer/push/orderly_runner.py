@@ -1,4 +1,4 @@
-"""Hands the messages of each queue to handlers one after the other.
+"""Runs handlers on the messages of each queue in order, one batch at a time.
 
 The decisions are those of :mod:`skylark.client.consumer.push.orderly_settlement`; here they are
 carried out. One task per queue runs while the queue has messages, and at most ``concurrency``
@@ -20,7 +20,7 @@ waits for its turn           it is not called if the queue or its lock is lost m
 A queue that is given up is not unlocked while a handler works on it (:meth:`OrderlyRunner.is_busy`,
 read by the control thread): the runner says so before it looks whether the queue was given up, and
 the control thread gives it up before it looks whether a handler runs; so one of them always sees
-the other. Answers to ``ConsumeMessageOrderlyService``.
+the other. Counterpart of Java's ``ConsumeMessageOrderlyService``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Any, Final
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.concurrent_settlement import STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.push.consume_runner import (
-    Assigned,
+    AssignedQueue,
+    ConsumerServices,
     HookCalls,
     NotCalled,
     Pools,
-    Workshop,
     report,
 )
 from skylark.client.consumer.push.message_handlers import Binding
@@ -66,44 +66,48 @@ SETTLE_WAIT_S: Final = 5.0
 class OrderlyRunner:
     """Messages of all queues of one consumer, each queue in its order."""
 
-    def __init__(self, shop: Workshop, lock: Callable[[MessageQueue], Awaitable[bool]]) -> None:
+    def __init__(
+        self, services: ConsumerServices, lock: Callable[[MessageQueue], Awaitable[bool]]
+    ) -> None:
         """``lock`` asks the broker for one queue."""
-        self._shop = shop
+        self._services = services
         self._lock = lock
-        self._hooks = HookCalls(shop)
-        self._pools = Pools(shop)
+        self._hooks = HookCalls(services)
+        self._pools = Pools(services)
         self._busy: set[ProcessQueue] = set()
         self._running: dict[ProcessQueue, asyncio.Task[None]] = {}
         self._closed = False
-        self._reconsume_times_max = shop.settings.reconsume_times_max(is_orderly=True)
+        self._reconsume_times_max = services.settings.reconsume_times_max(is_orderly=True)
 
     def submit(
-        self, assigned: Assigned, messages: list[MessageExt], max_offset: int | None = None
+        self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
         """Put messages into their queue, and see that its task runs."""
         dispatch = assigned.process_queue.put(messages, max_offset)
         if dispatch and not self._closed:
             process_queue = assigned.process_queue
-            task = self._shop.tasks.spawn(self._consume(assigned), name="orderly")
+            task = self._services.tasks.spawn(self._consume(assigned), name="orderly")
             self._running[process_queue] = task
             task.add_done_callback(lambda _: self._running.pop(process_queue, None))
 
-    async def _consume(self, assigned: Assigned) -> None:
+    async def _consume(self, assigned: AssignedQueue) -> None:
         """The task of one queue, until it is empty or given up."""
-        shop, process_queue = self._shop, assigned.process_queue
+        services, process_queue = self._services, assigned.process_queue
         begun_ms: int | None = None
         while not self._closed:
-            now_ms = shop.time.now_ms()
-            step = next_step(process_queue, now_ms, begun_ms, clustering=shop.settings.clustering)
+            now_ms = services.clock.steady_ms()
+            step = next_step(
+                process_queue, now_ms, begun_ms, clustering=services.settings.clustering
+            )
             if step.step is Step.LOCK:
-                await shop.clock.sleep(step.delay_ms / 1000)
+                await services.clock.sleep(step.delay_ms / 1000)
                 locked = await self._lock(assigned.queue)
-                step = after_lock(process_queue, locked=locked, now_ms=shop.time.now_ms())
+                step = after_lock(process_queue, locked=locked, now_ms=services.clock.steady_ms())
             if step.step is Step.END:
                 return
             if step.step is Step.RESUBMIT:
                 begun_ms = None
-                await shop.clock.sleep(step.delay_ms / 1000)
+                await services.clock.sleep(step.delay_ms / 1000)
                 continue
             begun_ms = now_ms if begun_ms is None else begun_ms
             batch = process_queue.take(self._batch_size(assigned.queue), now_ms)
@@ -112,17 +116,17 @@ class OrderlyRunner:
             rerun_ms = await self._handle(assigned, batch)
             if rerun_ms is not None:
                 begun_ms = None
-                await shop.clock.sleep(rerun_ms / 1000)
+                await services.clock.sleep(rerun_ms / 1000)
 
     def _batch_size(self, queue: MessageQueue) -> int:
         if is_retry_topic(queue.topic):
             return 1  # each may be for another handler
-        binding = self._shop.bindings.get(self._shop.shown_queue(queue).topic)
+        binding = self._services.bindings.get(self._services.shown_queue(queue).topic)
         return 1 if binding is None else binding.batch
 
-    async def _handle(self, assigned: Assigned, batch: Sequence[MessageExt]) -> int | None:
+    async def _handle(self, assigned: AssignedQueue, batch: Sequence[MessageExt]) -> int | None:
         """Let the handler have a batch and settle it; after how long to go on, None for at once."""
-        shop, process_queue = self._shop, assigned.process_queue
+        services, process_queue = self._services, assigned.process_queue
         self._busy.add(process_queue)
         try:
             if self._given_up(process_queue):
@@ -130,7 +134,7 @@ class OrderlyRunner:
             try:
                 result, error = await self._call(assigned, batch)
             except NotCalled:
-                process_queue.make_again(batch)  # no failure: nobody has seen them
+                process_queue.make_again(batch)  # no failure: no handler has seen them
                 return None
             if self._given_up(process_queue):
                 return None
@@ -140,10 +144,10 @@ class OrderlyRunner:
                 batch,
                 result,
                 published,
-                suspend_ms=shop.settings.suspend_current_queue_time_ms,
+                suspend_ms=services.settings.suspend_current_queue_time_ms,
             )
             if settled.offset is not None:
-                shop.offsets.update(assigned.queue, settled.offset, increase_only=False)
+                services.offsets.update(assigned.queue, settled.offset, increase_only=False)
             return settled.rerun_ms
         finally:
             self._busy.discard(process_queue)
@@ -156,19 +160,21 @@ class OrderlyRunner:
         """Whether the queue is still ours alone; a handler may have waited long for its turn."""
         if process_queue.dropped:
             return False
-        shop = self._shop
-        return not shop.settings.clustering or process_queue.is_lock_valid(shop.time.now_ms())
+        services = self._services
+        return not services.settings.clustering or process_queue.is_lock_valid(
+            services.clock.steady_ms()
+        )
 
     async def _call(
-        self, assigned: Assigned, batch: Sequence[MessageExt]
+        self, assigned: AssignedQueue, batch: Sequence[MessageExt]
     ) -> tuple[OrderlyResult, BaseException | None]:
-        shop = self._shop
-        binding = shop.bindings.get(batch[0].topic)
+        services = self._services
+        binding = services.bindings.get(batch[0].topic)
         if binding is None:
             log.warning("no handler for topic %s, %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
         context = self._hooks.before(assigned, batch) if self._hooks.any else None
-        started_ms = shop.time.now_ms()
+        started_ms = services.clock.steady_ms()
         error: BaseException | None = None
         try:
             argument = batch[0] if binding.batch == 1 else list(batch)
@@ -177,10 +183,10 @@ class OrderlyRunner:
             result = _result_of(returned, len(batch), binding)
         except NotCalled:
             raise
-        except Exception as raised:  # noqa: BLE001 - whatever it is, the queue waits
-            report(shop.group, binding, batch[0], raised)
+        except Exception as raised:  # noqa: BLE001 - any error suspends the queue
+            report(services.group, binding, batch[0], raised)
             result, error = SUSPENDED, raised
-        took_ms = shop.time.now_ms() - started_ms
+        took_ms = services.clock.steady_ms() - started_ms
         counters = assigned.counters
         counters.consume_ms += took_ms
         if result.status in (OrderlyStatus.SUSPEND, OrderlyStatus.ROLLBACK):
@@ -197,7 +203,7 @@ class OrderlyRunner:
         self, batch: Sequence[MessageExt], result: OrderlyResult, error: BaseException | None
     ) -> list[MessageExt]:
         """Those messages that are elsewhere now and need not come again."""
-        sends_back = self._shop.sends_back
+        sends_back = self._services.sends_back
         gone: list[MessageExt] = []
         if isinstance(error, DeadLetter):
             gone += [m for m in batch if await sends_back.give(m, STRAIGHT_TO_DEAD_LETTERS)]
@@ -205,10 +211,10 @@ class OrderlyRunner:
             for message in exhausted(batch, result, self._reconsume_times_max):
                 if await sends_back.publish(message):
                     gone.append(message)
-        self._shop.stats.sent_back += len(gone)
+        self._services.stats.sent_back += len(gone)
         return gone
 
-    async def expire(self, assigned: Assigned) -> None:
+    async def expire(self, assigned: AssignedQueue) -> None:
         """A queue in order waits for its handler, however long it takes."""
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
@@ -228,7 +234,7 @@ class OrderlyRunner:
                 task.cancel()  # it only waits
         ended = await self._pools.close(wait_s)
         try:
-            async with self._shop.clock.timeout(SETTLE_WAIT_S):
+            async with self._services.clock.timeout(SETTLE_WAIT_S):
                 while ended and self._running:
                     await asyncio.wait(tuple(self._running.values()))
         except TimeoutError:

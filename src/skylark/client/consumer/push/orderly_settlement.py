@@ -1,4 +1,4 @@
-"""What becomes of messages that a handler has seen, where the order of a queue is kept.
+"""Settlement of messages after their handler, where the order of a queue is kept: pure decisions.
 
 One task per queue takes the lowest messages, calls the handler, and goes on with the next ones; no
 two of a queue are ever under way at once, in this consumer or, while the broker keeps the queue for
@@ -16,7 +16,7 @@ group with that number, and the broker moves it to the dead letters. By default 
 never: a message that cannot be handled blocks its queue.
 
 Without *auto commit* messages stay in flight until the handler says COMMIT, or ROLLBACK to get all
-of them again. Answers to ``ConsumeMessageOrderlyService``.
+of them again. Counterpart of Java's ``ConsumeMessageOrderlyService``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pulling one queue: ask, decode, filter, hand on, ask again.
+"""Pull loop of one queue: pulls, decodes, filters and submits messages, again and again.
 
 One task per queue, on the loop that consumes. There is always one pull under way unless something
 holds it (:class:`~skylark.client.consumer.process_queue.FlowControl`); a broker without messages
@@ -16,7 +16,8 @@ error in the log, counted, and never more than it: what came before it is consum
 pull begins behind it. A body that cannot be decompressed is the handler's to see, when it asks for
 it: RemoteProtocolError, so the message is tried again and ends among the dead letters.
 
-Answers to ``PullMessageService``, ``PullAPIWrapper`` and ``DefaultMQPushConsumerImpl.pullMessage``.
+Counterpart of Java's ``PullMessageService``, ``PullAPIWrapper`` and
+``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from skylark.client.consumer.process_queue import (
     HoldReason,
 )
 from skylark.client.consumer.pull_decoder import decode_messages
-from skylark.client.consumer.push.consume_runner import Assigned, Runner, Workshop
+from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
 from skylark.client.consumer.push.push_settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.broker_calls import PULL_TIMEOUT_S, Pulled, PullStatus
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
@@ -58,8 +59,8 @@ SUSPEND_MS: Final = 15_000
 class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What all pull loops of a consumer share."""
 
-    shop: Workshop
-    link: Link
+    services: ConsumerServices
+    link: BrokerConnections
     flow: FlowControl
     runner: Runner
     group: str  #: as brokers know it
@@ -69,14 +70,14 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     broker_version: Callable[[str], int]
     shown_topic: Callable[[str], str]
     first_offset: Callable[[MessageQueue], Awaitable[int]]
-    offset_illegal: Callable[[Assigned, int], None]
+    offset_illegal: Callable[[AssignedQueue, int], None]
     error_delay_s: float
 
 
 class PullLoop:
     """The loop of one queue."""
 
-    def __init__(self, context: PullContext, assigned: Assigned, offset: int) -> None:
+    def __init__(self, context: PullContext, assigned: AssignedQueue, offset: int) -> None:
         self._context = context
         self._assigned = assigned
         self._offset = offset
@@ -89,13 +90,13 @@ class PullLoop:
             None if is_retry_topic(queue.topic) else context.shown_topic(queue.topic)
         )
         self._counters = assigned.counters
-        self._filters = hook_methods(context.shop.hooks, "filter_messages")
+        self._filters = hook_methods(context.services.hooks, "filter_messages")
 
     async def run(self, delay_ms: int) -> None:
         """Until the queue is given up."""
-        context, clock = self._context, self._context.shop.clock
+        context, clock = self._context, self._context.services.clock
         await clock.sleep(delay_ms / 1000)
-        pause_s = context.shop.settings.pull_interval_ms / 1000
+        pause_s = context.services.settings.pull_interval_ms / 1000
         while True:
             hold = self._hold()
             if hold is not None:
@@ -125,7 +126,7 @@ class PullLoop:
         context, assigned = self._context, self._assigned
         hold = context.flow.may_pull(
             assigned.process_queue,
-            context.shop.time.now_ms(),
+            context.services.clock.steady_ms(),
             running=context.is_running(),
             paused=context.is_paused(),
             subscribed=context.subscription(assigned.queue.topic) is not None,
@@ -136,7 +137,7 @@ class PullLoop:
 
     async def _wait(self, reason: HoldReason, delay_s: float) -> None:
         """Look again later. Quick handlers would run dry: they end the wait at half the limit."""
-        clock, process_queue = self._context.shop.clock, self._assigned.process_queue
+        clock, process_queue = self._context.services.clock, self._assigned.process_queue
         if reason is not HoldReason.COUNT:
             await clock.sleep(delay_s)
             return
@@ -170,10 +171,10 @@ class PullLoop:
         subscription = context.subscription(assigned.queue.topic)
         if subscription is None:
             return False
-        started_ms = context.shop.time.now_ms()
+        started_ms = context.services.clock.steady_ms()
         pulled = await self._pull(subscription)
         self._failures = 0
-        took_ms = context.shop.time.now_ms() - started_ms
+        took_ms = context.services.clock.steady_ms() - started_ms
         self._counters.pulls += 1
         self._counters.pull_ms += took_ms
         received = self._counters.pulled
@@ -189,7 +190,7 @@ class PullLoop:
             log.warning("%s goes on at offset %d", assigned.queue, pulled.next_offset)
             if not assigned.process_queue.dropped:
                 # A round, or the end, may save the offset before the control side hears of this.
-                context.shop.offsets.update(assigned.queue, self._offset, increase_only=False)
+                context.services.offsets.update(assigned.queue, self._offset, increase_only=False)
             assigned.process_queue.dropped = True
             context.offset_illegal(assigned, pulled.next_offset)
         else:
@@ -198,7 +199,7 @@ class PullLoop:
 
     async def _pull(self, subscription: Subscription) -> Pulled:
         context, queue = self._context, self._assigned.queue
-        settings, data = context.shop.settings, subscription.data
+        settings, data = context.services.settings, subscription.data
         target = context.link.lookup.routes.reader(queue.broker_name, self._broker_id)
         if target is None:
             target = await context.link.lookup.reader_of(queue, self._broker_id)
@@ -211,7 +212,7 @@ class PullLoop:
         commit_offset = 0
         sys_flag = int(PullSysFlag.SUSPEND)
         if settings.clustering:
-            commit_offset = context.shop.offsets.read(queue) or 0
+            commit_offset = context.services.offsets.read(queue) or 0
             if commit_offset > 0 and not target.is_slave:
                 sys_flag |= PullSysFlag.COMMIT_OFFSET
         if settings.post_subscription_when_pull:
@@ -241,7 +242,7 @@ class PullLoop:
         if self._alone:
             return 1
         context = self._context
-        count = context.shop.settings.pull_batch_size
+        count = context.services.settings.pull_batch_size
         if count is not None:
             return count
         if self.behind <= PULL_BATCH_SIZE:
@@ -253,7 +254,7 @@ class PullLoop:
         """Nothing is here and nothing was found: what lies behind us was for others."""
         assigned = self._assigned
         if not assigned.process_queue.count and not assigned.process_queue.dropped:
-            self._context.shop.offsets.update(assigned.queue, self._offset)
+            self._context.services.offsets.update(assigned.queue, self._offset)
 
     def _take(self, pulled: Pulled, subscription: Subscription) -> bool:
         assigned = self._assigned
@@ -282,7 +283,7 @@ class PullLoop:
             next_offset = pulled.next_offset
         else:
             next_offset = self._pass_over(messages, pulled, error)
-        if topic is None and self._context.shop.namespace:
+        if topic is None and self._context.services.namespace:
             shown = self._context.shown_topic
             messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
         return messages, next_offset
@@ -299,5 +300,5 @@ class PullLoop:
         self._alone = False
         queue = self._assigned.queue
         log.error("a message before offset %d of %s is lost: %s", pulled.next_offset, queue, error)
-        self._context.shop.stats.undecodable += 1
+        self._context.services.stats.undecodable += 1
         return pulled.next_offset

@@ -1,7 +1,7 @@
-"""The pull loops of a consumer, and the way to them from the control side.
+"""The pull loops of a consumer, and how the control loop starts and stops them.
 
-The control side decides which queues are ours and says so by :meth:`PullDesk.start_pull` and
-:meth:`PullDesk.stop_pull`, which hand over to the application's loop and return. A loop that is
+The control side decides which queues are ours and says so by :meth:`PullService.start_pull` and
+:meth:`PullService.stop_pull`, which hand over to the application's loop and return. A loop that is
 blocked hears of it late; then it finds the queue dropped already, and does nothing with it.
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.push.consume_runner import Assigned
+from skylark.client.consumer.push.consume_runner import AssignedQueue
 from skylark.client.consumer.push.pull_loop import PullContext, PullLoop
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.core.control_loop import Handover
@@ -21,17 +21,17 @@ from skylark.wire.bodies.common_body import MessageQueue
 log = logging.getLogger(__name__)
 
 
-class PullDesk:
-    """Belongs to the loop that consumes; answers to the control side's ``DataSide``."""
+class PullService:
+    """Belongs to the loop that consumes; answers to the control side's ``DataPlane``."""
 
     def __init__(self, context: PullContext) -> None:
         self._context = context
         self._handover = Handover(asyncio.get_running_loop())
-        self._loops: dict[MessageQueue, tuple[Assigned, PullLoop, asyncio.Task[None]]] = {}
+        self._loops: dict[MessageQueue, tuple[AssignedQueue, PullLoop, asyncio.Task[None]]] = {}
         self._meters: dict[str, ConsumeMeter] = {}
         self._closed = False
         self._asked = False  # whether the loop is alive, and it has not answered yet
-        self._answered_ms = self._alive_ms = context.shop.time.now_ms()
+        self._answered_ms = self._alive_ms = context.services.clock.steady_ms()
 
     # ---- from the control side -------------------------------------------------------------------
 
@@ -39,18 +39,18 @@ class PullDesk:
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
     ) -> bool:
         """False if the loop is closed."""
-        counters = self._context.shop.stats.of(queue.topic)
-        assigned = Assigned(queue, process_queue, counters, self._meter(queue.topic))
+        counters = self._context.services.stats.of(queue.topic)
+        assigned = AssignedQueue(queue, process_queue, counters, self._meter(queue.topic))
         return self._handover.post(self._start, assigned, offset, delay_ms)
 
     def _meter(self, topic: str) -> ConsumeMeter:
-        shop = self._context.shop
-        if shop.metrics is None:
+        services = self._context.services
+        if services.metrics is None:
             return NO_CONSUME_METER
         meter = self._meters.get(topic)
         if meter is None:
             shown = self._context.shown_topic(topic)
-            meter = self._meters[topic] = shop.metrics.consume_meter(shop.group, shown)
+            meter = self._meters[topic] = services.metrics.consume_meter(services.group, shown)
         return meter
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
@@ -75,9 +75,9 @@ class PullDesk:
         return self._alive_ms
 
     def queues_changed(self, settled: Settled) -> None:
-        listener = self._context.shop.settings.queue_listener
+        listener = self._context.services.settings.queue_listener
         if listener is not None:
-            shown = self._context.shop.shown_queue
+            shown = self._context.services.shown_queue
             self._handover.post(
                 listener,
                 self._context.shown_topic(settled.topic),
@@ -88,17 +88,20 @@ class PullDesk:
     # ---- on the loop that consumes ---------------------------------------------------------------
 
     def _answer(self) -> None:
-        self._alive_ms, self._answered_ms = self._answered_ms, self._context.shop.time.now_ms()
+        self._alive_ms, self._answered_ms = (
+            self._answered_ms,
+            self._context.services.clock.steady_ms(),
+        )
         self._asked = False
 
-    def _start(self, assigned: Assigned, offset: int, delay_ms: int) -> None:
+    def _start(self, assigned: AssignedQueue, offset: int, delay_ms: int) -> None:
         if self._closed or assigned.process_queue.dropped:
             return
         known = self._loops.get(assigned.queue)
         if known is not None:
             known[2].cancel()
         loop = PullLoop(self._context, assigned, offset)
-        task = self._context.shop.tasks.spawn(loop.run(delay_ms), name=f"pull {assigned.queue}")
+        task = self._context.services.tasks.spawn(loop.run(delay_ms), name=f"pull {assigned.queue}")
         self._loops[assigned.queue] = (assigned, loop, task)
 
     def _stop(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
@@ -108,7 +111,7 @@ class PullDesk:
             known[2].cancel()
 
     @property
-    def assigned(self) -> list[Assigned]:
+    def assigned(self) -> list[AssignedQueue]:
         return [assigned for assigned, _, _ in self._loops.values()]
 
     @property
@@ -138,9 +141,9 @@ class PullDesk:
 
     async def expire_forever(self) -> None:
         """Look for handlers that hang, every so often."""
-        shop = self._context.shop
+        services = self._context.services
         while True:
-            await shop.clock.sleep(shop.settings.consume_timeout_ms / 1000)
+            await services.clock.sleep(services.settings.consume_timeout_ms / 1000)
             for assigned in self.assigned:
                 try:
                     await self._context.runner.expire(assigned)

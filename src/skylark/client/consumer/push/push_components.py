@@ -1,12 +1,12 @@
-"""The parts of a push consumer that runs, wired together. Nothing is decided here.
+"""Composition of a running push consumer: makes its parts and connects them.
 
 ::
 
     control loop                                  the application's loop
-    PushMember  <- instance, brokers              PullDesk -> PullLoop (one per queue)
-    Rebalancer  -- start_pull, stop_pull ------>     |  messages
+    PushMember  <- instance, brokers              PullService -> PullLoop (one per queue)
+    RebalanceExecutor  -- start_pull, stop_pull ------>     |  messages
     OffsetStore <- OffsetTable (both loops) -----  Runner -> pools of handlers
-    Resets                                        SendsBack
+    OffsetResets                                        SendBackClient
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_persistence import LocalOffsets, OffsetStore, RemoteOffsets
 from skylark.client.consumer.offset_table import LocalOffsetFile, local_offset_path
 from skylark.client.consumer.process_queue import FlowControl
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import Assigned, Runner, Workshop
-from skylark.client.consumer.push.consumer_offset_reset import Resets
+from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
+from skylark.client.consumer.push.consumer_offset_reset import OffsetResets
 from skylark.client.consumer.push.consumer_running_info import running_info, running_properties
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Binding
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.orderly_runner import OrderlyRunner
 from skylark.client.consumer.push.pull_loop import PullContext
-from skylark.client.consumer.push.pull_service import PullDesk
+from skylark.client.consumer.push.pull_service import PullService
 from skylark.client.consumer.push.push_member import PushMember, received
 from skylark.client.consumer.push.push_settings import PushSettings, limit
-from skylark.client.consumer.push.rebalance_executor import Rebalancer
+from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.rebalance import (
     RELOCK_FIRST_MS,
     RELOCK_INTERVAL_MS,
@@ -39,7 +38,7 @@ from skylark.client.consumer.rebalance import (
 )
 from skylark.client.consumer.start_position import parse_consume_timestamp
 from skylark.client.consumer.subscription import Subscription
-from skylark.client.core.broker_connections import Link
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import seconds
 from skylark.core.errors import ClientError, SkylarkError
@@ -59,7 +58,7 @@ class PushParts:
     def __init__(
         self,
         instance: ClientInstance,
-        link: Link,
+        link: BrokerConnections,
         group: str,
         settings: PushSettings,
         *,
@@ -70,7 +69,6 @@ class PushParts:
         is_suspended: Callable[[], bool],
         hooks: Sequence[object],
         stats: ConsumerStats,
-        time: SteadyTime,
     ) -> None:
         """``group`` is as the application knows it; raises ClientError for a broken offset file."""
         self.instance = instance
@@ -83,7 +81,7 @@ class PushParts:
         self._is_orderly = is_orderly
         self._is_running = is_running
         self._stats = stats
-        self._time = time
+        self._clock = instance.runtime.clock
         self._end_relock: Callable[[], None] | None = None
         created_ms = instance.runtime.clock.now_ms()
         timestamp = settings.start_timestamp(created_ms)
@@ -95,13 +93,13 @@ class PushParts:
             orderly=is_orderly,
             error_delay_ms=round(seconds(instance.options.pull_error_delay) * 1000),
         )
-        shop = self._make_shop(group, hooks)
+        services = self._make_services(group, hooks)
         self.runner: Runner = (
-            OrderlyRunner(shop, self._lock_one) if is_orderly else ConcurrentRunner(shop)
+            OrderlyRunner(services, self._lock_one) if is_orderly else ConcurrentRunner(services)
         )
-        self.desk = PullDesk(self._make_context(shop))
+        self.pull_service = PullService(self._make_context(services))
         self.rebalancer = self._make_rebalancer(parse_consume_timestamp(timestamp))
-        self.resets = Resets(instance, self.rebalancer, self.desk.forget_messages)
+        self.resets = OffsetResets(instance, self.rebalancer, self.pull_service.forget_messages)
         self.member = PushMember(
             self.group,
             settings,
@@ -111,7 +109,7 @@ class PushParts:
             rebalancer=self.rebalancer,
             resets=self.resets,
             stats=stats,
-            time=time,
+            clock=self._clock,
             is_suspended=is_suspended,
             describe=self._describe,
             consume=self._consume_directly,
@@ -127,9 +125,9 @@ class PushParts:
             name_servers=instance.endpoint.namesrv,
         )
 
-    def _make_shop(self, group: str, hooks: Sequence[object]) -> Workshop:
+    def _make_services(self, group: str, hooks: Sequence[object]) -> ConsumerServices:
         instance, settings = self.instance, self._settings
-        return Workshop(
+        return ConsumerServices(
             group=group,
             client_id=instance.client_id,
             namespace=instance.namespace.name,
@@ -137,7 +135,7 @@ class PushParts:
             hooks=hooks,
             bindings=self._bindings,
             offsets=self.offsets.table,
-            sends_back=SendsBack(
+            sends_back=SendBackClient(
                 self.link,
                 self.group,
                 reconsume_times_max=settings.reconsume_times_max(is_orderly=self._is_orderly),
@@ -145,16 +143,15 @@ class PushParts:
             ),
             stats=self._stats,
             clock=instance.runtime.clock,
-            time=self._time,
             tasks=self.tasks,
             shown_queue=instance.namespace.unwrap_queue,
             metrics=instance.metrics,
         )
 
-    def _make_context(self, shop: Workshop) -> PullContext:
+    def _make_context(self, services: ConsumerServices) -> PullContext:
         instance = self.instance
         return PullContext(
-            shop=shop,
+            services=services,
             link=self.link,
             flow=self.flow,
             runner=self.runner,
@@ -169,9 +166,9 @@ class PushParts:
             error_delay_s=seconds(instance.options.pull_error_delay),
         )
 
-    def _make_rebalancer(self, start_time_ms: int) -> Rebalancer:
+    def _make_rebalancer(self, start_time_ms: int) -> RebalanceExecutor:
         settings = self._settings
-        return Rebalancer(
+        return RebalanceExecutor(
             self.instance,
             Rebalance(
                 self.group,
@@ -188,8 +185,7 @@ class PushParts:
             subscriptions=self._subscriptions,
             offsets=self.offsets,
             flow=self.flow,
-            data_side=self.desk,
-            time=self._time,
+            data_plane=self.pull_service,
             on_abandoned=self._leave_alone,
         )
 
@@ -205,7 +201,9 @@ class PushParts:
     async def begin(self) -> None:
         """Start what is done again and again."""
         if self.instance.metrics is not None:
-            self.instance.metrics.add_source(self.instance.namespace.unwrap(self.group), self.desk)
+            self.instance.metrics.add_source(
+                self.instance.namespace.unwrap(self.group), self.pull_service
+            )
         if self._is_orderly:
             self._end_relock = await self.instance.add_periodic(
                 f"locks of {self.member.group}",
@@ -214,14 +212,14 @@ class PushParts:
                 self.rebalancer.relock,
             )
         else:
-            self.tasks.spawn(self.desk.expire_forever(), name="expire")
+            self.tasks.spawn(self.pull_service.expire_forever(), name="expire")
 
     async def leave(self) -> None:
         """Let handlers finish, then give up everything; in the order of the specification."""
         self.rebalancer.refuse()
         if self.instance.metrics is not None:
-            self.instance.metrics.remove_source(self.desk)
-        self.desk.close()
+            self.instance.metrics.remove_source(self.pull_service)
+        self.pull_service.close()
         if not await self.runner.close(self._settings.await_termination_ms / 1000):
             log.warning("handlers of %s were still running, their messages will be"
                         " delivered again", self.member.group)  # fmt: skip
@@ -264,7 +262,7 @@ class PushParts:
     async def _first_offset(self, queue: MessageQueue) -> int:
         return await self.instance.runtime.control.run(self.rebalancer.first_offset(queue))
 
-    def _offset_illegal(self, assigned: Assigned, next_offset: int) -> None:
+    def _offset_illegal(self, assigned: AssignedQueue, next_offset: int) -> None:
         self.instance.runtime.control.post(
             self.rebalancer.offset_illegal, assigned.queue, assigned.process_queue, next_offset
         )
@@ -277,7 +275,7 @@ class PushParts:
             self.offsets.table,
             self._stats,
             self.flow,
-            self._time.now_ms(),
+            self._clock.steady_ms(),
             with_stacks=with_stacks,
         )
 

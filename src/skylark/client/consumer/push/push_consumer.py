@@ -1,4 +1,4 @@
-"""The push consumer: handlers get the messages of the topics that their group subscribes.
+"""The push consumer: calls handlers with the messages of the topics that the group subscribes to.
 
 ::
 
@@ -27,7 +27,7 @@ they go on while a handler blocks its own loop.
 (``await_termination``), then cancels them; saves offsets, frees locks, leaves the group and closes
 all connections. What was pulled and not handed out is delivered to another member.
 
-Answers to ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
+Counterpart of Java's ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ import msgspec
 
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Binding, Handler, bind
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_components import PushParts
 from skylark.client.consumer.push.push_settings import BATCH_MAX, PushKeywords, PushSettings
 from skylark.client.consumer.subscription import (
@@ -58,13 +57,13 @@ from skylark.client.core.client_runtime import ClientRuntime, runtime_of
 from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.namespace import Namespace
 from skylark.client.core.service_state import ServiceState, Startable, require_new, require_running
-from skylark.client.core.shared_task import join
 from skylark.client.core.shutdown_signals import call_on_signal
 from skylark.client.core.validation import check_group, check_hooks, check_topic
 from skylark.client.telemetry import find_telemetry
 from skylark.client.trace.trace_hooks import consumer_tracing
-from skylark.core.clock import LoopClock
+from skylark.core.clock import Clock, LoopClock
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoRouteError
+from skylark.core.lifecycle import join
 from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -99,8 +98,8 @@ class PushConsumer(Startable):
         self._hooks = check_hooks(hooks)
         self._runtime = runtime = runtime_of(self.options, runtime)
         self._pid = os.getpid()
-        self._time = SteadyTime(LoopClock() if runtime is None else runtime.clock)
-        self.stats = ConsumerStats(self._time.now_ms())
+        self._clock: Clock = LoopClock() if runtime is None else runtime.clock
+        self.stats = ConsumerStats(self._clock.steady_ms())
         self._bindings: dict[str, Binding] = {}
         self._wanted: dict[str, Subscription] = {}  # by topic, as the application knows it
         self._subscriptions: dict[str, Subscription] = {}  # by topic, as brokers know it
@@ -162,19 +161,19 @@ class PushConsumer(Startable):
         """
         check_topic(topic)
         if not 1 <= batch <= BATCH_MAX:
-            raise ConfigError(f"consumeMessageBatchMaxSize Out of range [1, {BATCH_MAX}]")
+            raise ConfigError(f"batch is out of range [1, {BATCH_MAX}]: {batch}")
         if self._orderly is not None and self._orderly is not orderly:
             raise ClientError(
                 f"{self.group} consumes in order or not: {topic} cannot differ from the rest",
                 hint="use two consumers with two groups",
             )
-        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._time.now_ms())
+        subscription = make_subscription(topic, tags, sql=sql, now_ms=self._clock.now_ms())
 
         def add(function: HandlerT) -> HandlerT:
             self._orderly = orderly
             self._bindings[topic] = bind(topic, function, batch)
             self._wanted[topic] = subscription
-            self._tell(topic)
+            self._announce(topic)
             return function
 
         return add if handler is None else add(handler)
@@ -182,9 +181,9 @@ class PushConsumer(Startable):
     def unsubscribe(self, topic: str) -> None:
         """Give up a topic; its queues go with the next rebalance, their offsets are saved."""
         self._wanted.pop(topic, None)
-        self._tell(topic)
+        self._announce(topic)
 
-    def _tell(self, topic: str) -> None:
+    def _announce(self, topic: str) -> None:
         """After the start, let brokers know what has changed; on the loop that consumes."""
         if self._parts is None or self.state is not ServiceState.RUNNING:
             return
@@ -205,7 +204,7 @@ class PushConsumer(Startable):
             name = namespace.wrap(topic)
             found[name] = _on_wire(wanted, name)
         if self.settings.clustering:
-            retry = retry_subscription(namespace.wrap(self.group), self._time.now_ms())
+            retry = retry_subscription(namespace.wrap(self.group), self._clock.now_ms())
             found[retry.topic] = retry
         return found
 
@@ -274,7 +273,6 @@ class PushConsumer(Startable):
             is_suspended=lambda: self._suspended,
             hooks=hooks,
             stats=self.stats,
-            time=self._time,
         )
         self._exit.push_async_callback(parts.tasks.cancel_and_wait)
         self._exit.push_async_callback(parts.leave)
@@ -300,7 +298,7 @@ class PushConsumer(Startable):
         try:
             address = await parts.link.lookup.broker_of_topic(subscription.topic)
         except NoRouteError:
-            return  # nobody to ask yet
+            return  # not started yet
         await parts.link.calls.check_client(
             address, self.client_id, parts.member.group, subscription.data
         )
@@ -383,12 +381,12 @@ class PushConsumer(Startable):
     @property
     def in_flight(self) -> int:
         """Messages that were pulled and are not done with."""
-        return 0 if self._parts is None else self._parts.desk.in_flight
+        return 0 if self._parts is None else self._parts.pull_service.in_flight
 
     @property
     def lag(self) -> int:
         """Messages that are not done with, here and at the brokers as of the last pulls."""
-        return 0 if self._parts is None else self._parts.desk.lag
+        return 0 if self._parts is None else self._parts.pull_service.lag
 
     def _require_running(self) -> PushParts:
         require_running(self.state, f"consumer {self.group}")

@@ -1,4 +1,4 @@
-"""The control half of a push consumer: what its client instance asks it, on the control loop.
+"""Group membership of a push consumer: what the client instance calls on the control loop.
 
 It knows the group and the subscriptions, lets the rebalancer work, saves offsets, and answers what
 brokers ask (220, 221, 307, 309). Names are as brokers know them. The half that pulls and calls
@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from skylark.client.consumer.offset_persistence import OffsetStore
-from skylark.client.consumer.push.consumer_offset_reset import Resets
+from skylark.client.consumer.push.consumer_offset_reset import OffsetResets
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.orderly_settlement import OrderlyStatus
 from skylark.client.consumer.push.push_settings import PushSettings
-from skylark.client.consumer.push.rebalance_executor import Rebalancer
+from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.route_cache import Route
+from skylark.core.clock import Clock
 from skylark.wire.bodies.admin_body import (
     CMResult,
     ConsumeMessageDirectlyResult,
@@ -49,10 +49,10 @@ class PushMember:
         unit_mode: bool,
         subscriptions: Callable[[], Mapping[str, Subscription]],
         offsets: OffsetStore,
-        rebalancer: Rebalancer,
-        resets: Resets,
+        rebalancer: RebalanceExecutor,
+        resets: OffsetResets,
         stats: ConsumerStats,
-        time: SteadyTime,
+        clock: Clock,
         is_suspended: Callable[[], bool],
         describe: Callable[[bool], ConsumerRunningInfo],
         consume: Callable[[MessageRecord, str | None], Coroutine[Any, Any, Any]],
@@ -68,7 +68,7 @@ class PushMember:
         self._rebalancer = rebalancer
         self._resets = resets
         self._stats = stats
-        self._time = time
+        self._clock = clock
         self._is_suspended = is_suspended
         self._describe = describe
         self._consume = consume
@@ -105,7 +105,7 @@ class PushMember:
         return await self._rebalancer.round()
 
     async def persist_offsets(self) -> None:
-        self._stats.snapshot(self._time.now_ms())
+        self._stats.snapshot(self._clock.steady_ms())
         await self._offsets.persist_all(tuple(self._rebalancer.rebalance.table))
 
     # ---- what brokers ask ------------------------------------------------------------------------
@@ -125,13 +125,13 @@ class PushMember:
         self, record: MessageRecord, broker_name: str | None
     ) -> ConsumeMessageDirectlyResult:
         """Give one message to its handler; no offset moves."""
-        started_ms = self._time.now_ms()
+        started_ms = self._clock.steady_ms()
         answer = ConsumeMessageDirectlyResult(order=self._is_orderly)
         try:
             returned = await self._on_data_loop(self._consume(record, broker_name))
         except (RetryLater, DeadLetter) as error:
             answer.consume_result, answer.remark = CMResult.CR_LATER, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+        except Exception as error:  # noqa: BLE001 - any error of a handler is the result
             answer.consume_result = CMResult.CR_THROW_EXCEPTION
             answer.remark = f"{type(error).__name__}: {error}"
         else:
@@ -142,7 +142,7 @@ class PushMember:
                 if isinstance(status, OrderlyStatus)
                 else CMResult.CR_SUCCESS
             )
-        answer.spent_time_mills = self._time.now_ms() - started_ms
+        answer.spent_time_mills = self._clock.steady_ms() - started_ms
         return answer
 
     async def _on_data_loop(self, work: Coroutine[Any, Any, Any]) -> Any:

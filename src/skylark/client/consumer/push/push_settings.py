@@ -1,10 +1,10 @@
-"""The settings of a push consumer, checked whole, under the names that Java's client has for them.
+"""Settings of a push consumer and their checks, each with the name of Java's client.
 
-Durations are seconds or timedeltas, sizes of thresholds MiB, as in Java. A value out of range is
-a ConfigError in Java's words (``pullBatchSize Out of range [1, 1024]``). Left out are
+Durations are seconds or timedeltas, sizes of thresholds MiB, as in Java. A value out of range is a
+ConfigError (``pull_batch_size is out of range [1, 1024]: 0``). Left out are
 ``clientRebalance`` and the settings of pop mode, which this consumer does not have.
-:class:`PushKeywords` has the same names, for constructors. Answers to the fields of
-``DefaultMQPushConsumer`` and to ``checkConfig``.
+:class:`PushKeywords` has the same names, for constructors. Counterpart of the fields of Java's
+``DefaultMQPushConsumer`` and of ``checkConfig``.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ BATCH_MAX: Final = 1024
 PULL_BATCH_SIZE: Final = 32
 BULK_PULL_SIZE: Final = 256
 
-# attribute -> Java's name, smallest, largest
-_RANGES: Final[Mapping[str, tuple[str, int, int]]] = {
-    "concurrency": ("consumeThreadMin", 1, 1000),
-    "consume_concurrently_max_span": ("consumeConcurrentlyMaxSpan", 1, 65_535),
-    "pull_threshold_for_queue": ("pullThresholdForQueue", 1, 65_535),
-    "pull_threshold_size_for_queue": ("pullThresholdSizeForQueue", 1, 1024),
-    "pull_threshold_for_topic": ("pullThresholdForTopic", 1, 6_553_500),
-    "pull_threshold_size_for_topic": ("pullThresholdSizeForTopic", 1, 102_400),
-    "pull_interval_ms": ("pullInterval", 0, 65_535),
-    "pull_batch_size": ("pullBatchSize", 1, BATCH_MAX),
-    "pull_batch_size_in_bytes": ("pullBatchSizeInBytes", 1, 2**31 - 1),
-    "max_reconsume_times": ("maxReconsumeTimes", 0, 2**31 - 1),
-    "consume_timeout_ms": ("consumeTimeout", 1, 2**53),
-    "await_termination_ms": ("awaitTerminationMillisWhenShutdown", 0, 2**53),
+# attribute -> smallest, largest
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "concurrency": (1, 1000),
+    "consume_concurrently_max_span": (1, 65_535),
+    "pull_threshold_for_queue": (1, 65_535),
+    "pull_threshold_size_for_queue": (1, 1024),
+    "pull_threshold_for_topic": (1, 6_553_500),
+    "pull_threshold_size_for_topic": (1, 102_400),
+    "pull_interval_ms": (0, 65_535),
+    "pull_batch_size": (1, BATCH_MAX),
+    "pull_batch_size_in_bytes": (1, 2**31 - 1),
+    "max_reconsume_times": (0, 2**31 - 1),
+    "consume_timeout_ms": (1, 2**53),
+    "await_termination_ms": (0, 2**53),
 }
 _OPTIONAL: Final = frozenset(
     {"pull_threshold_for_topic", "pull_threshold_size_for_topic", "max_reconsume_times"}
@@ -103,12 +103,13 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, (java_name, low, high) in _RANGES.items():
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is None or (name in _OPTIONAL and value == NO_LIMIT):
                 continue
             if not low <= value <= high:
-                raise ConfigError(f"{java_name} Out of range [{low}, {high}], not {value}")
+                setting, unit = name.removesuffix("_ms"), " ms" if name.endswith("_ms") else ""
+                raise ConfigError(f"{setting} is out of range [{low}, {high}]: {value}{unit}")
         if isinstance(self.consume_timestamp, str):
             parse_consume_timestamp(self.consume_timestamp)
 

@@ -1,14 +1,14 @@
-"""Carries out what :mod:`skylark.client.consumer.rebalance` decides, on the control loop.
+"""Executes the instructions of :mod:`skylark.client.consumer.rebalance`, on the control loop.
 
-Whatever an application does to its own loop, queues are taken up and given up here, offsets of what
-is given up are saved, and locks are renewed. The loop that consumes hears of it by two calls,
+Even while an application blocks its own loop, queues are taken up and given up here, offsets of
+what is given up are saved, and locks are renewed. The loop that consumes hears of it by two calls,
 ``start_pull`` and ``stop_pull``, which must only hand over. A queue is given up by a flag
 (``ProcessQueue.dropped``) that is set here at once: not even a blocked loop can commit to it later.
 
 Rounds, and queues that jump, are carried out one at a time. Within a round requests for several
 queues go out together: first all that gives up, then all that takes up.
 
-Answers to the doing parts of ``RebalanceImpl`` and ``RebalancePushImpl``.
+Counterpart of the executing parts of Java's ``RebalanceImpl`` and ``RebalancePushImpl``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any, Final, Protocol
 
 from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
-from skylark.client.consumer.rate_limited_log import SparingLog
+from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.rebalance import (
     AwaitIdle,
     Freeze,
@@ -54,7 +53,7 @@ RELOCK_S: Final = 1.0
 _MIB: Final = 1024 * 1024
 
 
-class DataSide(Protocol):
+class DataPlane(Protocol):
     """The loop that consumes; called on the control loop, must only hand over."""
 
     def start_pull(
@@ -78,7 +77,7 @@ class DataSide(Protocol):
         """Tell the application."""
 
 
-class Rebalancer:
+class RebalanceExecutor:
     """The queues of one consumer."""
 
     def __init__(
@@ -92,11 +91,10 @@ class Rebalancer:
         subscriptions: Callable[[], Mapping[str, Subscription]],
         offsets: OffsetStore,
         flow: FlowControl,
-        data_side: DataSide,
-        time: SteadyTime,
+        data_plane: DataPlane,
         on_abandoned: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """``on_abandoned`` leaves the group: nobody is there to consume, or to stop."""
+        """``on_abandoned`` leaves the group after the event loop of the application was closed."""
         self.rebalance = rebalance
         self.tasks = Tasks(f"rebalance {group}")  #: on the control loop
         self._instance = instance
@@ -106,11 +104,10 @@ class Rebalancer:
         self._subscriptions = subscriptions
         self._offsets = offsets
         self._flow = flow
-        self._data_side = data_side
-        self._time = time
+        self._data_side = data_plane
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
-        self._sparingly = SparingLog(log, self._clock)
+        self._limited_log = RateLimitedLog(log, self._clock)
         self._strays: set[MessageQueue] = set()  # perhaps locked for us, and not ours
         self._on_abandoned = on_abandoned
         self.closed = False
@@ -130,7 +127,7 @@ class Rebalancer:
                     return True
                 balanced &= await self._share_topic(topic, alive_ms)
             topics = self._subscriptions()
-            await self._carry_out(self.rebalance.retain_topics(topics, self._time.now_ms()))
+            await self._carry_out(self.rebalance.retain_topics(topics, self._clock.steady_ms()))
             await self._free_strays(lambda queue: queue.topic not in topics)
         return balanced
 
@@ -146,12 +143,12 @@ class Rebalancer:
             return False
         if share is None or self.closed:
             return False
-        now_ms = self._time.now_ms()
+        now_ms = self._clock.steady_ms()
         await self._carry_out(self.rebalance.apply(topic, share, now_ms, alive_ms))
         await self._free_strays(lambda queue: queue.topic == topic and queue not in share)
-        settled = self.rebalance.settled(topic, route.subscribe, share, self._time.now_ms())
+        settled = self.rebalance.settled(topic, route.subscribe, share, self._clock.steady_ms())
         if settled is not None:
-            await self._tell(settled)
+            await self._announce(settled)
         # A queue that could not be let go yet is not forgotten for twenty seconds, as in Java.
         return self.rebalance.is_balanced(topic, share) and not self._holds_dropped(topic)
 
@@ -165,7 +162,7 @@ class Rebalancer:
         try:
             return await self._instance.refresh_route(topic)
         except SkylarkError as error:
-            self._sparingly.failed(("route", topic), error, "%s has no route yet", topic)
+            self._limited_log.failed(("route", topic), error, "%s has no route yet", topic)
             return None
 
     async def _members(self, topic: str) -> list[str] | None:
@@ -174,12 +171,12 @@ class Rebalancer:
             address = await link.lookup.broker_of_topic(topic)
             return await link.calls.consumer_ids(address, self._group) or None
         except SkylarkError as error:
-            self._sparingly.failed(
+            self._limited_log.failed(
                 "members", error, "the members of %s are not known now", self._group
             )
             return None
 
-    async def _tell(self, settled: Settled) -> None:
+    async def _announce(self, settled: Settled) -> None:
         log.info(
             "%s has %d of %d queues of %s now", self._group, len(settled.my_queues),
             len(settled.all_queues), settled.topic,
@@ -210,7 +207,7 @@ class Rebalancer:
                 await self._do(further)
         except SkylarkError as error:
             kind = type(instruction)  # many queues of one broker fail for one reason
-            self._sparingly.failed(kind, error, "%s is left for the next round", instruction)
+            self._limited_log.failed(kind, error, "%s is left for the next round", instruction)
         except Exception:
             log.exception("%s failed", instruction)
 
@@ -230,9 +227,8 @@ class Rebalancer:
             case Open(queue):
                 self._offsets.table.forget(queue)
                 offset = await self.first_offset(queue)
-                return (
-                    [] if self.closed else self.rebalance.opened(queue, offset, self._time.now_ms())
-                )
+                now_ms = self._clock.steady_ms()
+                return [] if self.closed else self.rebalance.opened(queue, offset, now_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
                 if not self._data_side.start_pull(queue, process_queue, offset, delay_ms):
                     self._abandon()
@@ -298,7 +294,7 @@ class Rebalancer:
         self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
     ) -> None:
         async with self._one_at_a_time:
-            now_ms = self._time.now_ms()
+            now_ms = self._clock.steady_ms()
             for each in self.rebalance.offset_illegal(queue, process_queue, next_offset, now_ms):
                 await self._do(each)
 
@@ -311,7 +307,7 @@ class Rebalancer:
             for queue, offset in offsets.items():
                 if queue in self.rebalance.table:
                     self._offsets.table.update(queue, offset, increase_only=False)
-                    await self._carry_out(self.rebalance.drop(queue, self._time.now_ms()))
+                    await self._carry_out(self.rebalance.drop(queue, self._clock.steady_ms()))
                 elif not self.closed:
                     self._offsets.table.update(queue, offset, increase_only=False)
                     await self._do(Persist(queue))
@@ -336,13 +332,13 @@ class Rebalancer:
                 held = await self._ask_lock(each.broker_name, each.queues)
             except SkylarkError as error:
                 broker = each.broker_name
-                self._sparingly.failed(
+                self._limited_log.failed(
                     ("renew", broker), error, "locks at %s are not renewed now", broker
                 )
             except Exception:  # a hook of the application, say; the other brokers are asked
                 log.exception("locks at %s are not renewed", each.broker_name)
             else:
-                self.rebalance.relocked(each.queues, held, self._time.now_ms())
+                self.rebalance.relocked(each.queues, held, self._clock.steady_ms())
 
     async def lock_one(self, queue: MessageQueue) -> bool:
         """Ask the broker for a queue; whether it is ours alone."""
@@ -354,7 +350,7 @@ class Rebalancer:
         try:
             held = await self._ask_lock(broker_name, queues)
         except SkylarkError as error:
-            self._sparingly.failed(
+            self._limited_log.failed(
                 ("lock", broker_name), error, "%s does not lock queues now", broker_name
             )
             return ()
@@ -394,7 +390,7 @@ class Rebalancer:
                 address, self._group, self._instance.client_id, queues, oneway=oneway
             )
         except SkylarkError as error:
-            self._sparingly.failed("unlock", error, "%d queues stay locked for now", len(queues))
+            self._limited_log.failed("unlock", error, "%d queues stay locked for now", len(queues))
             return False
         return True
 
@@ -413,9 +409,9 @@ class Rebalancer:
     async def close(self) -> None:
         """Handlers have ended: save the offsets, then free the locks.
 
-        In this order, as for a queue that is given up: whoever gets a lock begins where the offset
-        says. (Java's client unlocks first when it stops, so that the next owner may read an old
-        offset and deliver messages again.)
+        In this order, as for a queue that is given up: the next holder of a lock begins where the
+        offset says. (Java's client unlocks first when it stops, so that the next owner may read an
+        old offset and deliver messages again.)
         """
         self.closed = True
         await self.tasks.cancel_and_wait()

@@ -29,24 +29,14 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 from tests.loops import eventually
 from tests.unit.client.consumer.pull_world import (
-    PullWorld,
     bodies,
+    polled,
     pull_world,
     queue,
     served,
 )
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-
-
-async def polled(w: PullWorld, consumer: LitePullConsumer, count: int) -> list[MessageExt]:
-    """The next ``count`` messages."""
-    found: list[MessageExt] = []
-    while len(found) < count:
-        batch = await w.finish(consumer.poll(10))
-        assert batch, f"{len(found)} of {count} messages came"
-        found += batch
-    return found
 
 
 # ---- ways to queues ------------------------------------------------------------------------------
@@ -248,107 +238,7 @@ async def test_a_new_group_begins_where_it_was_told(tmp_path: Path) -> None:
             assert bodies(await polled(w, consumer, 1)) == [b"1"]
 
 
-# ---- commits -------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("client.8.36")
-async def test_a_crash_after_a_poll_loses_nothing(tmp_path: Path) -> None:
-    async with pull_world(tmp_path) as w:
-        await w.send(*[b"%d" % i for i in range(4)])
-        async with w.lite(pull_batch_size=2) as consumer:
-            await w.finish(consumer.subscribe("T").start())
-            assert bodies(await polled(w, consumer, 2)) == [b"0", b"1"]
-            await w.clock.advance(seconds=6)  # the automatic commit is due
-            assert bodies(await polled(w, consumer, 2)) == [b"2", b"3"]
-            await w.clock.advance(seconds=20)  # offsets are saved meanwhile
-            assert await w.committed("g") == 2  # what the poll before had returned, no more
-        # It stops without having polled again: the second batch was never committed.
-        assert await w.committed("g") == 2
-        async with w.lite() as consumer:
-            await w.finish(consumer.subscribe("T").start())
-            assert bodies(await polled(w, consumer, 2)) == [b"2", b"3"]
-
-
-@pytest.mark.spec("client.8.36")
-async def test_committing_one_queue_keeps_the_others(tmp_path: Path) -> None:
-    async with pull_world(tmp_path, queue_count=2) as w, w.lite(auto_commit=False) as consumer:
-        for queue_id in (0, 1):
-            await w.send(b"x", b"y", queue_id=queue_id)
-        await w.finish(consumer.assign([queue(0), queue(1)]).start())
-        await polled(w, consumer, 4)
-        await consumer.commit()  # both, in memory
-        await consumer.commit({queue(0): 1}, persist=True)
-        assert (await w.committed("g", 0), await w.committed("g", 1)) == (1, -1)
-        assert await w.finish(consumer.committed(queue(1))) == 2  # not forgotten
-        await w.finish(consumer.stop())
-        assert (await w.committed("g", 0), await w.committed("g", 1)) == (1, 2)
-
-
-async def test_forms_of_a_commit(tmp_path: Path) -> None:
-    async with (
-        pull_world(tmp_path, queue_count=2) as w,
-        w.lite(auto_commit=False, pull_batch_size=2) as consumer,
-    ):
-        await w.send(*[b"%d" % i for i in range(4)])
-        await w.finish(consumer.assign([queue(0)]).start())
-        assert await w.finish(consumer.committed(queue(1))) is None
-        batch = await polled(w, consumer, 2)
-        await consumer.commit(batch[:1])
-        assert await w.finish(consumer.committed(queue())) == 1
-        await consumer.commit({queue()})
-        assert await w.finish(consumer.committed(queue())) == 2
-        await polled(w, consumer, 2)
-        await consumer.commit()
-        assert await w.finish(consumer.committed(queue())) == 4
-        await consumer.commit({queue(1): 7}, persist=True)  # not ours: its owner commits it
-        assert await w.committed("g", 1) == -1
-
-
-async def test_a_queue_given_up_is_saved_and_left_to_others(tmp_path: Path) -> None:
-    async with pull_world(tmp_path, queue_count=2) as w, w.lite() as one, w.classic() as other:
-        await w.send(b"a", b"b")
-        for consumer in (one.assign([queue(0)]), other):
-            await w.finish(consumer.start())
-        await polled(w, one, 2)
-        await one.commit()
-        one.assign([queue(1)])
-        await w.clock.drain()
-        assert await w.committed("g") == 2
-        await w.finish(other.update_consume_offset_to_broker(queue(0), 9))
-        await w.clock.advance(seconds=20)
-        await w.finish(one.stop())
-        assert await w.committed("g") == 9  # not taken back
-
-
-async def test_a_look_at_the_queue_of_another_takes_nothing_back(tmp_path: Path) -> None:
-    async with pull_world(tmp_path, queue_count=2) as w, w.lite() as one, w.classic() as other:
-        for consumer in (one.assign([queue(0)]), other):
-            await w.finish(consumer.start())
-        await w.clock.advance(seconds=1)  # the broker hears of the group
-        await w.finish(other.update_consume_offset_to_broker(queue(1), 1))
-        assert await w.finish(one.committed(queue(1))) == 1
-        await w.finish(other.update_consume_offset_to_broker(queue(1), 9))
-        await w.clock.advance(seconds=20)
-        await w.finish(one.stop())
-        assert await w.committed("g", 1) == 9
-
-
-async def test_what_two_assign_to_themselves_is_not_taken_back(tmp_path: Path) -> None:
-    async with (
-        pull_world(tmp_path) as w,
-        w.lite(auto_commit=False) as one,
-        w.classic() as other,
-    ):
-        await w.send(*[b"%d" % i for i in range(3)])
-        for consumer in (one.assign([queue()]), other):
-            await w.finish(consumer.start())
-        await w.clock.advance(seconds=1)  # the broker hears of the group
-        await w.finish(other.update_consume_offset_to_broker(queue(), 1))
-        assert await w.finish(one.committed(queue())) == 1
-        await w.finish(other.update_consume_offset_to_broker(queue(), 3))
-        await w.clock.advance(seconds=20)
-        await w.finish(one.stop())
-        assert await w.committed("g") == 3
+# ---- leaving ------------------------------------------------------------------------------------
 
 
 async def test_leaving_an_iterator_commits_nothing_and_loses_nothing(tmp_path: Path) -> None:
@@ -446,7 +336,7 @@ async def test_a_group_twice_in_one_instance_is_refused(tmp_path: Path) -> None:
             await w.finish(one.subscribe("T").start())
             with pytest.raises(ClientStateError, match="has been created before"):
                 await w.finish(other.subscribe("T").start())
-            assert one._group_access.instance.client_id == "127.0.0.1@same@STREAM"
+            assert one._session.instance.client_id == "127.0.0.1@same@STREAM"
 
 
 async def test_tools_see_the_queues_and_their_offsets(tmp_path: Path) -> None:
@@ -455,7 +345,7 @@ async def test_tools_see_the_queues_and_their_offsets(tmp_path: Path) -> None:
         await w.finish(consumer.subscribe("T", "*").start())
         await w.until(lambda: consumer._queues.cached_count == 3)
         await consumer.commit({queue(): 2})
-        client_id = consumer._group_access.instance.client_id
+        client_id = consumer._session.instance.client_id
         answer = await w.ask(
             RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId=client_id
         )
@@ -503,7 +393,7 @@ async def test_names_in_a_namespace(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="pull_batch_size must be positive"):
         LitePullConsumer("g", pull_batch_size=0)
-    with pytest.raises(ConfigError, match="must greater than brokerSuspendMaxTimeMillis"):
+    with pytest.raises(ConfigError, match="must not be less than suspend_max"):
         LitePullSettings(suspend_timeout=10)
     with pytest.raises(ConfigError, match="yyyyMMddHHmmss"):
         LitePullSettings(consume_timestamp="yesterday")
@@ -566,7 +456,7 @@ async def test_a_blocked_application_keeps_no_queue(tmp_path: Path) -> None:
         options = ClientOptions(namesrv=at.namesrv)
         async with LitePullConsumer("g", options, consume_from_where=FIRST).subscribe("T") as one:
             await eventually(lambda: one._queues.cached_count == 8)
-            member = one._group_access._member
+            member = one._session._member
             taking = take_share(options, lambda: len(member.process_queues) == 2)
             other = pool.submit(lambda: asyncio.run(taking))
             try:

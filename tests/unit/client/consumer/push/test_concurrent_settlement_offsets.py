@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from skylark.client.consumer.consumer_send_back import SendsBack
+from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.offset_table import OffsetTable
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.push.concurrent_runner import SETTLE_MS, ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import Assigned, Workshop
+from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices
 from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCounters
 from skylark.client.consumer.push.message_handlers import bind
-from skylark.client.consumer.push.monotonic_time import SteadyTime
 from skylark.client.consumer.push.push_settings import PushSettings
 from skylark.client.core.client_message import MessageExt
 from skylark.core.lifecycle import Tasks
@@ -33,16 +32,14 @@ class CountedTable(OffsetTable):
         super().update(queue, offset, increase_only=increase_only)
 
 
-class HandTime:
-    """Goes on only while a handler blocks."""
+class HandClock(VirtualClock):
+    """Its steady time moves only while a handler blocks."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 1_000.0
 
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def now_ms(self) -> int:
+    def steady_ms(self) -> int:
         return round(self.now_s * 1000)
 
 
@@ -50,10 +47,9 @@ class Desk:
     """A runner and one queue of it."""
 
     def __init__(self, handler: Callable[[MessageExt], Any]) -> None:
-        self.clock = VirtualClock()
-        self.time = HandTime()
+        self.clock = HandClock()
         self.table = CountedTable()
-        shop = Workshop(
+        services = ConsumerServices(
             group="g",
             client_id="c",
             namespace=None,
@@ -61,15 +57,14 @@ class Desk:
             hooks=(),
             bindings={"T": bind("T", handler, 1)},
             offsets=self.table,
-            sends_back=cast("SendsBack", None),  # nothing fails here
+            sends_back=cast("SendBackClient", None),  # nothing fails here
             stats=ConsumerStats(0),
             clock=self.clock,
-            time=SteadyTime(self.time),
             tasks=Tasks("t"),
             shown_queue=lambda shown: shown,
         )
-        self.runner = ConcurrentRunner(shop)
-        self.assigned = Assigned(queue(), ProcessQueue(0), TopicCounters())
+        self.runner = ConcurrentRunner(services)
+        self.assigned = AssignedQueue(queue(), ProcessQueue(0), TopicCounters())
 
     @property
     def committed(self) -> int | None:
@@ -97,7 +92,7 @@ async def test_who_stops_at_once_has_noted_everything() -> None:
     async def stop(consumed: MessageExt) -> None:
         seen.append(desk.committed)
         if consumed.queue_offset == 9:
-            desk.runner.shop.tasks.spawn(close(), name="close")
+            desk.runner.services.tasks.spawn(close(), name="close")
 
     async def close() -> None:
         assert await desk.runner.close(1.0)
@@ -123,7 +118,7 @@ async def test_a_queue_that_was_taken_away_is_not_noted_any_more() -> None:
 
 async def test_handlers_that_block_their_loop_are_noted_as_they_go_on() -> None:
     async def block(_: MessageExt) -> None:
-        desk.time.now_s += 0.6 * SETTLE_MS / 1_000
+        desk.clock.now_s += 0.6 * SETTLE_MS / 1_000
 
     desk = Desk(block)
     desk.runner.submit(desk.assigned, messages(*range(6)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
-from skylark.client.consumer.push.monotonic_time import SteadyTime
-from skylark.testing.virtual_clock import START_MS, VirtualClock
 
 
 def test_rates_are_those_of_the_last_minute() -> None:
@@ -33,11 +31,3 @@ def test_an_unknown_topic_has_no_rates() -> None:
     stats = ConsumerStats(5)
     assert stats.status("T", 5).consume_ok_tps == 0
     assert stats.topics == {}
-
-
-async def test_steady_time_begins_as_the_time_of_day() -> None:
-    clock = VirtualClock()
-    time = SteadyTime(clock)
-    assert abs(time.now_ms() - START_MS) <= 1
-    await clock.advance(seconds=5)
-    assert abs(time.now_ms() - START_MS - 5_000) <= 1

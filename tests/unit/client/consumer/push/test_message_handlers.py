@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import weakref
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -15,6 +16,7 @@ from skylark.client.consumer.push.message_handlers import (
     bind,
 )
 from skylark.core.clock import yield_once
+from skylark.core.errors import ClientError
 from skylark.core.lifecycle import Tasks
 from skylark.testing.virtual_clock import VirtualClock
 from tests.unit.client.consumer.jobs import Work
@@ -38,6 +40,56 @@ def test_coroutine_functions_are_recognised() -> None:
     assert bind("T", functools.partial(handler, 1), 1).is_async
     assert not bind("T", print, 1).is_async
     assert bind("T", print, 1).name == "print"
+
+
+def test_generator_functions_are_refused() -> None:
+    def plain(message: object) -> Iterator[None]:
+        yield
+
+    async def asynchronous(message: object) -> AsyncIterator[None]:
+        yield
+
+    class Callable:
+        def __call__(self, message: object) -> Iterator[None]:
+            yield
+
+        def method(self, message: object) -> Iterator[None]:
+            yield
+
+    for handler in (
+        plain,
+        asynchronous,
+        Callable(),
+        Callable().method,
+        functools.partial(plain),
+    ):
+        with pytest.raises(ClientError, match="topic T must not be a generator function"):
+            bind("T", handler, 1)
+
+
+async def test_a_coroutine_that_returns_a_generator_has_failed() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def returns_generator() -> object:
+        return numbers()
+
+    async def returns_coroutine() -> object:
+        return nothing()
+
+    async def returns_text() -> object:
+        return "text"
+
+    clock = VirtualClock()
+    workers = LoopWorkers("g", 2, clock, Tasks("t"))
+    jobs = [Work(returns_generator), Work(returns_coroutine), Work(returns_text)]
+    workers.submit([*jobs])
+    await clock.drain()
+    errors = [str(job.ends[0][1]) for job in jobs]
+    assert "returned a generator" in errors[0]
+    assert "returned a coroutine" in errors[1]
+    assert jobs[2].ends == [("text", None)]
+    assert await workers.close(1.0)
 
 
 async def test_handlers_that_never_wait_share_a_task() -> None:

@@ -270,6 +270,34 @@ async def test_other_errors_wait_a_second(tmp_path: Path) -> None:
         assert len(script.pulls.offsets) - before == 10
 
 
+@pytest.mark.parametrize("next_pull", ["finds nothing", "finds only other tags"])
+async def test_the_offset_does_not_pass_messages_that_handlers_hold(
+    tmp_path: Path, next_pull: str
+) -> None:
+    async with scripted(tmp_path) as script:
+        gate = asyncio.Event()
+        script.pulls.found(0, records(0, 1, TAGS="A"), 2)
+        if next_pull == "finds nothing":
+            script.pulls.answer(2, 20, 9)  # all up to 9 was filtered at the broker
+        else:
+            script.pulls.found(2, records(2, TAGS="B"), 9)
+        consumer = script.consumer()
+
+        @consumer.subscribe("T", tags="A")
+        async def hold(message: MessageExt) -> None:
+            await gate.wait()
+
+        await script.start(consumer)
+        await script.clock.advance(seconds=20)  # offsets are saved meanwhile
+        assert script.pulls.offsets[:3] == [0, 2, 9]
+        assert consumer.in_flight == 2
+        assert {pull["commitOffset"] for pull in script.pulls.requests} == {"0"}
+        assert set(script.committed) <= {0}
+        gate.set()
+        await script.finish(consumer.stop())
+        assert script.committed[-1] == 2
+
+
 @pytest.mark.spec("client.8.26")
 async def test_an_illegal_offset_moves_the_queue_whatever_late_results_say(tmp_path: Path) -> None:
     async with scripted(tmp_path) as script:
@@ -533,7 +561,7 @@ async def test_a_loop_that_is_dead_is_replaced(tmp_path: Path) -> None:
         consumer.subscribe("T", Seen().handler)
         await script.start(consumer)
         assert consumer._parts is not None
-        for queue, (_, _, task) in consumer._parts.desk._loops.items():
+        for queue, (_, _, task) in consumer._parts.pull_service._loops.items():
             if queue.topic == "T":
                 task.cancel()
         await script.clock.advance(seconds=100)

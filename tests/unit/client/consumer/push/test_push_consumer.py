@@ -58,19 +58,19 @@ async def test_messages_reach_the_handler_and_offsets_the_broker(tmp_path: Path)
 async def test_settings_are_checked() -> None:
     runtime = inline_runtime(clock=VirtualClock())
     options = ClientOptions(namesrv="127.0.0.1:9876")
-    with pytest.raises(ConfigError, match=r"pullBatchSize Out of range \[1, 1024\], not 0"):
+    with pytest.raises(ConfigError, match=r"pull_batch_size is out of range \[1, 1024\]: 0"):
         PushConsumer("g", options, runtime=runtime, pull_batch_size=0)
-    with pytest.raises(ConfigError, match="consumeThreadMin Out of range"):
+    with pytest.raises(ConfigError, match="concurrency is out of range"):
         PushConsumer("g", options, runtime=runtime, concurrency=1001)
-    with pytest.raises(ConfigError, match="consumeTimestamp is invalid"):
+    with pytest.raises(ConfigError, match="consume_timestamp must have the form"):
         PushConsumer("g", options, runtime=runtime, consume_timestamp="yesterday")
-    with pytest.raises(ClientError, match="can not equal DEFAULT_CONSUMER"):
+    with pytest.raises(ClientError, match="cannot be DEFAULT_CONSUMER"):
         PushConsumer("DEFAULT_CONSUMER", options, runtime=runtime)
     consumer = PushConsumer("g", options, runtime=runtime, consume_timeout=timedelta(minutes=2))
     assert repr(consumer) == f"<PushConsumer g {consumer.client_id} CREATE_JUST>"
     assert (consumer.lag, consumer.in_flight, consumer.assignment) == (0, 0, frozenset())
     assert consumer.settings.consume_timeout_ms == 120_000
-    with pytest.raises(ConfigError, match="consumeMessageBatchMaxSize Out of range"):
+    with pytest.raises(ConfigError, match="batch is out of range"):
         consumer.subscribe("T", print, batch=0)
     with pytest.raises(ClientError, match="subscribes nothing"):
         await consumer.start()

@@ -12,7 +12,7 @@ import pytest
 from skylark.client.consumer.allocation import Averagely
 from skylark.client.consumer.push import push_components as push_parts
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import Assigned
+from skylark.client.consumer.push.consume_runner import AssignedQueue
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.core.errors import BrokerError
 from skylark.core.lifecycle import Tasks
@@ -448,7 +448,7 @@ async def test_after_an_error_handlers_that_hang_are_looked_for_again(
 ) -> None:
     looks: list[str] = []
 
-    async def fail(_: ConcurrentRunner, assigned: Assigned) -> None:
+    async def fail(_: ConcurrentRunner, assigned: AssignedQueue) -> None:
         looks.append(assigned.queue.topic)
         raise LookupError
 

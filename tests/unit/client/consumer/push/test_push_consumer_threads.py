@@ -260,6 +260,25 @@ async def test_plain_functions_are_handed_messages_in_threads(tmp_path: Path) ->
         assert (w.committed(), consumer.stats.consumed) == (10, 9)
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_generator_is_no_success(tmp_path: Path, orderly: bool) -> None:
+    async with push_world(tmp_path) as w:
+        await w.send(b"0")
+        consumer = w.consumer(concurrency=1)
+
+        def steps() -> Iterator[None]:
+            yield
+
+        consumer.subscribe("T", lambda message: steps(), orderly=orderly)
+        await w.start(consumer)
+        await w.until(lambda: consumer.stats.failed >= 1)
+        assert consumer.stats.consumed == 0
+        if not orderly:  # it goes back to the broker; in order it is tried again here
+            await w.until(lambda: consumer.stats.sent_back == 1)
+        await w.finish(consumer.stop())
+        assert w.committed() == (0 if orderly else 1)
+
+
 async def test_run_in_another_thread_leaves_signals_alone(broker: ServerThread) -> None:
     broker.pulls.found(0, records(0), 1)
     seen = threading.Event()

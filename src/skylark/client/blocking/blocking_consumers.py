@@ -1,0 +1,395 @@
+"""The blocking consumers: push, lite pull, and the classic pull with its schedule.
+
+::
+
+    consumer = PushConsumer("orders", options, concurrency=20)
+
+    @consumer.subscribe("Orders", tags="paid || shipped")
+    def on_order(message: MessageExt) -> None: ...
+
+    consumer.run()             # until SIGTERM or Ctrl-C, then drain
+    # or: with consumer: ...   # or: start() and stop(), in a web application
+
+    with LitePullConsumer("group", options, auto_commit=False).subscribe("T", "A || B") as lp:
+        for batch in lp.batches():              # or: for message in lp, or: lp.poll()
+            ...
+            lp.commit(batch)
+
+    with PullConsumer("group", options) as consumer:
+        for queue in consumer.fetch_queues("T"):
+            offset = consumer.fetch_consume_offset(queue) or 0
+            result = consumer.pull(queue, offset, count=32)
+            consumer.update_consume_offset(queue, result.next_offset)
+
+Handlers are plain functions and run in threads: they may block and may call clients, their own
+consumer included; only waiting for the end of their own consumer is refused. Listeners are called
+in a thread too, one at a time. :mod:`skylark.aio` describes what the methods do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
+
+from skylark.client.blocking.blocking_client import (
+    BlockingClient,
+    BlockingPullClient,
+    calling,
+    chaining,
+    waiting,
+)
+from skylark.client.blocking.blocking_producer import refuse_coroutine
+from skylark.client.blocking.event_loop_thread import shared_loop_thread
+from skylark.client.consumer import classic_pull_consumer as classic
+from skylark.client.consumer.allocation import Allocation
+from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
+from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
+from skylark.client.consumer.pull_consumer_session import TopicListener
+from skylark.client.consumer.push import push_consumer as push
+from skylark.client.consumer.push.consumer_stats import ConsumerStats
+from skylark.client.consumer.push.message_handlers import Handler
+from skylark.client.consumer.push.push_settings import PushKeywords, PushSettings, QueueListener
+from skylark.client.core.argument_checks import check_function, refuse_generator, refused
+from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import ClientOptions, Duration
+from skylark.client.core.service_state import ServiceState, require_running
+from skylark.client.core.shutdown_signals import on_signal
+from skylark.client.core.threads import SerialThread, call_in_thread
+from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import MessageModel
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+
+def in_thread(listener: QueueListener, thread: SerialThread) -> QueueListener:
+    """A listener that does not block the event loop: it is called in a thread, in order."""
+    check_function("listener", listener)
+
+    def post(
+        topic: str, everything: frozenset[MessageQueue], ours: frozenset[MessageQueue]
+    ) -> None:
+        thread.post(listener, topic, everything, ours)
+
+    return post
+
+
+class PushConsumer(BlockingClient[push.PushConsumer]):
+    """See the module, and :class:`skylark.aio.PushConsumer` for what the methods do."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        **settings: Unpack[PushKeywords],
+    ) -> None:
+        """Nothing is sent before :meth:`start`; ``settings``: see PushSettings."""
+        self._listeners = SerialThread(f"{group}-listener")
+        listener = settings.get("queue_listener")
+        if listener is not None:
+            settings["queue_listener"] = in_thread(listener, self._listeners)
+        super().__init__(push.PushConsumer(group, options, hooks=hooks, **settings))
+
+    @property
+    def settings(self) -> PushSettings:
+        return self._client.settings
+
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Callable[[HandlerT], HandlerT]: ...
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        handler: HandlerT,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> HandlerT: ...
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: Any = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        orderly: bool = False,
+        batch: int = 1,
+    ) -> Any:
+        """Give the messages of a topic to ``handler``; without one it is a decorator."""
+
+        def add(function: HandlerT) -> HandlerT:
+            refuse_coroutine(function)
+            subscribe = partial(
+                self._client.subscribe, tags=tags, sql=sql, orderly=orderly, batch=batch
+            )
+            self._do(subscribe, topic, function)
+            return function
+
+        return add if handler is None else add(handler)
+
+    unsubscribe = calling(push.PushConsumer.unsubscribe)
+    suspend = calling(push.PushConsumer.suspend)
+    resume = calling(push.PushConsumer.resume)
+    reset_to = waiting(push.PushConsumer.reset_to)
+
+    def stop(self) -> None:
+        """Stop consuming, wait for running handlers, and leave the group.
+
+        Raises ClientStateError in a handler, which would wait for itself.
+        """
+        self._client.refuse_in_handler()
+        super().stop()
+        self._listeners.close()
+
+    def run(self) -> None:
+        """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
+
+        In another thread than the main one signals are left alone.
+        """
+        if self._started_on is None:
+            self._started_on = shared_loop_thread()
+        loop_thread, ended = self._started_on, asyncio.Event()
+        with on_signal(partial(loop_thread.post, ended.set)):
+            loop_thread.call(self._client.run_until(ended))
+        self._listeners.close()
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours now."""
+        return self._client.assignment
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that were pulled and have no outcome yet."""
+        return self._do(lambda: self._client.in_flight)
+
+    @property
+    def lag(self) -> int:
+        """Messages without outcome, here and at the brokers as of the last pulls."""
+        return self._do(lambda: self._client.lag)
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """Rates and times of pulls and handlers, by topic."""
+        return self._client.stats
+
+
+class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
+    """See the module, and :class:`skylark.aio.LitePullConsumer` for what the methods do."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        hooks: Sequence[object] = (),
+        **settings: Unpack[LitePullKeywords],
+    ) -> None:
+        """Nothing is sent before :meth:`start`; ``settings``: see LitePullSettings."""
+        super().__init__(lite.LitePullConsumer(group, options, hooks=hooks, **settings))
+        self._listeners = SerialThread(f"{group}-listener")
+
+    @property
+    def settings(self) -> LitePullSettings:
+        return self._client.settings
+
+    def stop(self) -> None:
+        """Save the committed offsets and leave the group; does nothing if it has ended."""
+        super().stop()
+        self._listeners.close()
+
+    def subscribe(
+        self,
+        topic: str,
+        tags: str | None = None,
+        *,
+        sql: str | None = None,
+        listener: QueueListener | None = None,
+    ) -> Self:
+        """Share the queues of a topic with the group; ``A || B`` for tags, or an SQL condition."""
+        posting = None if listener is None else in_thread(listener, self._listeners)
+        self._do(lambda: self._client.subscribe(topic, tags, sql=sql, listener=posting))
+        return self
+
+    def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
+        """Call ``listener(topic, queues)`` when the topic has got other queues."""
+        check_function("listener", listener)
+
+        def post(topic: str, queues: frozenset[MessageQueue]) -> None:
+            self._listeners.post(listener, topic, queues)
+
+        self._do(self._client.on_queues_changed, topic, post)
+        return self
+
+    unsubscribe = calling(lite.LitePullConsumer.unsubscribe)
+    assign = chaining(lite.LitePullConsumer.assign)
+    set_assign_tags = chaining(lite.LitePullConsumer.set_assign_tags)
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are ours now."""
+        return self._client.assignment
+
+    seek = waiting(lite.LitePullConsumer.seek)
+    seek_to_begin = waiting(lite.LitePullConsumer.seek_to_begin)
+    seek_to_end = waiting(lite.LitePullConsumer.seek_to_end)
+    pause = calling(lite.LitePullConsumer.pause)
+    resume = calling(lite.LitePullConsumer.resume)
+    is_paused = calling(lite.LitePullConsumer.is_paused)
+    commit = waiting(lite.LitePullConsumer.commit)
+    committed = waiting(lite.LitePullConsumer.committed)
+
+    def poll(self, timeout: Duration | None = None) -> list[MessageExt]:
+        """The next messages of some queue, in order; an empty list if none come in time."""
+        return self._run(self._client.poll(timeout), self._client._put_back)
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        """The messages one by one, without end; a message counts as polled when it is given out."""
+        require_running(self.state, f"consumer {self.group}")
+        return self._loop_thread.iterate(
+            self._client.messages(), lambda message: self._client._put_back([message])
+        )
+
+    def batches(self) -> Iterator[list[MessageExt]]:
+        """What :meth:`poll` returns, without end and without the empty ones."""
+        require_running(self.state, f"consumer {self.group}")
+        return self._loop_thread.iterate(self._client.batches(), self._client._put_back)
+
+
+class PullConsumer(BlockingPullClient[classic.PullConsumer]):
+    """See the module, and :class:`skylark.aio.PullConsumer` for what the methods do."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions | None = None,
+        *,
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        allocation: Allocation | None = None,
+        max_reconsume_times: int = classic.RECONSUME_TIMES_MAX,
+        offset_folder: Path | None = None,
+        hooks: Sequence[object] = (),
+    ) -> None:
+        """``offset_folder``: where broadcasting consumers keep their offsets."""
+        super().__init__(
+            classic.PullConsumer(
+                group,
+                options,
+                message_model=message_model,
+                allocation=allocation,
+                max_reconsume_times=max_reconsume_times,
+                offset_folder=offset_folder,
+                hooks=hooks,
+            )
+        )
+        self._listeners = SerialThread(f"{group}-listener")
+
+    def stop(self) -> None:
+        """Save the offsets and leave the group; does nothing if it has ended."""
+        super().stop()
+        self._listeners.close()
+
+    def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
+        """Share the queues of a topic with the group, and hear of it when they are shared anew."""
+        posting = None if listener is None else in_thread(listener, self._listeners)
+        self._do(self._client.register_queue_listener, topic, posting)
+        return self
+
+    queues_in_balance = calling(classic.PullConsumer.queues_in_balance)
+    pull = waiting(classic.PullConsumer.pull)
+    pull_block_if_not_found = waiting(classic.PullConsumer.pull_block_if_not_found)
+    send_message_back = waiting(classic.PullConsumer.send_message_back)
+    update_consume_offset = calling(classic.PullConsumer.update_consume_offset)
+    update_consume_offset_to_broker = waiting(classic.PullConsumer.update_consume_offset_to_broker)
+    fetch_consume_offset = waiting(classic.PullConsumer.fetch_consume_offset)
+
+
+class PullTask:
+    """The argument of a callback, which sets ``next_delay``, in seconds, for its own next call."""
+
+    __slots__ = ("_task", "consumer")
+
+    def __init__(self, consumer: PullConsumer, task: classic.PullTask) -> None:
+        self.consumer = consumer
+        self._task = task
+
+    @property
+    def next_delay(self) -> float:
+        return self._task.next_delay
+
+    @next_delay.setter
+    def next_delay(self, delay_s: float) -> None:
+        self._task.next_delay = delay_s
+
+
+#: Called for a queue again and again, in a thread.
+PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], object]
+
+
+class _ScheduleClient(classic.PullSchedule):
+    """A schedule with the attributes that all clients have: those of its consumer."""
+
+    @property
+    def group(self) -> str:
+        return self.consumer.group
+
+    @property
+    def options(self) -> ClientOptions:
+        return self.consumer.options
+
+    @property
+    def state(self) -> ServiceState:
+        return self.consumer.state
+
+
+class PullSchedule(BlockingClient[_ScheduleClient]):
+    """Calls the application for each queue that is ours, as often as it wants."""
+
+    def __init__(self, consumer: PullConsumer, *, calls_max: int = classic.CALLS_MAX) -> None:
+        """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
+        if not isinstance(consumer, PullConsumer):
+            raise refused("consumer", consumer, "a PullConsumer")
+        super().__init__(_ScheduleClient(consumer._client, calls_max=calls_max))
+        self.consumer = consumer
+
+    def start(self) -> None:
+        """Start the consumer, and with it the calls; does nothing if they run already."""
+        super().start()
+        self.consumer.start()  # it runs: from now on its calls go to the loop
+
+    def stop(self) -> None:
+        """End the calls, then the consumer; does nothing if they have ended."""
+        super().stop()
+        self.consumer.stop()  # nothing but the thread of its listeners is left to end
+
+    def register(self, topic: str, callback: PullCallback) -> Self:
+        """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        refuse_coroutine(callback)
+        refuse_generator("callback", callback)
+
+        async def call(queue: MessageQueue, task: classic.PullTask) -> None:
+            await call_in_thread(callback, queue, PullTask(self.consumer, task))
+
+        self._do(self._client.register, topic, call)
+        return self
