@@ -13,3 +13,7 @@ exactly-once     exactly_once, halves, decisions, txn_log; resolver, which needs
 common           connection, option_table, cluster, errors; java (finds a Java to run Spark with)
 ===============  ==================================================================================
 """
+
+from skylark.spark.moved_modules import install
+
+install()
