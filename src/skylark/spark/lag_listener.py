@@ -86,7 +86,7 @@ class LagListener(StreamingQueryListener):
         query = progress.name or str(progress.id)
         now = datetime.fromisoformat(progress.timestamp).timestamp()
         for source in progress.sources:
-            end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+            end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
             if end is not None and latest is not None:
                 self._export(query, now, end, latest)
 
@@ -109,8 +109,8 @@ def _statistics(lags: Mapping[MessageQueue, int]) -> dict[str, float]:
     return {"min": min(values), "max": max(values), "avg": sum(values) / len(values)}
 
 
-def _offset(text: Any) -> StreamOffset | None:
-    """An offset of ours; other sources have others."""
+def progress_offset(text: Any) -> StreamOffset | None:
+    """An offset in a progress report of Spark; None if it is not one of this source."""
     try:
         return decode_offset(json.loads(text))
     except (TypeError, ValueError, ConfigError):

@@ -29,17 +29,10 @@ from pyspark.sql.types import DateType, StructField, StructType
 from pyspark.sql.utils import is_remote
 
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import condition_of, is_spark_error, translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_state
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    condition_of,
-    drive,
-    explained,
-    is_sparks,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, drive
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 from skylark.spark.source.schema import ALL_TYPES, source_schema
 from skylark.spark.source.stream_offset import StreamOffset
 
@@ -111,7 +104,7 @@ def run(
     spark: SparkSession, options: ArchiveOptions, report: Report, stop: Event | None = None
 ) -> ArchiveSummary:
     """Archive what there is, or go on until ``stop`` is set; raises SkylarkError."""
-    with explained():
+    with translate_errors():
         _require_format(spark, options)
         check_output(spark, options)
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
@@ -145,7 +138,7 @@ def run(
 
 def plan(spark: SparkSession, options: ArchiveOptions) -> list[QueueSpan]:
     """What a run would archive now; raises SkylarkError."""
-    with explained():
+    with translate_errors():
         _require_format(spark, options)
         return queue_spans(options.source, check_output(spark, options))
 
@@ -210,7 +203,7 @@ def read_lake(spark: SparkSession, path: str, lake_format: LakeFormat) -> DataFr
 
     Raises NotFoundError if there is none, ConfigError if it is none.
     """
-    with explained():
+    with translate_errors():
         if lake_format != "parquet":
             frame = spark.read.format(lake_format).load(path)
             return frame.select(*_known_columns(path, frame.columns))
@@ -244,7 +237,7 @@ def _require_format(spark: SparkSession, options: ArchiveOptions) -> None:
     try:
         spark.read.format(options.format).load(options.output)
     except Exception as error:
-        if not is_sparks(error):
+        if not is_spark_error(error):
             raise
         # All others are about a table that is not there yet.
         if condition_of(error) == "DATA_SOURCE_NOT_FOUND":

@@ -19,14 +19,10 @@ from pyspark.sql.observation import Observation
 
 from skylark.core.clock import SystemClock
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import LakeFormat
-from skylark.spark.jobs.job_runner import (
-    Report,
-    cluster_options,
-    explained,
-    follow,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow
+from skylark.spark.jobs.queue_spans import queue_spans
 from skylark.spark.source.schema import ALL_TYPES
 
 if TYPE_CHECKING:
@@ -105,7 +101,7 @@ def _run(
     clock = SystemClock()
     start = clock.monotonic()
     total = sum(span.rows for span in queue_spans(options.source))
-    with explained():
+    with translate_errors():
         read, found = Observation(), Observation()
         frame = spark.read.format("rocketmq").options(**options.source).load()
         latest = latest_rows(frame, options.key, read, found)

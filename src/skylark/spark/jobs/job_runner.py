@@ -1,21 +1,15 @@
-"""What all data jobs share: following a query, telling how it goes, errors as one sentence.
+"""Runner of Spark work for data jobs: follows a query or a batch, reports progress, stops it.
 
-A job is given a :class:`Report` to tell its progress to, and a ``threading.Event`` that asks it to
-stop. :func:`drive` follows a streaming query until it ends by itself (``availableNow``) or is asked
-to stop. Then the batch in hand is finished first; the checkpoint stays, and the next run goes on
-behind it.
-
-What goes wrong inside Spark comes out of it as pages of Java. :func:`explained` makes one of our
-own errors of it: the one that was raised in a task or in the planner, by its kind and sentence, or
-else the first line of what Spark says.
+A job gets a :class:`Report` that it calls with its progress, and a ``threading.Event`` that asks it
+to stop. :func:`drive` follows a streaming query until it ends by itself (``availableNow``) or is
+asked to stop: then the current batch is finished first, and the next run continues from the
+checkpoint. :func:`follow` does the same for a batch, which it cancels when it is asked to stop.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,43 +18,17 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
-from skylark.admin.errors import NoBrokerError, NotFoundError
 from skylark.core.clock import SystemClock, TimeSource
-from skylark.core.errors import (
-    ClientError,
-    ConfigError,
-    ConnectError,
-    ConnectionClosedError,
-    NoNameServerError,
-    NoRouteError,
-    RequestTimeoutError,
-    SkylarkError,
-    TopicNotExistError,
-)
-from skylark.core.names import (
-    LOCAL_NAMESRV,
-    NAMESRV_VARIABLES,
-    IllegalNameError,
-    resolve_namesrv,
-)
-from skylark.spark.cluster_client import shared_cluster
-from skylark.spark.errors import DataLossError
-from skylark.spark.lag_listener import queue_lags
+from skylark.core.names import LOCAL_NAMESRV, NAMESRV_VARIABLES, resolve_namesrv
+from skylark.spark.error_translation import is_spark_error, translate_errors
+from skylark.spark.lag_listener import progress_offset, queue_lags
 from skylark.spark.session import make_session
 from skylark.spark.sink.row_properties import RESERVED_NAMES, RESERVED_PREFIXES
-from skylark.spark.sink.sink_options import read_sink_options
-from skylark.spark.source.offset_options import Named
-from skylark.spark.source.queue_bounds import Surveyor, patiently
-from skylark.spark.source.source_options import source_options
-from skylark.spark.source.start_offsets import Resolver
-from skylark.spark.source.stream_offset import StreamOffset, decode_offset
-from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.properties import PROPERTY_UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -68,8 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from skylark.wire.bodies.route_body import TopicRouteData
 
 T = TypeVar("T")
 
@@ -175,151 +141,6 @@ def user_properties(properties: Column, keep: Collection[str] = ()) -> Column:
     return F.map_filter(properties, is_users)
 
 
-# ---- queues --------------------------------------------------------------------------------------
-
-
-class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a queue: the first offset, and the one behind the last."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
-    start: int
-    end: int
-    rows: int  #: in it, if no message is missing
-
-
-def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -> list[QueueSpan]:
-    """What a read with these options of the source would read now, without Spark.
-
-    ``start`` is where a checkpoint goes on; then it does not matter where the first run began.
-    Raises what keeps it from being read: NotFoundError for a topic, NoNameServerError,
-    TransportError for a broker.
-    """
-    given = source_options(options, streaming=False)
-    cluster = shared_cluster(given.connection)
-
-    async def look() -> list[QueueSpan]:
-        survey = await Surveyor(cluster.session, given).first_survey()
-        resolver = Resolver(cluster.session, given, survey)
-        if start is None:
-            starts = await resolver.start()
-        else:  # queues that are new to a stream enter it by the default
-            earliest = given.start_default is Named.EARLIEST
-            starts = {
-                queue: start.queues.get(queue, bounds.low if earliest else bounds.high)
-                for queue, bounds in survey.bounds.items()
-            }
-        ends = await resolver.end(starts)
-        return [_span(queue, starts[queue], ends[queue]) for queue in sorted(starts)]
-
-    return cluster.run(patiently(cluster.session, given, look))
-
-
-def require_topics(options: Mapping[str, str]) -> None:
-    """Raise NotFoundError if a topic of these options of the source is not there.
-
-    For streams: one that has a checkpoint can do without some brokers, and without its first start.
-    """
-    for topic in source_options(options, streaming=True).topics:
-        topic_route(options, topic)
-
-
-def topic_route(options: Mapping[str, str], topic: str) -> TopicRouteData:
-    """Where a topic is in the cluster of these options; raises NotFoundError."""
-    connection = read_sink_options({"nameServer": options["nameServer"]}).connection
-    session = (cluster := shared_cluster(connection)).session
-    return cluster.run(session.route(session.wrap(topic)))
-
-
-def _span(queue: MessageQueue, start: int, end: int) -> QueueSpan:
-    return QueueSpan(
-        topic=queue.topic,
-        broker_name=queue.broker_name,
-        queue_id=queue.queue_id,
-        start=start,
-        end=end,
-        rows=end - start,
-    )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-_OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
-_STREAM: Final = re.compile(r"terminated with exception: (.+)")
-_JAVA: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
-_CONDITION: Final = re.compile(r"\[([A-Z][A-Z_0-9.]+)\] ")
-_TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
-_KINDS: Final[dict[str, type[SkylarkError]]] = {
-    kind.__name__: kind
-    for kind in (
-        ConfigError,
-        ConnectError,
-        ConnectionClosedError,
-        DataLossError,
-        IllegalNameError,
-        NoBrokerError,
-        NoNameServerError,
-        NoRouteError,
-        NotFoundError,
-        RequestTimeoutError,
-        TopicNotExistError,
-    )
-}
-
-
-def is_sparks(error: BaseException) -> bool:
-    """Whether Spark raises it, or the bridge to the JVM where Spark has no error of its own."""
-    return isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol"
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Make errors of Spark errors of ours."""
-    try:
-        yield
-    except Exception as error:
-        if is_sparks(error):
-            raise our_error(error) from error
-        raise
-
-
-def condition_of(error: BaseException) -> str:
-    """Spark's name for what is wrong, empty if it has none."""
-    found = error.getCondition() if isinstance(error, PySparkException) else None
-    if found is None and (named := _CONDITION.search(str(error))):
-        found = named[1]
-    return found or ""
-
-
-def our_error(error: BaseException) -> SkylarkError:
-    """The error of ours that is in one of Spark's, or one that says what Spark says."""
-    text = str(error)
-    if found := _OURS.findall(text):
-        kind, sentence = found[-1]
-        return _KINDS.get(kind, ClientError)(sentence.strip())
-    condition = condition_of(error)
-    line = next((line.strip() for line in text.splitlines() if line.strip()), condition)
-    for inner in (_STREAM.search(line), _JAVA.search(text)):
-        line = inner[1] if inner else line
-    line = _TAIL.sub("", line)
-    if condition == "PATH_NOT_FOUND":
-        return NotFoundError(line.removeprefix(f"[{condition}] ").rstrip("."))
-    if condition.startswith("DATA_SOURCE_NOT_FOUND"):
-        return ConfigError(
-            line.removeprefix(f"[{condition}] ").partition(". ")[0],
-            hint="its jars are not part of Spark: name them, --conf spark.jars.packages=...",
-        )
-    if condition == "PACKAGE_NOT_INSTALLED":  # of Spark Connect
-        return ConfigError(
-            line.removeprefix(f"[{condition}] ").rstrip("."),
-            hint="pip install 'skylark-mq[spark,connect]'",
-        )
-    if isinstance(error, AnalysisException):  # of what the user has written: columns, expressions
-        return ConfigError(line)
-    return ClientError(f"Spark failed: {line}", hint="--debug shows where")
-
-
 # ---- batches -------------------------------------------------------------------------------------
 
 Counted = Literal["inputRecords", "shuffleReadRecords"]
@@ -341,7 +162,7 @@ def follow(
     shuffles, after the first ``before`` of them. When ``stop`` is set it is cancelled, and
     KeyboardInterrupt raised. Raises SkylarkError if it fails.
     """
-    with explained():
+    with translate_errors():
         if is_remote():  # the figures of tasks are on the other side
             return work()
         context = spark.sparkContext
@@ -361,7 +182,7 @@ def follow(
         try:
             result = work()
         except Exception as error:
-            if is_sparks(error) and stop is not None and stop.is_set():
+            if is_spark_error(error) and stop is not None and stop.is_set():
                 raise KeyboardInterrupt from None
             raise
         finally:
@@ -424,7 +245,7 @@ def drive(
     watch = _Watch(query, clock or SystemClock())
     batch_in_hand: _Key | None = None
     stopped = False
-    with explained():
+    with translate_errors():
         while not query.awaitTermination(POLL_S):
             watch.look()
             report.progress(watch.progress())
@@ -495,15 +316,7 @@ def stream_lag(progress: StreamingQueryProgress) -> int | None:
     """How many messages the sources of ours had behind the end of this batch."""
     lags = []
     for source in progress.sources:
-        end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+        end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
         if end is not None and latest is not None:
             lags.append(sum(queue_lags(end, latest).values()))
     return sum(lags) if lags else None
-
-
-def _offset(text: str | None) -> StreamOffset | None:
-    """An offset of ours; other sources have others."""
-    try:
-        return decode_offset(json.loads(text or "null"))
-    except (ValueError, ConfigError):
-        return None

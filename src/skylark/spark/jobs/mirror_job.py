@@ -39,18 +39,11 @@ from pyspark.sql.observation import Observation
 from skylark.admin.admin_session import masters_of
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    drive,
-    explained,
-    queue_spans,
-    topic_route,
-    user_properties,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, drive, user_properties
 from skylark.spark.jobs.mirror_task import PAIR_SCHEMA, send_rows
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
@@ -178,7 +171,7 @@ def run(
     """Copy what there is, or go on until ``stop`` is set; raises SkylarkError."""
     ends = look(options)
     sent = _Sent()
-    with explained():
+    with translate_errors():
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
         writer = (
             frame.writeStream.foreachBatch(partial(_copy, options, sent))
@@ -210,7 +203,7 @@ def run(
 def plan(spark: SparkSession, options: MirrorOptions) -> list[MirroredQueue]:
     """What a run would do now; raises what it would raise before its first batch."""
     routed = look(options).routed()
-    with explained():
+    with translate_errors():
         spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
     return [_mirrored(span, routed[_queue_of(span)]) for span in spans]
 

@@ -30,15 +30,9 @@ from pyspark.sql.window import Window
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import DAY, LakeFormat, read_lake
-from skylark.spark.jobs.job_runner import (
-    Report,
-    cluster_options,
-    cores,
-    explained,
-    follow,
-    user_properties,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, cores, follow, user_properties
 from skylark.spark.sink.row_encoder import plan_rows
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.sink.task_writer import TaskId, sink_client, write_at_least_once
@@ -119,7 +113,7 @@ class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(spark: SparkSession, options: ReplayOptions) -> list[QueueReplay]:
     """What a run would send, by queue; raises SkylarkError."""
-    with explained():
+    with translate_errors():
         return _plan(_chosen(spark, options), options)
 
 
@@ -129,7 +123,7 @@ def run(
     """Send everything; raises SkylarkError, and KeyboardInterrupt if ``stop`` is set before."""
     clock = SystemClock()
     start = clock.monotonic()
-    with explained():
+    with translate_errors():
         frame = _chosen(spark, options)
         queues = _plan(frame, options)
         total = sum(queue.rows for queue in queues)

@@ -27,7 +27,8 @@ from skylark.admin.group_operations import Groups
 from skylark.admin.offset_operations import Offsets
 from skylark.core.errors import ConfigError
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.jobs.job_runner import JobProgress, Report, cluster_options, explained
+from skylark.spark.error_translation import translate_errors
+from skylark.spark.jobs.job_runner import JobProgress, Report, cluster_options
 from skylark.spark.jobs.topic_report import (
     PERCENTS,
     SERIES_PERCENTS,
@@ -99,7 +100,7 @@ def run(spark: SparkSession, options: ReportOptions, report: Report) -> TopicRep
     source = options.source
     cluster = shared_cluster(source_options(source, streaming=False).connection)
     progress = _progress(cluster, options)
-    with explained():
+    with translate_errors():
         frame = spark.read.format("rocketmq").options(**source).load()
         rows = frame.select(
             "brokerName",
@@ -144,7 +145,7 @@ def save(spark: SparkSession, report: TopicReport, folder: str) -> None:
         "sharding_keys": report.sharding_keys.hottest,
     }
     common = {"topic": report.topic, "made_ms": report.made_ms, "width_s": report.width_s}
-    with explained():
+    with translate_errors():
         for name, fields in _TABLES.items():
             schema = f"topic string, made_ms bigint, {fields}"
             columns = [field.split()[0] for field in schema.split(", ")]

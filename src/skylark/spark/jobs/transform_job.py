@@ -25,16 +25,10 @@ from pyspark.logger import PySparkLogger
 from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    drive,
-    explained,
-    queue_spans,
-    topic_route,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, drive
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.sink.task_writer import sink_client
@@ -141,7 +135,7 @@ def run(
     spark: SparkSession, options: TransformOptions, report: Report, stop: Event | None = None
 ) -> TransformSummary:
     """Transform what there is, or go on until ``stop`` is set; raises SkylarkError."""
-    with explained(), _transformed(spark, options) as frame:
+    with translate_errors(), _transformed(spark, options) as frame:
         _check(frame, options)
         writer = (
             frame.writeStream.format("rocketmq")
@@ -172,7 +166,7 @@ def run(
 
 def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
     """What a run would do now; raises what it would raise before its first batch."""
-    with explained(), _transformed(spark, options) as frame:
+    with translate_errors(), _transformed(spark, options) as frame:
         _check(frame, options)
         spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
         columns = tuple(

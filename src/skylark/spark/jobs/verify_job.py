@@ -20,15 +20,10 @@ import msgspec
 from pyspark.sql import functions as F
 
 from skylark.core.clock import SystemClock
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import LakeFormat, read_lake
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    explained,
-    follow,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -96,7 +91,7 @@ def run(
     clock = SystemClock()
     start = clock.monotonic()
     spans = queue_spans(options.source)
-    with explained():
+    with translate_errors():
         lake = read_lake(spark, options.lake, options.format)
         lake = lake.where(F.col("topic") == options.topic)
         if options.archived_only:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from skylark.spark.pipelines.error_translation import explained
+from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.pipelines.pipeline_file import Pipeline
 from skylark.spark.pipelines.pipeline_start import sink_brokers, survey_source
 
@@ -48,7 +48,7 @@ def broker_addresses(pipelines: Iterable[Pipeline]) -> list[str]:
 
 def try_from_executors(spark: SparkSession, addresses: list[str]) -> list[Reached]:
     """Connect from one task per core to each address."""
-    with explained():
+    with translate_pipeline_errors():
         rows = spark.range(_ROWS).mapInArrow(partial(_try_all, addresses), _SCHEMA).collect()
     counts: dict[tuple[str, str, str | None], int] = {}
     for row in rows:

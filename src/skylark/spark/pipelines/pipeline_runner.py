@@ -17,8 +17,8 @@ import msgspec
 
 from skylark.core.errors import SkylarkError
 from skylark.spark.jobs.job_runner import JobProgress, drive
-from skylark.spark.pipelines.error_translation import in_sentences
 from skylark.spark.pipelines.pipeline_file import Document, Pipeline, Trigger
+from skylark.spark.pipelines.pipeline_session import pipeline_errors
 from skylark.spark.pipelines.pipeline_start import document_checkpoints
 from skylark.spark.pipelines.query_builder import build, start_query
 
@@ -120,7 +120,7 @@ def _follow(
     try:
         if isinstance(query, SkylarkError):
             raise query
-        with in_sentences(pipeline):
+        with pipeline_errors(pipeline):
             totals = drive(query, report, stop)
     except SkylarkError as error:
         return PipelineRun(

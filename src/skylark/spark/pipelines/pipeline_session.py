@@ -14,15 +14,24 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from skylark.spark.pipelines.error_translation import explained
-from skylark.spark.pipelines.pipeline_file import Document
+from skylark.spark.error_translation import translate_pipeline_errors
+from skylark.spark.pipelines.pipeline_file import Document, Pipeline
+from skylark.spark.pipelines.pipeline_start import naming
 from skylark.spark.session import make_session
 
+#: For annotations in modules that must not import pyspark.
 Session: TypeAlias = SparkSession
 
 _CONNECT: Final = "sc://"
 #: Loggers of pyspark that repeat every error which is raised, as JSON on stderr.
 _ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+@contextmanager
+def pipeline_errors(pipeline: Pipeline) -> Iterator[None]:
+    """Translate errors of Spark, and name the pipeline in them."""
+    with naming(pipeline), translate_pipeline_errors():
+        yield
 
 
 @contextmanager
@@ -36,7 +45,7 @@ def open_session(document: Document, *, quiet: bool = True) -> Iterator[SparkSes
     if quiet:
         for name in _ECHOES:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    with explained():
+    with translate_pipeline_errors():
         spark = _make(document, quiet=quiet and active is None)
     try:
         yield spark

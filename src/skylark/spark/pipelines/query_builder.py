@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from skylark.core.errors import ConfigError
 from skylark.spark.pipelines.checkpoint_folders import local_path
-from skylark.spark.pipelines.error_translation import in_sentences
 from skylark.spark.pipelines.pipeline_file import FORMAT, Document, Pipeline, Trigger
-from skylark.spark.pipelines.pipeline_session import child_session
+from skylark.spark.pipelines.pipeline_session import child_session, pipeline_errors
 from skylark.spark.pipelines.user_functions import (
     apply_function,
     importable,
@@ -38,7 +37,7 @@ UNKNOWN_FORMAT: Final = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENAB
 def build(spark: SparkSession, document: Document, pipeline: Pipeline) -> DataFrame:
     """What goes into the sink; raises ConfigError and whatever the cluster says."""
     folder = document.path.absolute().parent
-    with in_sentences(pipeline), importable(folder):
+    with pipeline_errors(pipeline), importable(folder):
         function = load_function(pipeline, folder)
         session = child_session(spark, document)
         register(session)  # so that pipelines share nothing: register() says why
@@ -82,7 +81,7 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query of a pipeline, with its checkpoint at ``location``."""
     sink = pipeline.sink
-    with in_sentences(pipeline):
+    with pipeline_errors(pipeline):
         writer = (
             frame.writeStream.format(sink.format)
             .queryName(pipeline.name)

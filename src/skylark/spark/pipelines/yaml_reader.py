@@ -12,18 +12,20 @@ and unknown ones are mistakes that name the nearest valid key.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-
-from skylark.spark.pipelines.environment_variables import expand
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
 
 SIZE_MAX: Final = 1 << 20
 _NULL: Final = "tag:yaml.org,2002:null"
+_REFERENCE: Final = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
+)
 
 
 class Mistake(msgspec.Struct, frozen=True):
@@ -61,6 +63,27 @@ def nearest(word: str, known: Collection[str]) -> str:
     by_lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(known)}"
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """``text`` with its variables put in; raises ValueError that says what is wrong."""
+
+    def value(found: re.Match[str]) -> str:
+        if found["broken"]:
+            raise ValueError("after ${ there must be a name and }; write $${ for the text itself")
+        name, default = found["name"], found["default"]
+        if name is None:
+            return "${"
+        known = environ.get(name)
+        if default is not None:
+            return known or default
+        if known is None:
+            raise ValueError(
+                f"the environment has no variable {name}: set it, or write ${{{name}:-default}}"
+            )
+        return known
+
+    return _REFERENCE.sub(value, text)
 
 
 class Walker:

@@ -25,6 +25,7 @@ only that the query fails at once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -40,16 +41,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from skylark.core.errors import ClientError, ConfigError, SkylarkError, TransportError
+from skylark.admin.admin_session import Session
+from skylark.core.errors import (
+    BrokerError,
+    ClientError,
+    ConfigError,
+    RemoteProtocolError,
+    SkylarkError,
+    TransportError,
+)
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import shrunk
-from skylark.spark.source.batch_reader import plan_partitions
-from skylark.spark.source.group_offset_reporter import GroupProgress
-from skylark.spark.source.input_partitions import QueueRange
-from skylark.spark.source.offset_planning import BatchPlan, plan_batch
+from skylark.spark.source.input_partitions import QueueRange, plan_partitions
+from skylark.spark.source.offset_planning import BatchPlan, plan_batch, split_bytes, split_limit
 from skylark.spark.source.partition_reader import read_partition
-from skylark.spark.source.queue_bounds import Survey, Surveyor, patiently
-from skylark.spark.source.read_limit import split_bytes, split_limit
+from skylark.spark.source.queue_bounds import Survey, Surveyor, choose_address, patiently
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import SAMPLE_COUNT, Resolver, sample
 from skylark.spark.source.store_finder import StoreFinder
@@ -96,8 +102,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Surveyor(self._cluster.session, self._options)
 
     @cached_property
-    def _progress(self) -> GroupProgress:
-        return GroupProgress(self._cluster.session, self._options.group)
+    def _progress(self) -> GroupOffsetReporter:
+        return GroupOffsetReporter(self._cluster.session, self._options.group)
 
     @cached_property
     def _stores(self) -> StoreFinder:
@@ -241,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell(self, offset: StreamOffset, survey: Survey) -> None:
         if self._options.commit_group_offsets:
-            self._cluster.run(self._progress.tell(offset.queues, survey.addresses))
+            self._cluster.run(self._progress.report(offset.queues, survey.addresses))
 
     def _watch(self, begin: StreamOffset, survey: Survey) -> None:
         """Warn about brokers, topics and queues that are away; raises at the end of patience."""
@@ -327,3 +333,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 sizes[queue] = max(1, sum(found.sizes) // len(found.sizes))
         mean = sum(sizes.values()) // len(sizes) if sizes else 1024
         return {queue: sizes.get(queue, mean) for queue in plan.backlogs}
+
+
+class GroupOffsetReporter:
+    """Reports the progress of a stream as offsets of a consumer group, so that lag tools show it.
+
+    The checkpoint alone decides where a stream goes on. With ``commitGroupOffsets`` the offsets of
+    queues that have moved are also sent to their brokers (UPDATE_CONSUMER_OFFSET). Nothing depends
+    on it: an offset that cannot be sent now is sent with the next progress.
+    """
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        self._reported: dict[MessageQueue, int] = {}
+        self._warned_at: float | None = None
+
+    async def report(
+        self, offsets: Mapping[MessageQueue, int], addresses: Mapping[str, Mapping[int, str]]
+    ) -> None:
+        """Send the offsets that have changed since the last report."""
+        moved = [queue for queue, offset in offsets.items() if self._reported.get(queue) != offset]
+        await asyncio.gather(*(self._send(queue, offsets[queue], addresses) for queue in moved))
+
+    async def _send(
+        self, queue: MessageQueue, offset: int, addresses: Mapping[str, Mapping[int, str]]
+    ) -> None:
+        session = self._session
+        address = choose_address(addresses.get(queue.broker_name, {}), "master")
+        if address is None:
+            return
+        try:
+            await session.calls.update_offset(
+                address,
+                session.wrap(self._group),
+                session.namespace.wrap_queue(queue),
+                offset,
+                oneway=queue in self._reported,
+            )
+        except (BrokerError, TransportError, RemoteProtocolError, TimeoutError) as error:
+            now = session.clock.monotonic()
+            if self._warned_at is None or now >= self._warned_at + WARN_INTERVAL_S:
+                self._warned_at = now
+                log.warning("cannot report the offsets of group %s: %s", self._group, error)
+        else:
+            self._reported[queue] = offset

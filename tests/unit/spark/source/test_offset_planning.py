@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from skylark.client.errors import Missing
 from skylark.spark.errors import DataLossError, aged_out, find_cause, shrunk
 from skylark.spark.source.offset_options import Named
-from skylark.spark.source.offset_planning import BatchPlan, plan_batch
+from skylark.spark.source.offset_planning import BatchPlan, plan_batch, split_bytes, split_limit
 from skylark.spark.source.queue_bounds import Bounds, Survey, choose_address
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -109,3 +111,48 @@ def test_our_sentence_is_found_in_what_spark_says() -> None:
     )
     assert find_cause(text) == "option x is unknown: did you mean y?"
     assert find_cause(RuntimeError("java.lang.Exception: no")) is None
+
+
+# ---- limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("spark.9.10")
+def test_a_limit_is_shared_in_proportion() -> None:
+    assert split_limit({0: 101, 1: 11, 2: 1}, 10) == {0: 9, 1: 1, 2: 0}
+    assert split_limit({0: 100, 1: 100, 2: 100}, 10) == {0: 4, 1: 3, 2: 3}
+    assert split_limit({0: 100, 1: 100, 2: 100}, 10, turn=1) == {0: 3, 1: 4, 2: 3}
+    assert split_limit({0: 3, 1: 4}, 10) == {0: 3, 1: 4}
+    assert split_limit({}, 10) == {}
+
+
+@given(
+    st.dictionaries(st.integers(0, 50), st.integers(0, 10**6), max_size=20),
+    st.integers(1, 10**6),
+    st.integers(0, 100),
+)
+@settings(max_examples=200, deadline=None)
+def test_shares_add_up_and_stay_below_the_backlog(
+    backlogs: dict[int, int], limit: int, turn: int
+) -> None:
+    shares = split_limit(backlogs, limit, turn)
+    assert sum(shares.values()) == min(limit, sum(backlogs.values()))
+    assert all(0 <= shares[key] <= backlogs[key] for key in backlogs)
+
+
+@pytest.mark.parametrize("count", [3, 5, 12])
+def test_every_queue_moves_soon(count: int) -> None:
+    backlogs = dict.fromkeys(range(count), 100)
+    moved: set[int] = set()
+    for turn in range(2):
+        shares = split_limit(backlogs, 10, turn)
+        assert sum(shares.values()) == 10
+        moved.update(key for key, share in shares.items() if share)
+        backlogs = {key: backlogs[key] - share for key, share in shares.items()}
+    assert moved == set(range(count))
+
+
+def test_bytes_are_a_limit_too() -> None:
+    assert split_bytes({0: 100, 1: 100}, {0: 10, 1: 30}, 800) == {0: 20, 1: 20}
+    assert split_bytes({0: 5, 1: 5}, {0: 1000, 1: 2000}, 10) == {0: 0, 1: 1}  # never stuck
+    assert split_bytes({0: 5}, {0: 10}, 1000) == {0: 5}
+    assert split_bytes({}, {}, 1000) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.spark.pipelines.environment_variables import expand
+from skylark.spark.pipelines.yaml_reader import expand
 
 ENVIRON = {"HOST": "h", "EMPTY": "", "WILD": "a: {b}\n${HOST}"}
 
