@@ -176,7 +176,7 @@ def test_mistakes_of_a_transformation_are_told_in_a_sentence(site: JobSite, tmp_
         *("transform", source, source, "--sql", "SELECT body FROM input"),
         *("--checkpoint", str(tmp_path / "ck"), "--to-namesrv", elsewhere),
     )
-    assert (code, text.partition(":")[0]) == (2, "the job would read what it writes")
+    assert (code, text.partition(":")[0]) == (2, "the job would read its own output")
     assert refused("SELECT body FROM input", "Nowhere") == (
         4,
         "there is no topic Nowhere: create it with `skylark topic create Nowhere`, or check that"

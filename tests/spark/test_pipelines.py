@@ -175,7 +175,7 @@ def test_a_reset_of_a_query_with_state(site: Site, tmp_path: Path) -> None:
     assert done("run", file, "--available-now")[0]["rows"] == 2
     assert site.bodies(counts) == {b"a": 1, b"b": 1, b"c": 1}
     result = skylark("pipeline", "reset", file, "--to", "earliest", "--yes")
-    assert "the query has state, windows or counts: it begins empty" in result.stderr
+    assert "the query has state, windows or counts: it starts empty" in result.stderr
     assert done("run", file, "--available-now")[0]["rows"] == 5
     assert site.bodies(counts) == {b"a": 2, b"b": 2, b"c": 2}
 

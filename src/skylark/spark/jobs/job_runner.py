@@ -1,9 +1,9 @@
 """Runner of Spark work for data jobs: follows a query or a batch, reports progress, stops it.
 
 A job gets a :class:`Report` that it calls with its progress, and a ``threading.Event`` that asks it
-to stop. :func:`drive` follows a streaming query until it ends by itself (``availableNow``) or is
-asked to stop: then the current batch is finished first, and the next run continues from the
-checkpoint. :func:`follow` does the same for a batch, which it cancels when it is asked to stop.
+to stop. :func:`follow_query` follows a streaming query until it ends by itself (``availableNow``)
+or is asked to stop: then the current batch is finished first, and the next run continues from the
+checkpoint. :func:`follow_batch` does the same for a batch, which it cancels when asked to stop.
 """
 
 from __future__ import annotations
@@ -43,55 +43,55 @@ POLL_S: Final = 1
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is."""
+    """Progress of a job."""
 
     rows: int
     rows_per_second: float = 0.0
-    lag: int | None = None  #: messages that are still to be read, if that is known
+    lag: int | None = None  #: messages that are not read yet, if known
     batch: int | None = None  #: of a stream, the number of the last batch
     done: bool = False
 
 
 class Report(Protocol):
-    """Whoever wants to know how a job goes."""
+    """Receiver of progress reports."""
 
     def progress(self, progress: JobProgress) -> None:
         """Called about once a second, and once at the end with ``done``."""
 
 
 class NoReport:
-    """For callers that do not want to know."""
+    """Ignores all progress reports."""
 
     def progress(self, progress: JobProgress) -> None:
-        """Nothing."""
+        """Ignored."""
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a streaming query has done in this run."""
+    """Totals of one run of a streaming query."""
 
     rows: int
     batches: int  #: that had rows
     seconds: float
     lag: int | None
-    stopped: bool  #: ended because it was asked to
+    stopped: bool  #: ended because ``stop`` was set
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a job that was started from the command line is given."""
+    """What the command line passes to a job."""
 
     spark: SparkSession
     report: Report
-    stop: Event  #: set when the user asks it to end
+    stop: Event  #: set when the user asks the job to stop
 
 
 @contextmanager
 def session(
     master: str, *, app_name: str, conf: Mapping[str, str], quiet: bool = True
 ) -> Iterator[SparkSession]:
-    """A session for one job; one that runs already is used and left running.
+    """A session for one job; an active session is used and not stopped at the end.
 
-    With ``quiet``, what fails is told by the error alone, and not in the JVM's log as well.
+    With ``quiet`` the JVM does not log errors: the raised error is enough.
     """
     if quiet:
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -107,9 +107,9 @@ def session(
 
 
 def cluster_options(namesrv: str | None = None) -> dict[str, str]:
-    """The options of source and sink that say which cluster is meant; raises ConfigError.
+    """The options of source and sink for a cluster; raises ConfigError.
 
-    Without an argument the environment is asked, then a name server on this machine is assumed.
+    Without an argument it is the name server in the environment, or else one on this machine.
     """
     found = resolve_namesrv(namesrv, os.environ, default=LOCAL_NAMESRV)
     sources = {"argument": namesrv, "default": LOCAL_NAMESRV}
@@ -119,16 +119,16 @@ def cluster_options(namesrv: str | None = None) -> dict[str, str]:
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks run at once."""
+    """The number of tasks that run at once."""
     if is_remote():
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     return spark.sparkContext.defaultParallelism
 
 
 def user_properties(properties: Column, keep: Collection[str] = ()) -> Column:
-    """A map column without the properties that the system writes; ``keep`` are left in.
+    """A map column without the properties that clients and brokers write; ``keep`` are kept.
 
-    The sink leaves them out by itself; jobs that look at them first, or must keep one, do it here.
+    The sink drops them by itself; this is for jobs that read them first, or must keep one.
     """
     reserved = sorted({*RESERVED_NAMES, PROPERTY_UNIQ_KEY} - set(keep))
 
@@ -146,7 +146,7 @@ def user_properties(properties: Column, keep: Collection[str] = ()) -> Column:
 Counted = Literal["inputRecords", "shuffleReadRecords"]
 
 
-def follow(
+def follow_batch(
     spark: SparkSession,
     work: Callable[[], T],
     report: Report,
@@ -156,29 +156,29 @@ def follow(
     total: int | None = None,
     before: int = 0,
 ) -> T:
-    """Do ``work``, which is some batch of Spark, and tell how it goes.
+    """Run ``work``, a batch of Spark, and report its progress.
 
-    ``counted`` says which rows are its progress: those that it reads, or those that arrive behind
-    shuffles, after the first ``before`` of them. When ``stop`` is set it is cancelled, and
+    ``counted`` selects the rows that are counted: those that it reads, or those that arrive after
+    shuffles, without the first ``before`` ones. When ``stop`` is set, the batch is cancelled and
     KeyboardInterrupt raised. Raises SkylarkError if it fails.
     """
     with translate_errors():
-        if is_remote():  # the figures of tasks are on the other side
+        if is_remote():  # the figures of tasks are in the server
             return work()
         context = spark.sparkContext
-        watch = _BatchWatch(context, counted, total, before)
+        counter = _BatchProgress(context, counted, total, before)
         ended = Event()
 
-        def tell() -> None:
+        def report_progress() -> None:
             while not ended.wait(POLL_S):
-                report.progress(watch.look())
+                report.progress(counter.update())
                 if stop is not None and stop.is_set():
-                    context.cancelJobGroup(watch.group)
+                    context.cancelJobGroup(counter.group)
 
-        # The work stays in this thread, for Spark knows its session by the thread.
-        teller = Thread(target=tell, name="job-progress", daemon=True)
-        context.setJobGroup(watch.group, "skylark job", interruptOnCancel=True)
-        teller.start()
+        # The work stays in this thread: Spark finds its session by the thread.
+        reporter = Thread(target=report_progress, name="job-progress", daemon=True)
+        context.setJobGroup(counter.group, "skylark job", interruptOnCancel=True)
+        reporter.start()
         try:
             result = work()
         except Exception as error:
@@ -187,14 +187,14 @@ def follow(
             raise
         finally:
             ended.set()
-            teller.join()
+            reporter.join()
             context._jsc.sc().clearJobGroup()
-        report.progress(watch.look(done=True))
+        report.progress(counter.update(done=True))
         return result
 
 
-class _BatchWatch:
-    """Asks Spark how many rows the tasks of a job group have seen."""
+class _BatchProgress:
+    """Counts the rows that the tasks of a Spark job group have processed."""
 
     def __init__(
         self, context: SparkContext, counted: Counted, total: int | None, before: int
@@ -207,7 +207,7 @@ class _BatchWatch:
         self._clock = SystemClock()
         self._start = self._clock.monotonic()
 
-    def look(self, *, done: bool = False) -> JobProgress:
+    def update(self, *, done: bool = False) -> JobProgress:
         rows = max(0, self._rows() - self._before)
         if self._total is not None:
             rows = min(rows, self._total)
@@ -230,7 +230,7 @@ class _BatchWatch:
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def drive(
+def follow_query(
     query: StreamingQuery,
     report: Report,
     stop: Event | None = None,
@@ -238,34 +238,34 @@ def drive(
 ) -> StreamTotals:
     """Follow a query to its end, or until ``stop`` is set; raises SkylarkError if it fails.
 
-    It is stopped between two batches where there is a pause between them, otherwise at the start of
-    the next one, which then runs again as a whole.
+    It is stopped in the pause between two batches, or without a pause at the start of the next
+    batch, which then runs again as a whole.
     """
     stop = stop or Event()
-    watch = _Watch(query, clock or SystemClock())
-    batch_in_hand: _Key | None = None
+    counter = _QueryProgress(query, clock or SystemClock())
+    current_batch: _Key | None = None
     stopped = False
     with translate_errors():
         while not query.awaitTermination(POLL_S):
-            watch.look()
-            report.progress(watch.progress())
+            counter.update()
+            report.progress(counter.progress())
             if not stop.is_set():
                 continue
-            batch_in_hand = batch_in_hand or watch.latest
-            if watch.latest > batch_in_hand or not query.status["isTriggerActive"]:
+            current_batch = current_batch or counter.latest
+            if counter.latest > current_batch or not query.status["isTriggerActive"]:
                 query.stop()
                 stopped = True
                 break
-    watch.look()
-    report.progress(watch.progress(done=True))
-    return watch.totals(stopped=stopped)
+    counter.update()
+    report.progress(counter.progress(done=True))
+    return counter.totals(stopped=stopped)
 
 
-_Key = tuple[int, str]  # batch and start of a trigger: one without rows does not use up its number
+_Key = tuple[int, str]  # batch and start of a trigger: a batch without rows does not use its number
 
 
-class _Watch:
-    """Adds up the progress reports of a query, each once."""
+class _QueryProgress:
+    """Sums up the progress reports of a query, each once."""
 
     def __init__(self, query: StreamingQuery, clock: TimeSource) -> None:
         self._query = query
@@ -277,13 +277,13 @@ class _Watch:
         self._rate = 0.0
         self._lag: int | None = None
 
-    def look(self) -> None:
-        """Take in what is new."""
+    def update(self) -> None:
+        """Add the reports since the last call."""
         last = self._query.lastProgress
         if last is None or _key(last) <= self.latest:
             return
         news = [last]
-        if last.batchId > self.latest[0] + 1:  # Spark keeps a hundred of them
+        if last.batchId > self.latest[0] + 1:  # Spark keeps the last hundred
             news = [each for each in self._query.recentProgress if _key(each) > self.latest]
         for progress in news:
             self.latest = _key(progress)
@@ -313,7 +313,7 @@ def _key(progress: StreamingQueryProgress) -> _Key:
 
 
 def stream_lag(progress: StreamingQueryProgress) -> int | None:
-    """How many messages the sources of ours had behind the end of this batch."""
+    """The number of messages after the end of this batch, over all sources of ours."""
     lags = []
     for source in progress.sources:
         end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)

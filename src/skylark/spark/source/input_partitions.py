@@ -1,11 +1,12 @@
-"""Ranges of queues as Spark partitions: one task each.
+"""Input partitions of a read: each is a range of one queue, read by one task.
 
-A :class:`QueueRange` is all that a task needs: the addresses of the broker travel with it, so that
-executors ask no name server unless something fails. Order within a partition is that of the queue;
-between partitions there is none.
+A :class:`QueueRange` is all that a task needs: it carries the addresses of the broker, so that
+executors ask no name server unless a pull fails. Rows keep the order of the queue within a
+partition; there is no order between partitions.
 
-Ranges are cut twice. ``maxRecordsPerPartition`` bounds each; then, if there are still fewer than
-``minPartitions``, the large ones are cut in proportion to their size, as Spark does for Kafka.
+Ranges are cut twice. ``maxRecordsPerPartition`` limits the size of each; then, if there are still
+fewer than ``minPartitions``, large ones are cut in proportion to their size, as Spark does for
+Kafka.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class QueueRange(InputPartition):
     start: int
     end: int
     addresses: Mapping[int, str] = field(default_factory=dict)  #: broker id -> address
-    store_path: str | None = None  #: where the broker's files may be, for tasks that can read them
-    store_given: bool = False  #: by the user, who wants to hear if it is of no use
+    store_path: str | None = None  #: the folder of the broker's store, for tasks that can read it
+    store_given: bool = False  #: ``storePath`` was given: warn if it cannot be used
 
     @property
     def count(self) -> int:
@@ -46,7 +47,7 @@ async def plan_partitions(
     addresses: Mapping[str, Mapping[int, str]],
     ranges: Mapping[MessageQueue, tuple[int, int]],
 ) -> list[QueueRange]:
-    """Partitions of these ranges, cut as the options say; none for empty ones."""
+    """Make partitions of the ranges of queues, cut by the options; none for empty ranges."""
     queues = [queue for queue in sorted(ranges) if ranges[queue][0] < ranges[queue][1]]
     stores: dict[tuple[str, str], str | None] = {}
     for topic, broker in dict.fromkeys((queue.topic, queue.broker_name) for queue in queues):
@@ -72,18 +73,18 @@ async def plan_partitions(
 def cut_ranges(
     ranges: Iterable[QueueRange], *, count_min: int | None, records_max: int | None
 ) -> list[QueueRange]:
-    """The same messages in more ranges, where they are wanted; empty ranges are left out."""
+    """Cut ranges by the two options; empty ranges are left out."""
     parts = [each for each in ranges if each.count > 0]
     if records_max is not None:
         parts = [part for each in parts for part in _cut(each, -(-each.count // records_max))]
     if count_min is not None and len(parts) < count_min:
-        # One piece each is certain; the others go where the messages are.
+        # One part for each range, and further parts for those with the most messages.
         more = split_limit(dict(enumerate(e.count - 1 for e in parts)), count_min - len(parts))
         parts = [part for index, each in enumerate(parts) for part in _cut(each, 1 + more[index])]
     return parts
 
 
 def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
-    """Near-equal parts."""
+    """Cut a range into ``count`` parts of almost equal size."""
     bounds = [whole.start + whole.count * index // count for index in range(count + 1)]
     return [replace(whole, start=start, end=end) for start, end in pairwise(bounds)]

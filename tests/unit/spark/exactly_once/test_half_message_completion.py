@@ -10,7 +10,12 @@ import pytest
 
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ConnectionClosedError
-from skylark.spark.exactly_once.half_message_completion import PORTION_COUNT, Ended, Ends, Place
+from skylark.spark.exactly_once.half_message_completion import (
+    PORTION_COUNT,
+    CompletionCounts,
+    HalfLocation,
+    HalfMessageCompleter,
+)
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -83,9 +88,9 @@ class FakeClient:
         return f"{queue.broker_name}:1"
 
 
-def places(count: int, queues: int = 2) -> list[Place]:
+def places(count: int, queues: int = 2) -> list[HalfLocation]:
     return [
-        Place(
+        HalfLocation(
             MessageQueue(topic="T", broker_name="b", queue_id=number % queues),
             1_000 + number,
             number,
@@ -103,11 +108,13 @@ async def passing(clock: VirtualClock, work: Coroutine[Any, Any, Any]) -> Any:
     return task.result()
 
 
-def made(*, batches: bool = True, verify: bool = False) -> tuple[VirtualClock, FakeBroker, Ends]:
+def made(
+    *, batches: bool = True, verify: bool = False
+) -> tuple[VirtualClock, FakeBroker, HalfMessageCompleter]:
     clock = VirtualClock()
     broker = FakeBroker(clock, batches=batches)
     client: Any = FakeClient(broker)
-    return clock, broker, Ends(client, 30.0, verify=verify)
+    return clock, broker, HalfMessageCompleter(client, 30.0, verify=verify)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -115,7 +122,7 @@ async def test_many_ends_go_in_few_requests(ordered: bool) -> None:
     clock, broker, ends = made()
     count = 4 * PORTION_COUNT + 10
     ended = await passing(clock, ends.commit(places(count), ordered=ordered))
-    assert ended == Ended(count=count)
+    assert ended == CompletionCounts(count=count)
     assert sorted(broker.ended) == list(range(count))
     assert broker.requests == [RequestCode.END_HALVES] * (6 if ordered else 5)
     assert 1 < broker.most_under_way <= 4
@@ -163,7 +170,7 @@ async def test_what_is_too_late_is_counted() -> None:
     clock, broker, ends = made()
     broker.judge = lambda number: 604 if number in (3, 4) else 0
     ended = await passing(clock, ends.commit(places(10), ordered=True))
-    assert ended == Ended(count=8, handed_over=2)
+    assert ended == CompletionCounts(count=8, handed_over=2)
 
 
 async def test_a_refusal_is_raised_by_the_end_that_it_is_about() -> None:

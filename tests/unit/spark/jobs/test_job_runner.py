@@ -17,7 +17,7 @@ from skylark.core.errors import (
     ConfigError,
     SkylarkError,
 )
-from skylark.spark.jobs.job_runner import JobProgress, cluster_options, drive, stream_lag
+from skylark.spark.jobs.job_runner import JobProgress, cluster_options, follow_query, stream_lag
 from skylark.testing.virtual_clock import VirtualClock
 
 
@@ -77,7 +77,7 @@ class Heard:
 
 def follow(query: ScriptedQuery, stop: Event | None = None) -> tuple[Any, list[JobProgress]]:
     heard = Heard()
-    totals = drive(cast("StreamingQuery", query), heard, stop, VirtualClock())
+    totals = follow_query(cast("StreamingQuery", query), heard, stop, VirtualClock())
     return totals, heard.all
 
 

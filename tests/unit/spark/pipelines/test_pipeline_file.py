@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.spark.pipelines.pipeline_file import Document, DocumentError, Trigger, load
+from skylark.spark.pipelines.pipeline_file import PipelineFile, PipelineFileError, Trigger, load
 
 GOOD = """\
 name: orders
@@ -32,14 +32,14 @@ pipelines:
 ENVIRON = {"NAMESRV": "h:9876"}
 
 
-def read(tmp_path: Path, text: str) -> Document:
+def read(tmp_path: Path, text: str) -> PipelineFile:
     file = tmp_path / "orders.yaml"
     file.write_text(text)
     return load(file, ENVIRON)
 
 
 def mistakes(tmp_path: Path, text: str) -> list[str]:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(PipelineFileError) as caught:
         read(tmp_path, text)
     for mistake in caught.value.mistakes:
         assert str(mistake) in str(caught.value)
@@ -169,7 +169,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: is a directory"):
         load(tmp_path, {})
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is no text"):
+    with pytest.raises(ConfigError, match="is not text"):
         load(tmp_path / "b.yaml", {})
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.client.errors import Missing
-from skylark.spark.errors import DataLossError, aged_out, find_cause, shrunk
+from skylark.spark.errors import DataLossError, find_cause, messages_expired, queues_withdrawn
 from skylark.spark.source.offset_options import Named
 from skylark.spark.source.offset_planning import BatchPlan, plan_batch, split_bytes, split_limit
-from skylark.spark.source.queue_bounds import Bounds, Survey, choose_address
+from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot, choose_address
 from skylark.wire.bodies.common_body import MessageQueue
 
 Q0, Q1, Q2 = (MessageQueue(topic="T", broker_name="broker-a", queue_id=i) for i in range(3))
@@ -25,15 +25,15 @@ def plan(
     fail: bool = True,
     default: Named = Named.EARLIEST,
     target: dict[MessageQueue, int] | None = None,
-    slaves: set[str] | None = None,
-    cut_off: set[MessageQueue] | None = None,
+    slave_only: set[str] | None = None,
+    unreadable: set[MessageQueue] | None = None,
 ) -> BatchPlan:
-    survey = Survey(
+    snapshot = ClusterSnapshot(
         bounds={queue: Bounds(*each) for queue, each in bounds.items()},
-        slaves=slaves or set(),
-        cut_off=cut_off or set(),
+        slave_only=slave_only or set(),
+        unreadable=unreadable or set(),
     )
-    return plan_batch(start, survey, fail_on_data_loss=fail, start_default=default, target=target)
+    return plan_batch(start, snapshot, fail_on_data_loss=fail, start_default=default, target=target)
 
 
 def test_backlogs() -> None:
@@ -49,10 +49,12 @@ def test_a_silent_queue_is_held() -> None:
 
 
 def test_a_queue_that_is_cut_off_is_held() -> None:
-    found = plan({Q0: 5, Q1: 4}, {Q0: (0, 8), Q1: (0, 9)}, cut_off={Q1})
+    found = plan({Q0: 5, Q1: 4}, {Q0: (0, 8), Q1: (0, 9)}, unreadable={Q1})
     assert found.end(found.backlogs) == {Q0: 8, Q1: 4}
     other = MessageQueue(topic="U", broker_name="broker-a", queue_id=0)
-    assert "raise readQueueNums of T to 3, readQueueNums of U to 1" in str(shrunk({Q1, other, Q2}))
+    assert "raise readQueueNums of T to 3, readQueueNums of U to 1" in str(
+        queues_withdrawn({Q1, other, Q2})
+    )
 
 
 @pytest.mark.spec("spark.9.15")
@@ -81,17 +83,17 @@ def test_messages_that_expired(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.spec("spark.9.17")
-def test_a_topic_that_was_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_that_was_created_again(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataLossError, match=r"ends at offset 3, and 5 is wanted.*new checkpoint"):
         plan({Q0: 5}, {Q0: (0, 3)})
     with caplog.at_level(logging.WARNING):
         found = plan({Q0: 5}, {Q0: (0, 3)}, fail=False)
     assert (found.positions, found.backlogs) == ({Q0: 0}, {})  # written down, then read
-    assert "is read from its start, 0" in caplog.text
+    assert "broker broker-a, queue 0 again from its first offset 0" in caplog.text
 
 
 def test_a_slave_that_lags_is_no_loss() -> None:
-    assert plan({Q0: 5}, {Q0: (0, 3)}, slaves={"broker-a"}).positions == {Q0: 5}
+    assert plan({Q0: 5}, {Q0: (0, 3)}, slave_only={"broker-a"}).positions == {Q0: 5}
 
 
 def test_addresses() -> None:
@@ -104,7 +106,7 @@ def test_addresses() -> None:
 
 def test_our_sentence_is_found_in_what_spark_says() -> None:
     missing = Missing(queue=Q0, wanted=3, available=1, count=4)
-    assert "made anew" in str(aged_out(missing))
+    assert "created again" in str(messages_expired(missing))
     text = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed:\nTraceback (most recent call last):\n  File ...\n"
         "skylark.core.errors.ConfigError: option x is unknown: did you mean y?\n\n\tat org.apache"

@@ -69,8 +69,8 @@ class Written:
         body, stop, why = b"", start, ""
         with StoreReader(self.root, QUEUE, tags) as reader:
             try:
-                for piece in reader.read(start, end):
-                    body, stop = body + piece.body, piece.next_offset
+                for chunk in reader.read(start, end):
+                    body, stop = body + chunk.body, chunk.next_offset
             except UnusableFilesError as error:
                 why = str(error)
         return body, stop, why

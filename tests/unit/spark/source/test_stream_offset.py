@@ -46,5 +46,5 @@ def test_a_newer_version_is_refused() -> None:
      {"v": 1, "q": {"T": {"b": {"0": -1}}}}],
 )  # fmt: skip
 def test_offsets_of_others_are_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match="none of this source"):
+    with pytest.raises(ConfigError, match="an offset of another source"):
         decode_offset(wrong)
