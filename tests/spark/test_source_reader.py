@@ -1,4 +1,4 @@
-"""The source against a real broker, driven as Spark drives it and without Spark's weight."""
+"""The source against a real broker, called in the order that Spark calls it, without Spark."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_queues_are_cut_into_tasks(site: Site) -> None:
         assert places(read_batch(given)) == whole
 
 
-def test_mistakes_are_told(site: Site) -> None:
+def test_mistakes_are_reported(site: Site) -> None:
     with pytest.raises(SkylarkError, match=r"there is no topic nosuch.*create it"):
         read_batch(site.given("nosuch"))
     with pytest.raises(ConfigError, match="no topic matches"):
@@ -315,7 +315,7 @@ def test_small_backlogs_wait(site: Site) -> None:
 
 
 @pytest.mark.spec("spark.9.11")
-def test_available_now_ends_while_a_producer_goes_on(site: Site) -> None:
+def test_available_now_ends_while_a_producer_still_sends(site: Site) -> None:
     topic = site.topic(2)
     site.send(topic, 12, 0)
     site.send(topic, 8, 1)
@@ -393,7 +393,7 @@ def test_new_queues_are_read_from_their_start(site: Site) -> None:
     assert list(stream.ends[-1]["q"][topic]["broker-a"]) == [str(n) for n in range(6)]
 
 
-def test_a_topic_that_shrinks(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_with_fewer_read_queues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     topic = site.topic(4)
     site.send(topic, 3, 2)
     stream = site.stream(topic)
@@ -423,7 +423,7 @@ def test_a_topic_that_shrinks(site: Site, caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.spec("spark.9.17")
-def test_a_topic_made_anew(site: Site) -> None:
+def test_a_topic_that_was_created_again(site: Site) -> None:
     topic = site.topic(1)
     site.send(topic, 20)
     stream = site.stream(topic)
@@ -537,7 +537,9 @@ def test_a_task_finds_a_broker_that_moved(site: Site) -> None:
 
 
 @pytest.mark.spec("spark.9.22")
-def test_small_answers_are_told_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hint_about_small_replies_is_logged_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = site.topic(1)
     site.send(topic, 800)
     with caplog.at_level(logging.WARNING):

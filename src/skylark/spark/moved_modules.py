@@ -2,7 +2,7 @@
 
 Pickles hold module paths. Options and readers that were pickled by an earlier version (by a
 scheduler, a Spark Connect client, an executor with an older install) name the paths of that
-version, and so do programs that import ``LagListener`` by its first path. All of them must go on
+version, and so do programs that import ``LagListener`` by its first path. All of them must keep
 working after a module has moved:
 
 =================  =================================================================================

@@ -60,7 +60,7 @@ def test_code_of_the_user() -> None:
     assert said(PySparkException(TASK)) == (ClientError, sentence)
 
 
-def test_errors_of_ours_stay_what_they_are() -> None:
+def test_skylark_errors_are_not_changed() -> None:
     assert said(PySparkException(OURS)) == (NoNameServerError, "no name server answers")
     own = ConfigError("a")
     with pytest.raises(ConfigError) as caught, translate_pipeline_errors():
@@ -68,7 +68,7 @@ def test_errors_of_ours_stay_what_they_are() -> None:
     assert caught.value is own
 
 
-def test_a_sentence_about_code_replaces_one_that_says_less() -> None:
+def test_an_error_of_user_code_replaces_a_general_one() -> None:
     error = ClientError("Spark failed")
     error.__cause__ = PySparkException(TASK)
     with (

@@ -1,4 +1,4 @@
-"""The resolver: what it answers, how often it reads the log, and that it needs no Spark."""
+"""The resolver: its answers, how often it reads the log, and that it needs no Spark."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lookup_over(log: Any, clock: VirtualClock) -> OutcomeLookup:
     return OutcomeLookup(log, clock)
 
 
-async def test_a_decided_batch_is_looked_up_once() -> None:
+async def test_the_status_of_a_decided_batch_is_cached() -> None:
     log, clock = FakeLog(), VirtualClock()
     log.status = DECIDED
     lookup = lookup_over(log, clock)
@@ -57,7 +57,7 @@ async def test_a_decided_batch_is_looked_up_once() -> None:
     assert log.looks == [("s", 1)]
 
 
-async def test_an_undecided_batch_is_looked_up_now_and_then() -> None:
+async def test_the_status_of_an_undecided_batch_is_read_again() -> None:
     log, clock = FakeLog(), VirtualClock()
     lookup = lookup_over(log, clock)
     for _ in range(100):
@@ -70,7 +70,7 @@ async def test_an_undecided_batch_is_looked_up_now_and_then() -> None:
 
 
 @pytest.mark.spec("spark.9.33")
-async def test_a_foreign_half_is_not_even_looked_up() -> None:
+async def test_the_log_is_not_read_for_foreign_half_messages() -> None:
     log = FakeLog()
     lookup = lookup_over(log, VirtualClock())
     for text in (None, "", "order-1", "s:1:0:nothex:0"):
@@ -78,7 +78,7 @@ async def test_a_foreign_half_is_not_even_looked_up() -> None:
     assert log.looks == []
 
 
-async def test_what_cannot_be_looked_up_stays_undecided() -> None:
+async def test_the_outcome_is_unknown_if_the_log_cannot_be_read() -> None:
     log, clock = FakeLog(), VirtualClock()
     resolver = Resolver(ClientOptions(namesrv="127.0.0.1:1"), clock)
     resolver._outcomes = lookup_over(log, clock)

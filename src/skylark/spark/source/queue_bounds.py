@@ -7,7 +7,7 @@ result is a :class:`ClusterSnapshot`, in which problems have these names:
 
 ===================  ===============================================================================
 ``unreachable``      a broker without address or answer: its queues keep their offsets, and all
-                     others go on
+                     others are read on
 ``unreadable``       a known queue whose route names other queues of its broker, but not this one:
                      ``readQueueNums`` was lowered, and the broker refuses to serve it
 ``deleted_topics``   a topic without a route although a broker that had it is registered. If none

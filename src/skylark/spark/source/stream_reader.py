@@ -349,9 +349,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class GroupOffsetReporter:
     """Reports the progress of a stream as offsets of a consumer group, so that lag tools show it.
 
-    The checkpoint alone decides where a stream goes on. With ``commitGroupOffsets`` the offsets of
-    queues that have moved are also sent to their brokers (UPDATE_CONSUMER_OFFSET). Nothing depends
-    on it: an offset that cannot be sent now is sent with the next progress.
+    The checkpoint alone decides where a stream continues. With ``commitGroupOffsets`` the offsets
+    of queues that have moved are also sent to their brokers (UPDATE_CONSUMER_OFFSET). Nothing
+    depends on it: an offset that cannot be sent now is sent with the next progress.
     """
 
     def __init__(self, session: Session, group: str) -> None:

@@ -1,4 +1,4 @@
-"""Records of exactly-once sinks, and what a log of them says."""
+"""Records of the transaction log, and the status of batches by them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def half(attempt: str = WON, batch: int = 1, seq: int = 0) -> Identity:
         ([decision(1), abandon(1)], half(), Outcome.COMMIT),
     ],
 )
-def test_what_becomes_of_a_half(
+def test_outcome_of_a_half_message(
     batch_records: list[BatchRecord], identity: Identity, outcome: Outcome
 ) -> None:
     assert outcome_of(identity, status_of(batch_records, 1)) is outcome
@@ -164,7 +164,7 @@ def test_records_survive_the_log() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"kind":"D","sink":"s"}', b"[1]"])
-def test_what_cannot_be_read_is_an_error_of_the_peer(body: bytes) -> None:
+def test_an_unreadable_record_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="SPARK_TXN_LOG cannot be read"):
         decode_record(body)
 

@@ -1,4 +1,4 @@
-"""What jobs share, without Spark: following a query, and errors as sentences."""
+"""The runner of jobs without Spark: progress of a query, stop requests, cluster options."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_query_is_stopped_behind_its_batch() -> None:
     assert (totals.rows, totals.stopped) == (20, True)
 
 
-def test_a_query_that_rests_is_stopped_at_once() -> None:
+def test_an_idle_query_is_stopped_at_once() -> None:
     stop = Event()
     stop.set()
     query = ScriptedQuery([progress(0, 10)], [progress(1, 10)], active=False)
@@ -123,7 +123,7 @@ def test_the_end_may_come_before_the_stop() -> None:
     assert (query.stopped, totals.stopped, totals.rows) == (False, False, 10)
 
 
-def test_a_failure_is_one_sentence() -> None:
+def test_a_failed_query_raises_one_error_of_ours() -> None:
     query = ScriptedQuery([])
     query.failure = StreamingQueryException(
         "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST\n"

@@ -1,4 +1,4 @@
-"""Options of a transformation, and how mistakes in its SQL are told."""
+"""Options of a transform job, and the messages for errors in its SQL."""
 
 from __future__ import annotations
 

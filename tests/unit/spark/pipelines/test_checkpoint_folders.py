@@ -1,4 +1,4 @@
-"""Checkpoint folders: which one counts, what it says, and the one that a reset makes."""
+"""Checkpoint folders: the current one, its content, and the new one of a reset."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_highest_number_counts(tmp_path: Path) -> None:
     assert newest(tmp_path).positions == {Q0: 10}
 
 
-def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
+def test_done_and_unfinished_batches(tmp_path: Path) -> None:
     folder = tmp_path / "p" / "0"
     folder.mkdir(parents=True)
     empty = newest(tmp_path)
@@ -95,7 +95,7 @@ def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("next_number", [1, 8])
-def test_a_reset_goes_on_with_the_numbers(tmp_path: Path, next_number: int) -> None:
+def test_a_reset_continues_the_batch_numbers(tmp_path: Path, next_number: int) -> None:
     """A file sink passes over numbers that it has seen, and may have no gaps."""
     old_folder = tmp_path / "p" / "0"
     plan(old_folder, 6, StreamOffset({Q0: 8}), StreamOffset({Q0: 8}))
@@ -154,7 +154,7 @@ def test_a_folder_that_exists_is_never_written_to(tmp_path: Path) -> None:
         (f'v1\n{METADATA}\n{{"v":2,"q":{{}}}}', "version 2"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_checkpoint_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     folder = tmp_path / "p" / "0"
     plan(folder, 0)
     (folder / "offsets" / "0").write_text(text)

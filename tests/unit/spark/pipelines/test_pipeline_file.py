@@ -1,4 +1,4 @@
-"""Pipeline files: what they say, and the line and column of every mistake."""
+"""Pipeline files: their content, and line and column of every mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mistakes(tmp_path: Path, text: str) -> list[str]:
     return [f"{each.line}:{each.column} {each.text}" for each in caught.value.mistakes]
 
 
-def test_a_file_says_what_runs(tmp_path: Path) -> None:
+def test_a_pipeline_file_is_parsed(tmp_path: Path) -> None:
     document = read(tmp_path, GOOD)
     assert (document.name, document.checkpoints) == ("orders", "file:///data/ck")
     assert (document.master, document.conf) == ("local[2]", {"spark.sql.shuffle.partitions": "4"})
@@ -138,7 +138,7 @@ def test_a_mistake_has_a_line_and_a_column(
     assert found[0].startswith(expected)
 
 
-def test_all_mistakes_are_told_in_order(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("partitionBy: dt", "partitionBi: dt").replace("tags:", "tagz:")
     found = mistakes(tmp_path, text)
     assert [each.partition(" ")[0] for each in found] == ["7:57", "18:51"]

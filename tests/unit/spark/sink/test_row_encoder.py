@@ -309,7 +309,7 @@ def test_options_that_cannot_be(given: dict[str, str], message: str) -> None:
 
 
 @pytest.mark.spec("spark.9.23")
-def test_an_insert_without_options_says_what_was_lost() -> None:
+def test_an_insert_without_options_is_an_error_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="does not pass those of a table to INSERT INTO"):
         read_sink_options({}, {})
     found = read_sink_options({}, {"ROCKETMQ_NAMESRV_ADDR": "127.0.0.1:9876"})

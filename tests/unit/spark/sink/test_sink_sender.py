@@ -1,4 +1,4 @@
-"""Requests of a sink on their way, to brokers that are busy, gone, or choosy; in virtual time."""
+"""The senders of the sink, with brokers that are busy, down, or refuse rows; in virtual time."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_a_busy_broker_slows_the_sink_and_loses_nothing() -> None:
     assert client.sender.most_under_way <= 2 * opts.in_flight_max
 
 
-async def test_what_is_under_way_is_bounded() -> None:
+async def test_requests_in_flight_are_limited() -> None:
     opts = options(in_flight_max=3, batch_count_max=1)
     client = FakeClient(clock := VirtualClock(), accept)
     requests = loads_of(opts, [b"%d" % n for n in range(200)])

@@ -1,4 +1,4 @@
-"""Input partitions: ranges of queues, cut as the options say."""
+"""Input partitions: ranges of queues, cut by the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the next micro-batch takes, and what is lost; errors and their sentences."""
+"""Offset planning of micro-batches: backlogs, data loss, limits; and the error texts."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_backlogs() -> None:
     assert found.end({Q0: 2}) == {Q0: 7, Q1: 9}
 
 
-def test_a_silent_queue_is_held() -> None:
+def test_a_queue_of_an_unreachable_broker_keeps_its_offset() -> None:
     found = plan({Q0: 5, Q1: 9}, {Q0: (0, 8)})
     assert found.end(found.backlogs) == {Q0: 8, Q1: 9}
 
 
-def test_a_queue_that_is_cut_off_is_held() -> None:
+def test_an_unreadable_queue_keeps_its_offset() -> None:
     found = plan({Q0: 5, Q1: 4}, {Q0: (0, 8), Q1: (0, 9)}, unreadable={Q1})
     assert found.end(found.backlogs) == {Q0: 8, Q1: 4}
     other = MessageQueue(topic="U", broker_name="broker-a", queue_id=0)
@@ -58,7 +58,7 @@ def test_a_queue_that_is_cut_off_is_held() -> None:
 
 
 @pytest.mark.spec("spark.9.15")
-def test_a_new_queue_enters_without_rows() -> None:
+def test_a_new_queue_is_added_without_rows() -> None:
     found = plan({Q0: 5}, {Q0: (0, 8), Q1: (4, 9)})
     assert found.end(found.backlogs) == {Q0: 8, Q1: 4}
     assert plan({Q0: 5}, {Q1: (4, 9)}, default=Named.LATEST).positions == {Q0: 5, Q1: 9}
@@ -92,7 +92,7 @@ def test_a_topic_that_was_created_again(caplog: pytest.LogCaptureFixture) -> Non
     assert "broker broker-a, queue 0 again from its first offset 0" in caplog.text
 
 
-def test_a_slave_that_lags_is_no_loss() -> None:
+def test_a_lagging_slave_is_not_a_data_loss() -> None:
     assert plan({Q0: 5}, {Q0: (0, 3)}, slave_only={"broker-a"}).positions == {Q0: 5}
 
 
@@ -104,7 +104,7 @@ def test_addresses() -> None:
     assert choose_address({1: "s"}, "master") is None
 
 
-def test_our_sentence_is_found_in_what_spark_says() -> None:
+def test_find_cause_extracts_our_message() -> None:
     missing = Missing(queue=Q0, wanted=3, available=1, count=4)
     assert "created again" in str(messages_expired(missing))
     text = (

@@ -1,4 +1,4 @@
-"""What the cluster holds, when parts of it do not answer."""
+"""Snapshots of the queues of a cluster when parts of it do not answer."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_single_queues_are_asked_where_statistics_are_refused() -> None:
     assert not found.unreachable
 
 
-async def test_a_broker_that_does_not_answer_is_silent() -> None:
+async def test_a_broker_that_does_not_answer_is_unreachable() -> None:
     session = FakeSession()
     session.stats["a:1"] = ConnectError("refused")
     each = inspector(session)
@@ -173,7 +173,7 @@ async def test_a_broker_that_does_not_answer_is_silent() -> None:
         await each.first_snapshot()
 
 
-async def test_a_broker_without_registration_is_silent() -> None:
+async def test_an_unregistered_broker_is_unreachable() -> None:
     session = FakeSession()
     del session.brokers["broker-a"]
     found = await inspector(session).snapshot(ALL)
@@ -185,7 +185,7 @@ async def test_a_broker_without_registration_is_silent() -> None:
     assert (set(alone.unreachable), alone.deleted_topics) == ({"broker-a", "broker-b"}, set())
 
 
-async def test_a_topic_without_route_is_gone_if_its_brokers_are_there() -> None:
+async def test_a_topic_without_route_is_deleted_if_its_brokers_are_registered() -> None:
     session = FakeSession()
     session.topic_exists = False
     found = await inspector(session).snapshot(ALL)
@@ -194,7 +194,7 @@ async def test_a_topic_without_route_is_gone_if_its_brokers_are_there() -> None:
         await inspector(session).first_snapshot()
 
 
-async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
+async def test_a_topic_is_not_deleted_while_its_only_broker_restarts() -> None:
     """The route is from before the broker registered again, the list of brokers from after."""
     session = FakeSession()
     looker = inspector(session)

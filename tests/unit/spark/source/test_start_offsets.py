@@ -1,4 +1,4 @@
-"""Times in brokers that only find a message nearby (before 5.0)."""
+"""Start times at brokers before 5.0, which only find a message near the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets in the checkpoint, limits, partitions: what is decided without a cluster."""
+"""Offsets of a stream in the checkpoint."""
 
 from __future__ import annotations
 
