@@ -22,6 +22,7 @@ from tests.up import cluster
 
 RUN_WITHIN_S = 180
 HERE = Path(__file__).parent
+CODE = os.pathsep.join(map(str, (HERE.parents[1] / "src", HERE.parents[1])))
 
 
 class Site:
@@ -178,7 +179,7 @@ def test_a_driver_is_killed_while_it_writes_and_while_it_commits(
                     *(sys.executable, HERE / "killed_sink.py", site.namesrv, source, plain, exact),
                     *(tmp_path, mode),
                 ],
-                env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+                env={**os.environ, "PYTHONPATH": CODE},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
