@@ -122,7 +122,10 @@ class _DriverProcess(ManagedProcess):
         return [sys.executable, str(ROOT / "tests" / "spark_storm_driver.py"), *self._arguments]
 
     def environment(self) -> Mapping[str, str]:
-        given = {"PYTHONPATH": str(ROOT), FOLDER_VARIABLE: str(self.folder)}
+        given = {
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            FOLDER_VARIABLE: str(self.folder),
+        }
         return {**os.environ, **given, **self._single}
 
     def wait_ready(self) -> None:

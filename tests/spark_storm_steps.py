@@ -32,11 +32,11 @@ from pyspark.sql.types import StructType
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.exactly_once import half_message_completion as halves
 from skylark.spark.exactly_once import half_message_sender as half_sending
-from skylark.spark.exactly_once.half_message_completion import Ends
-from skylark.spark.exactly_once.half_message_sender import HalfSending
+from skylark.spark.exactly_once.half_message_completion import HalfMessageCompleter
+from skylark.spark.exactly_once.half_message_sender import HalfMessageSender
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.exactly_once.txn_log_records import Decision, Done, LogRecord, Manifest
-from skylark.spark.sink.sink_sender import Sending
+from skylark.spark.sink.sink_sender import SinkSender
 from skylark.spark.sink.sink_writer import StreamWriter, stream_writer
 from skylark.spark.source.schema import schema_columns
 from skylark.spark.source.source_options import source_options
@@ -166,8 +166,8 @@ def _make_single() -> None:
     async def unknown(*_: object) -> None:
         return None
 
-    HalfSending._try_together = not_together  # type: ignore[method-assign, assignment]
-    Ends._end_together = unknown  # type: ignore[method-assign, assignment]
+    HalfMessageSender._try_together = not_together  # type: ignore[method-assign, assignment]
+    HalfMessageCompleter._end_together = unknown  # type: ignore[method-assign, assignment]
 
 
 def _install() -> None:
@@ -175,9 +175,9 @@ def _install() -> None:
     # Batches are small here, and portions of them smaller: several requests for each.
     half_sending.PORTION_COUNT = 10  # type: ignore[misc]
     halves.PORTION_COUNT = 10  # type: ignore[misc]
-    _wrap(Sending, "_attempt", "send", "sent")
-    _wrap(HalfSending, "_send", "half", "half stored")
-    _wrap(Ends, "_call", "end", "ended")
+    _wrap(SinkSender, "_attempt", "send", "sent")
+    _wrap(HalfMessageSender, "_send", "half", "half stored")
+    _wrap(HalfMessageCompleter, "_call", "end", "ended")
     _wrap_append()
     if os.environ.get(SINGLE_VARIABLE):
         _make_single()

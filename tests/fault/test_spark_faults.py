@@ -76,7 +76,7 @@ def test_the_log_of_decisions_is_not_made_again_while_its_broker_is_away(
             assert brokers_of_log(options) == {"broker-a"}
             brokers["broker-a"].kill()
             poll_until(lambda: names() == ["broker-b"], timeout_s=30, what="the other one")
-            with pytest.raises(TransportError, match="broker broker-a is away"):
+            with pytest.raises(TransportError, match="broker broker-a is down"):
                 brokers_of_log(options)
             brokers["broker-a"].start()
             assert brokers_of_log(options) == {"broker-a"}

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from skylark.spark.exactly_once.half_message_completion import Ends, Place
+from skylark.spark.exactly_once.half_message_completion import HalfLocation, HalfMessageCompleter
 from skylark.spark.session import make_session, register
 from skylark.spark.sink.sink_writer import StreamWriter, stream_writer
 from tests.interop.process import poll_until
@@ -36,15 +36,17 @@ def killing_sink(jvm: int) -> type[DataSource]:
 
     class Writer(StreamWriter):
         def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-            real = Ends._end_together
+            real = HalfMessageCompleter._end_together
 
-            async def end(ends: Ends, places: Sequence[Place], what: int) -> NoReturn:
+            async def end(
+                ends: HalfMessageCompleter, places: Sequence[HalfLocation], what: int
+            ) -> NoReturn:
                 await real(ends, places[:10], what)
                 os.kill(jvm, signal.SIGKILL)
                 os._exit(9)
 
             if batchId == 1:
-                Ends._end_together = end  # type: ignore[method-assign, assignment]
+                HalfMessageCompleter._end_together = end  # type: ignore[method-assign, assignment]
             super().commit(messages, batchId)
 
     class KillingSink(DataSource):

@@ -47,7 +47,7 @@ def test_inspect_reads_home_and_version(tmp_path: Path, text: str, version: int)
     assert java.inspect_java(program) == JavaRuntime(tmp_path / "jdk", version)
 
 
-def test_inspect_refuses_what_is_no_java(tmp_path: Path) -> None:
+def test_inspect_refuses_other_programs(tmp_path: Path) -> None:
     assert java.inspect_java(tmp_path / "absent") is None
     assert java.inspect_java(Path("/bin/true")) is None
     assert java.inspect_java(fake_java(tmp_path / "failing", "21", status=1)) is None

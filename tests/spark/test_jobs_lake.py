@@ -1,4 +1,4 @@
-"""The jobs that keep topics in a lake and bring them back, run from the command line."""
+"""The jobs between topics and a lake, run from the command line."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_an_archive_of_a_replay_is_the_archive(
         assert not {row["msgId"] for row in rows} & {row["msgId"] for row in before[queue_id]}
 
 
-def test_an_archive_goes_on_where_it_was(
+def test_an_archive_continues_from_its_checkpoint(
     site: JobSite, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = site.topic(2)

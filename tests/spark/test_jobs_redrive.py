@@ -1,4 +1,4 @@
-"""``skylark job redrive``: who gets dead letters again, and as what. It needs brokers, no Spark."""
+"""``skylark job redrive``: where dead letters go, and with which properties. Without Spark."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_group_that_consumes_in_order_is_refused(tmp_path: Path) -> None
             assert original.sent == 2
 
 
-async def test_letters_that_nobody_may_read_are_made_readable(tmp_path: Path) -> None:
+async def test_a_write_only_dead_letter_topic_is_made_readable(tmp_path: Path) -> None:
     async with running_site(tmp_path) as (site, admin):
         await dead(site, admin, "G", 3)
         await admin.topics.update("%DLQ%G", perm="w")

@@ -152,7 +152,7 @@ def test_a_transformation_may_be_exactly_once(site: JobSite, tmp_path: Path) -> 
     assert sum(sent.values()) == 30
 
 
-def test_mistakes_of_a_transformation_are_told_in_a_sentence(site: JobSite, tmp_path: Path) -> None:
+def test_errors_of_a_transformation_are_one_sentence(site: JobSite, tmp_path: Path) -> None:
     source, target = site.topic(1), site.topic(1)
 
     def refused(sql: str, to: str = target, **more: str | None) -> tuple[int, str]:
@@ -176,7 +176,7 @@ def test_mistakes_of_a_transformation_are_told_in_a_sentence(site: JobSite, tmp_
         *("transform", source, source, "--sql", "SELECT body FROM input"),
         *("--checkpoint", str(tmp_path / "ck"), "--to-namesrv", elsewhere),
     )
-    assert (code, text.partition(":")[0]) == (2, "the job would read what it writes")
+    assert (code, text.partition(":")[0]) == (2, "the job would read its own output")
     assert refused("SELECT body FROM input", "Nowhere") == (
         4,
         "there is no topic Nowhere: create it with `skylark topic create Nowhere`, or check that"
@@ -288,7 +288,7 @@ def test_a_row_that_came_from_the_target_is_skipped(spark: SparkSession) -> None
     assert {(row.brokerName, row.queueId) for row in rows} == {("t", 1)}  # 9 mod 2
 
 
-def test_mistakes_of_a_mirror_are_told_in_a_sentence(site: JobSite, tmp_path: Path) -> None:
+def test_errors_of_a_mirror_are_one_sentence(site: JobSite, tmp_path: Path) -> None:
     topic = site.topic(1)
     checkpoint = ("--checkpoint", str(tmp_path / "ck"))
     itself = site.refused("mirror", topic, "--to-namesrv", site.namesrv.address, *checkpoint)

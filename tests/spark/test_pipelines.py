@@ -175,7 +175,7 @@ def test_a_reset_of_a_query_with_state(site: Site, tmp_path: Path) -> None:
     assert done("run", file, "--available-now")[0]["rows"] == 2
     assert site.bodies(counts) == {b"a": 1, b"b": 1, b"c": 1}
     result = skylark("pipeline", "reset", file, "--to", "earliest", "--yes")
-    assert "the query has state, windows or counts: it begins empty" in result.stderr
+    assert "the query has state, windows or counts: it starts empty" in result.stderr
     assert done("run", file, "--available-now")[0]["rows"] == 5
     assert site.bodies(counts) == {b"a": 2, b"b": 2, b"c": 2}
 
@@ -244,7 +244,7 @@ class Impatient:
             os.kill(os.getpid(), self._number)
 
 
-def test_asked_to_stop_the_batch_in_hand_is_finished(
+def test_a_stop_request_lets_the_current_batch_finish(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = site.topic("Endless", 1)
@@ -308,7 +308,7 @@ def test_one_that_fails_ends_the_others(site: Site, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_errors_are_one_sentence(
     site: Site, tmp_path: Path, changes: dict[str, Any], problem: str
 ) -> None:
     with Admin(site.options) as admin:

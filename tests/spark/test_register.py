@@ -1,4 +1,4 @@
-"""A source that a session was told of by hand."""
+"""A source that is registered with a session by the program."""
 
 from __future__ import annotations
 

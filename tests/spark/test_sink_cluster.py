@@ -34,11 +34,15 @@ from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.exactly_once import half_message_completion as halves
 from skylark.spark.exactly_once import half_message_sender as half_sending
 from skylark.spark.exactly_once.commit_protocol import AbandonedError
-from skylark.spark.exactly_once.half_message_completion import Ended, Ends, Place
+from skylark.spark.exactly_once.half_message_completion import (
+    CompletionCounts,
+    HalfLocation,
+    HalfMessageCompleter,
+)
 from skylark.spark.exactly_once.txn_admin import abandon, list_batches
 from skylark.spark.exactly_once.txn_log import TxnLog
-from skylark.spark.exactly_once.txn_log_records import Fate, identity_prefix
-from skylark.spark.resolver import Judge, Resolver
+from skylark.spark.exactly_once.txn_log_records import Outcome, identity_prefix
+from skylark.spark.resolver import OutcomeLookup, Resolver
 from skylark.spark.sink.row_encoder import BadRowError
 from skylark.spark.sink.sink_client import NotIdempotentError, SinkClient
 from skylark.spark.sink.sink_options import read_sink_options
@@ -171,10 +175,10 @@ class Query:
         return list(pickle.loads(pickle.dumps(messages)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        stream(self._site, **self._options).decide(messages, batch)
+        stream(self._site, **self._options).commit_batch(messages, batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        stream(self._site, **self._options).give_up(messages)
+        stream(self._site, **self._options).abort_batch(messages)
 
     def run(self, batch: int) -> list[WriterCommitMessage | None]:
         messages = self.write(batch)
@@ -188,9 +192,11 @@ class CrashError(Exception):
 
 def crash_after(patch: pytest.MonkeyPatch, ends: int) -> None:
     """Let the driver die after so many ends."""
-    real, left = Ends._end_together, [ends]
+    real, left = HalfMessageCompleter._end_together, [ends]
 
-    async def end(self: Ends, places: Sequence[Place], what: int) -> Sequence[int] | None:
+    async def end(
+        self: HalfMessageCompleter, places: Sequence[HalfLocation], what: int
+    ) -> Sequence[int] | None:
         if left[0]:
             places, left[0] = places[: left[0]], max(0, left[0] - len(places))
             await real(self, places, what)
@@ -198,7 +204,7 @@ def crash_after(patch: pytest.MonkeyPatch, ends: int) -> None:
             raise CrashError
         return [0] * len(places)
 
-    patch.setattr(Ends, "_end_together", end)
+    patch.setattr(HalfMessageCompleter, "_end_together", end)
 
 
 # ---- at least once -------------------------------------------------------------------------------
@@ -295,7 +301,7 @@ def test_bad_rows(site: str, make_topic: Callable[[str], str]) -> None:
     ]
 
 
-def test_a_missing_topic_and_a_missing_cluster_are_told(site: str) -> None:
+def test_a_missing_topic_and_a_missing_cluster_are_reported(site: str) -> None:
     with pytest.raises(NotFoundError, match="there is no topic Nowhere"):
         writer(site, topic="Nowhere")
     with pytest.raises(NoNameServerError, match="is the server up and the address right"):
@@ -355,7 +361,7 @@ def test_every_row_once_wherever_the_driver_dies(
     until(lambda: half_queue_is_empty(site), "half messages stay undecided")
     assert count(site, topic) == wanted
     # Attempts that query a lost; the resolver of the cluster itself has answered some.
-    assert resolver.answers[Fate.ROLLBACK] > 0
+    assert resolver.answers[Outcome.ROLLBACK] > 0
 
 
 @pytest.mark.spec("spark.9.30")
@@ -382,14 +388,14 @@ def test_an_abort_after_a_failed_task_rolls_back(
     topic = make_topic("FailedTask")
     query = Query(site, topic, "failed-task")
     messages = query.write(0)
-    ended: list[Place] = []
-    real = Ends.roll_back
+    ended: list[HalfLocation] = []
+    real = HalfMessageCompleter.roll_back
 
-    async def roll_back(self: Ends, places: Any) -> None:
+    async def roll_back(self: HalfMessageCompleter, places: Any) -> None:
         ended.extend(places)
         await real(self, ended)
 
-    monkeypatch.setattr(Ends, "roll_back", roll_back)
+    monkeypatch.setattr(HalfMessageCompleter, "roll_back", roll_back)
     query.abort([messages[0], None])
     assert len(ended) == 20
     query.run(0)
@@ -418,17 +424,19 @@ def test_a_commit_that_comes_too_late_is_left_to_the_resolver(
 ) -> None:
     topic = make_topic("Late")
     query = Query(site, topic, "late", txnImmunitySec="1")
-    before = resolver.answers[Fate.UNKNOWN]
+    before = resolver.answers[Outcome.UNKNOWN]
     messages = query.write(0)
-    until(lambda: resolver.answers[Fate.UNKNOWN] > before, "nobody asked")  # immunity is over
-    outcomes: list[Ended] = []
-    real = Ends.commit
+    until(lambda: resolver.answers[Outcome.UNKNOWN] > before, "nobody asked")  # immunity is over
+    outcomes: list[CompletionCounts] = []
+    real = HalfMessageCompleter.commit
 
-    async def commit(self: Ends, places: Sequence[Place], *, ordered: bool) -> Ended:
+    async def commit(
+        self: HalfMessageCompleter, places: Sequence[HalfLocation], *, ordered: bool
+    ) -> CompletionCounts:
         outcomes.append(await real(self, places, ordered=ordered))
         return outcomes[-1]
 
-    monkeypatch.setattr(Ends, "commit", commit)
+    monkeypatch.setattr(HalfMessageCompleter, "commit", commit)
     query.commit(messages, 0)
     assert sum(outcome.handed_over for outcome in outcomes) > 0
     until(lambda: count(site, topic).total() >= 40, "rows are missing")
@@ -447,10 +455,10 @@ def test_answers_about_losers_undecided_and_foreign_halves(
     query.commit(winner, 1)
     query.write(2)
     client = client_of(site)
-    judge = Judge(TxnLog(client), client.clock)
+    lookup = OutcomeLookup(TxnLog(client), client.clock)
 
-    def fate(text: str | None) -> Fate:
-        return shared_portal().call(judge.fate(text))
+    def outcome(text: str | None) -> Outcome:
+        return shared_portal().call(lookup.outcome(text))
 
     def half(message: WriterCommitMessage | None, seq: int) -> str:
         assert isinstance(message, SinkMessage)
@@ -458,13 +466,13 @@ def test_answers_about_losers_undecided_and_foreign_halves(
         prepared = message.prepared
         return f"{identity_prefix(prepared.sink, prepared.batch, 0, prepared.attempt)}{seq}"
 
-    assert fate(half(winner[0], 3)) is Fate.COMMIT
-    assert fate(half(loser[0], 3)) is Fate.ROLLBACK
-    assert fate("answers:2:0:0123456789abcdef:0") is Fate.UNKNOWN
-    assert fate("answers:1:0:0123456789abcdef:0") is Fate.ROLLBACK
-    assert fate("nobody:0:0:0123456789abcdef:0") is Fate.UNKNOWN
-    assert fate(None) is Fate.UNKNOWN
-    assert fate("not an identity") is Fate.UNKNOWN
+    assert outcome(half(winner[0], 3)) is Outcome.COMMIT
+    assert outcome(half(loser[0], 3)) is Outcome.ROLLBACK
+    assert outcome("answers:2:0:0123456789abcdef:0") is Outcome.UNKNOWN
+    assert outcome("answers:1:0:0123456789abcdef:0") is Outcome.ROLLBACK
+    assert outcome("nobody:0:0:0123456789abcdef:0") is Outcome.UNKNOWN
+    assert outcome(None) is Outcome.UNKNOWN
+    assert outcome("not an identity") is Outcome.UNKNOWN
     shared_portal().call(abandon(client, query.sink))  # lets the half queue drain
 
 
@@ -498,7 +506,7 @@ def test_an_abandoned_sink_can_neither_write_nor_commit(
         portal.call(abandon(client, "never-seen"))
     until(lambda: half_queue_is_empty(site), "half messages stay undecided")
     assert count(site, topic) == query.everything(1)
-    assert resolver.answers[Fate.ROLLBACK] > 0
+    assert resolver.answers[Outcome.ROLLBACK] > 0
 
 
 def test_a_broker_that_commits_twice_is_refused(

@@ -22,6 +22,7 @@ from tests.up import cluster
 
 RUN_WITHIN_S = 180
 HERE = Path(__file__).parent
+CODE = os.pathsep.join(map(str, (HERE.parents[1] / "src", HERE.parents[1])))
 
 
 class Site:
@@ -112,7 +113,7 @@ def test_sql_reads_and_inserts_where_the_options_arrive(site: Site) -> None:
         assert sorted(row.b for row in found) == ["1", "2"]
         row = "SELECT cast('3' AS binary) AS body"
         message = find_cause(failure(lambda: sql(f"INSERT INTO inserted {row}"))) or ""
-        assert "does not hand those of a table on with INSERT INTO" in message
+        assert "does not pass those of a table to INSERT INTO" in message
         assert "INSERT INTO t WITH ('nameServer' = '...'" in message
         sql(f"INSERT INTO inserted WITH ({options}) {row}")
         assert sql("SELECT * FROM viewed").count() == 3
@@ -133,7 +134,7 @@ def test_rows_of_the_source_are_not_written_back(site: Site) -> None:
     )
     writer = rows.write.format("rocketmq").option("nameServer", site.namesrv).mode("append")
     message = find_cause(failure(writer.save)) or ""
-    assert "they would be written to where they came from" in message
+    assert "they would be written back to the topic that they came from" in message
     writer.option("topic", copy).save()
     assert site.count(copy) == Counter([b"a", b"b"])
 
@@ -178,7 +179,7 @@ def test_a_driver_is_killed_while_it_writes_and_while_it_commits(
                     *(sys.executable, HERE / "killed_sink.py", site.namesrv, source, plain, exact),
                     *(tmp_path, mode),
                 ],
-                env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+                env={**os.environ, "PYTHONPATH": CODE},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

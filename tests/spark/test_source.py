@@ -273,8 +273,9 @@ def test_a_driver_killed_in_its_first_batch(site: Site, tmp_path: Path) -> None:
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "pyspark_zzz.py").write_text("raise RuntimeError('broken')\n")
-    root = str(Path(__file__).resolve().parents[2])
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((root, str(plugins)))}
+    root = Path(__file__).resolve().parents[2]
+    paths = (root / "src", root, plugins)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     environ.pop("PYSPARK_PYTHON", None)
 
     def drive() -> int:

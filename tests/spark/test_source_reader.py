@@ -1,4 +1,4 @@
-"""The source against a real broker, driven as Spark drives it and without Spark's weight."""
+"""The source against a real broker, called in the order that Spark calls it, without Spark."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_queues_are_cut_into_tasks(site: Site) -> None:
         assert places(read_batch(given)) == whole
 
 
-def test_mistakes_are_told(site: Site) -> None:
+def test_mistakes_are_reported(site: Site) -> None:
     with pytest.raises(SkylarkError, match=r"there is no topic nosuch.*create it"):
         read_batch(site.given("nosuch"))
     with pytest.raises(ConfigError, match="no topic matches"):
@@ -173,7 +173,7 @@ def test_files_give_the_same_as_pulls(site: Site, caplog: pytest.LogCaptureFixtu
     assert len(pulled) == 400
     assert files == pulled
     assert auto == pulled
-    assert "is pulled from offset" not in caplog.text
+    assert "instead of reading files" not in caplog.text
     tagged = given | {"tags": "B"}
     assert read_batch(tagged | {"storePath": store}) == read_batch(tagged | {"readMode": "pull"})
 
@@ -199,7 +199,7 @@ def test_unreadable_files_are_pulled_instead(
     with caplog.at_level(logging.WARNING):
         rows = read_batch(site.given(topic, storePath=tmp_path / "nosuch", readMode="file"))
     assert len(rows) == 10
-    assert "is pulled from offset 0" in caplog.text
+    assert "from offset 0 on instead of reading files" in caplog.text
     assert "nosuch" in caplog.text
 
 
@@ -315,7 +315,7 @@ def test_small_backlogs_wait(site: Site) -> None:
 
 
 @pytest.mark.spec("spark.9.11")
-def test_available_now_ends_while_a_producer_goes_on(site: Site) -> None:
+def test_available_now_ends_while_a_producer_still_sends(site: Site) -> None:
     topic = site.topic(2)
     site.send(topic, 12, 0)
     site.send(topic, 8, 1)
@@ -393,7 +393,7 @@ def test_new_queues_are_read_from_their_start(site: Site) -> None:
     assert list(stream.ends[-1]["q"][topic]["broker-a"]) == [str(n) for n in range(6)]
 
 
-def test_a_topic_that_shrinks(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_with_fewer_read_queues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     topic = site.topic(4)
     site.send(topic, 3, 2)
     stream = site.stream(topic)
@@ -416,14 +416,14 @@ def test_a_topic_that_shrinks(site: Site, caplog: pytest.LogCaptureFixture) -> N
     site.send(topic, 1, 0)
     with caplog.at_level(logging.WARNING):
         assert places(stream.drain()) == [(0, 0)]
-    assert "1 queues are held: readQueueNums was lowered" in caplog.text
+    assert "1 queues are not read now: readQueueNums was lowered" in caplog.text
     read_queues(4)
     rows = poll_until(stream.drain, timeout_s=30, what="the rows of the queue")
     assert places(rows) == [(3, 0), (3, 1)]
 
 
 @pytest.mark.spec("spark.9.17")
-def test_a_topic_made_anew(site: Site) -> None:
+def test_a_topic_that_was_created_again(site: Site) -> None:
     topic = site.topic(1)
     site.send(topic, 20)
     stream = site.stream(topic)
@@ -494,7 +494,7 @@ def test_another_topic_needs_another_checkpoint(site: Site) -> None:
 
 
 @pytest.mark.spec("spark.9.18")
-def test_a_broker_that_is_away(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_is_down(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     broker = site.make_broker("broker-b")
     with broker:
         topic = site.topic(1)
@@ -510,11 +510,11 @@ def test_a_broker_that_is_away(site: Site, caplog: pytest.LogCaptureFixture) -> 
         assert {(row["brokerName"], row["queueOffset"]) for row in rows} == {
             ("broker-a", n) for n in range(5, 10)
         }
-        assert "broker broker-b is away" in caplog.text
+        assert "broker broker-b is down" in caplog.text
         assert stream.ends[-1]["q"][topic] == {"broker-a": {"0": 10}, "broker-b": {"0": 5}}
         stream.restart(brokerDownGraceMs=0)
         stream.trigger()
-        with pytest.raises(SkylarkError, match="broker-b has been away for"):
+        with pytest.raises(SkylarkError, match="broker-b has been down for"):
             stream.trigger()
         stream.restart(brokerDownGraceMs=600_000)
         broker.start()
@@ -537,7 +537,9 @@ def test_a_task_finds_a_broker_that_moved(site: Site) -> None:
 
 
 @pytest.mark.spec("spark.9.22")
-def test_small_answers_are_told_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hint_about_small_replies_is_logged_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = site.topic(1)
     site.send(topic, 800)
     with caplog.at_level(logging.WARNING):

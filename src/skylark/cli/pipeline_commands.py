@@ -19,7 +19,7 @@ from skylark.cli.job.job_options import MoveBar, bars, stopping
 
 if TYPE_CHECKING:
     from skylark.spark.jobs.job_runner import JobProgress
-    from skylark.spark.pipelines.pipeline_file import Document, Pipeline
+    from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
     from skylark.spark.pipelines.pipeline_plan import PipelinePlan
     from skylark.spark.pipelines.pipeline_reset import ResetPlan
     from skylark.spark.pipelines.pipeline_session import Session
@@ -143,7 +143,7 @@ def _offsets(each: PipelinePlan) -> list[dict[str, object]]:
 @contextmanager
 def _planning(
     context: CliContext, file: Path, names: tuple[str, ...], *, strict: bool = True
-) -> Iterator[tuple[Session, Document, list[tuple[Pipeline, Start]]]]:
+) -> Iterator[tuple[Session, PipelineFile, list[tuple[Pipeline, Start]]]]:
     """Everything that needs no Spark is checked; then a session is there.
 
     Only ``strict`` checks mind brokers that are away.
@@ -331,7 +331,7 @@ def _moves(each: ResetPlan) -> list[dict[str, object]]:
 # ---- common --------------------------------------------------------------------------------------
 
 
-def _load(file: Path) -> Document:
+def _load(file: Path) -> PipelineFile:
     import os
 
     from skylark.spark.pipelines.pipeline_file import load

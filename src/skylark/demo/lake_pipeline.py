@@ -18,8 +18,8 @@ from skylark.core.errors import SkylarkError
 from skylark.core.interrupts import run_whole
 from skylark.demo import totals
 from skylark.spark.cluster_client import close_clusters
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.exactly_once.txn_admin import list_batches
-from skylark.spark.jobs.job_runner import explained
 from skylark.spark.pipelines.pipeline_file import load
 from skylark.spark.pipelines.pipeline_runner import run_pipelines
 from skylark.spark.pipelines.pipeline_session import open_session
@@ -45,7 +45,7 @@ def fill_lake(namesrv: str, folder: Path, *, quiet: bool = True) -> LakeCounts:
     document = load(file, {"DEMO_NAMESRV": namesrv})
     assert FUNCTION in (pipeline.python for pipeline in document.pipelines)
     try:
-        with open_session(document, quiet=quiet) as spark, explained():
+        with open_session(document, quiet=quiet) as spark, translate_errors():
             first = {
                 run.pipeline: run for run in run_pipelines(spark, document, document.pipelines)
             }

@@ -1,15 +1,36 @@
-"""Data pipelines on Spark: topics as data frames, read and written in batches and streams.
+"""The Spark connector: topics as data frames, read and written in batches and streams.
 
-``spark.read.format("rocketmq")`` and its kin need nothing of this package by name: Spark finds them
-through :mod:`pyspark_rocketmq`. What users import is in :mod:`skylark.spark.session` (a session
-with good settings) and :mod:`skylark.spark.lag_listener` (how far behind streams are).
+Spark finds ``format("rocketmq")`` through :mod:`pyspark_rocketmq`; programs import nothing for it.
+Two modules are for users: :mod:`skylark.spark.session` (a session with suitable settings) and
+:mod:`skylark.spark.lag_listener` (gauges of the lag of streams). :mod:`skylark.spark.errors` has
+``find_cause``, which extracts our message from a Spark exception.
 
-===============  ==================================================================================
-the source       source; options, positions, schema; batch_reader, stream_reader (driver) with
-                 survey, start_offsets, stream_plan, admission, partitions, offsets and
-                 group_progress; reading and file_mode (tasks)
-the sink         sink; sink_options, rows; writing, sending (tasks); deciding (driver)
-exactly-once     exactly_once, halves, decisions, txn_log; resolver, which needs no Spark
-common           connection, option_table, cluster, errors; java (finds a Java to run Spark with)
-===============  ==================================================================================
+=======================  =========================================================================
+``source``               reading: ``source_options``, ``offset_options``, ``schema``;
+                         in the driver ``batch_reader``, ``stream_reader``, ``queue_bounds``,
+                         ``start_offsets``, ``offset_planning``, ``stream_offset``,
+                         ``input_partitions``, ``store_finder``;
+                         in tasks ``partition_reader``, ``store_file_reader``
+``sink``                 writing: ``sink_options``; in tasks ``task_writer``, ``row_encoder``,
+                         ``row_properties``, ``row_batcher``, ``sharding_rules``,
+                         ``sink_sender``, ``sink_client``; called by Spark: ``sink_writer``
+``exactly_once``         ``commit_protocol`` and ``commit_coordinator`` (driver),
+                         ``half_message_sender`` (tasks), ``half_message_completion``,
+                         ``txn_log``, ``txn_log_records``, ``txn_admin``
+``resolver``             answers check-backs of brokers about half messages; needs no Spark
+``jobs``                 what ``skylark job`` runs
+``pipelines``            what ``skylark pipeline`` runs
+``data_source``          the class that Spark finds
+``connection_options``,  options that source and sink share, and how options are read
+``option_table``
+``cluster_client``       one admin client per process
+``session``, ``java``,   a session, a Java for it, and what it prints on stderr
+``java_stderr``
+``error_translation``    Spark's exceptions as errors of ours
+``moved_modules``        old import paths that still work
+=======================  =========================================================================
 """
+
+from skylark.spark.moved_modules import install
+
+install()

@@ -1,9 +1,8 @@
-"""The cluster as driver and tasks see it: one admin client per process and connection.
+"""Cluster client: one shared admin client per process and connection, for driver and tasks.
 
-Spark keeps Python workers alive between micro-batches, and may end them at any time. So the
-connections are made when they are first needed, shared by everything in the process, and never
-closed: they end with it. Everything runs on the private loop of the blocking clients; a
-:class:`Cluster` may be used from any thread.
+Spark keeps Python workers alive between micro-batches, and may end them at any time. So connections
+are opened on first use, shared by the whole process, and stay open until it ends. Everything runs
+on the private event loop of the blocking clients; a :class:`Cluster` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """Functions about a cluster, run and waited for."""
+    """Runs coroutines on an admin session and waits for their results."""
 
     def __init__(self, connection: Connection) -> None:
         self._portal = shared_portal()
@@ -35,15 +34,15 @@ class Cluster:
         return self._admin.session
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the end of ``work``."""
+        """Run ``work`` and return its result."""
         return self._portal.call(work)
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """What ``source`` yields; leaving the iteration ends it."""
+        """Iterate over an async generator; leaving the loop closes it."""
         return self._portal.iterate(source)
 
     def sleep(self, seconds: float) -> None:
-        """Wait a while."""
+        """Sleep by the clock of the session."""
         self._portal.call(self.session.clock.sleep(seconds))
 
     def close(self) -> None:
@@ -52,7 +51,7 @@ class Cluster:
 
 
 def client_options(connection: Connection) -> ClientOptions:
-    """The options of clients of this cluster."""
+    """Client options for a connection."""
     acl: tuple[str, str] | tuple[str, str, str] | None = None
     if connection.access_key is not None and connection.secret_key is not None:
         acl = (connection.access_key, connection.secret_key)
@@ -66,7 +65,7 @@ _clusters: Final[dict[tuple[int, Connection], Cluster]] = {}
 
 
 def shared_cluster(connection: Connection) -> Cluster:
-    """The cluster of this process; a forked child makes its own."""
+    """The shared cluster client of this process; a forked child opens its own."""
     key = (os.getpid(), connection)
     with _lock:
         if key not in _clusters:
@@ -75,7 +74,7 @@ def shared_cluster(connection: Connection) -> Cluster:
 
 
 def close_clusters() -> None:
-    """Let go of the connections that this process shares; the next use makes new ones."""
+    """Close the shared connections of this process; the next use opens new ones."""
     with _lock:
         while _clusters:
             (process_id, _), cluster = _clusters.popitem()

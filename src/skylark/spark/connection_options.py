@@ -1,8 +1,8 @@
-"""Where a cluster is and who asks: the options that source and sink share.
+"""Connection options that source and sink share: name servers and credentials.
 
-A :class:`Connection` travels to the tasks inside readers and writers, so it is small and plain.
-Name servers come from the option or from the environment *of the driver*, where they are resolved:
-executors need not have the variable. Secrets stand in no ``repr`` and in no error.
+Readers and writers pickle a :class:`Connection` to the tasks, so it is small and plain, and keeps
+its name and fields. The driver takes the name servers from the option or from *its* environment:
+executors need not have the variable. Secrets are in no ``repr`` and in no error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONNECTION_OPTIONS: Final = (
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """Name servers and credentials."""
+    """Name servers and credentials of a cluster."""
 
     name_server: str
     access_key: str | None = None
@@ -53,7 +53,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 def make_connection(
     values: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Connection:
-    """From the values of :data:`CONNECTION_OPTIONS` that were given; raises ConfigError."""
+    """A connection from the given :data:`CONNECTION_OPTIONS`; raises ConfigError."""
     environ = os.environ if environ is None else environ
     found = values.get("nameServer")
     for name in NAMESRV_VARIABLES:
@@ -61,7 +61,7 @@ def make_connection(
     if not found:
         raise ConfigError(
             "no name server is given",
-            hint='say where it is, .option("nameServer", "host:9876"), or set'
+            hint='give its address, .option("nameServer", "host:9876"), or set'
             f" {NAMESRV_VARIABLES[-1]} for the driver",
         )
     access_key, secret_key = values.get("accessKey"), values.get("secretKey")

@@ -1,8 +1,8 @@
-"""The data source ``rocketmq``: what Spark finds, and who does the work.
+"""The data source ``rocketmq``: the class that Spark finds, which creates readers and writers.
 
-Spark makes a :class:`DefaultSource` from the options in a process of its own, long before anything
-is read, and imports this module whenever it looks for a source: so it is small, asks nobody, and
-loads the rest when it is needed.
+Spark creates a :class:`DefaultSource` in a process of its own, long before anything is read, and
+imports this module whenever it looks for data sources. So the module is small, sends no request,
+and imports readers and writers when they are needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FORMAT = "rocketmq"
 
 
 class DefaultSource(DataSource):
-    """``spark.read.format("rocketmq")`` and its kin."""
+    """Source and sink of format ``rocketmq``."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> StructType:
-        """The usual columns, or those of the option ``columns``; raises ConfigError."""
+        """The default columns, or those of the option ``columns``; raises ConfigError."""
         return source_schema(read_source_options(self.options).get("columns"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -53,7 +53,7 @@ class DefaultSource(DataSource):
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Spark calls it by position and by keyword: the names of the parameters are fixed."""
+        """Spark passes arguments by position and by keyword: the parameter names are fixed."""
         from skylark.spark.sink.sink_writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)

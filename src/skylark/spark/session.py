@@ -1,17 +1,17 @@
-"""A Spark session with the settings that the connector wants.
+"""Spark session with settings that suit the connector.
 
 ::
 
     spark = make_session("local[4]")
     frame = spark.read.format("rocketmq").option("topic", "orders").load()
 
-:func:`make_session` prepares what Spark expects of its surroundings: a Java (:mod:`java
-<skylark.spark.java>`), and for its worker processes the Python that is running now. Spark itself
-would take ``python3`` from the ``PATH``, and a wrong one shows only as a worker that crashed. What
-the caller has set already, in the environment or in ``conf``, stays.
+:func:`make_session` prepares the environment that Spark expects: a Java (:mod:`java
+<skylark.spark.java>`), and the running Python for its worker processes. Spark itself would take
+``python3`` from the ``PATH``, and a wrong one shows only as a crashed worker. Values that the
+caller has set already, in the environment or in ``conf``, are kept.
 
 ========================================  ==========================================================
-web page of Spark                         off; ``spark.ui.enabled=true`` has it
+web page of Spark                         off; ``spark.ui.enabled=true`` turns it on
 unix domain sockets                       on: between JVM and Python they are a third faster
 time zone                                 UTC
 speculation                               off: a second attempt of a task would write its rows twice
@@ -52,7 +52,7 @@ _PROBE: Final = (
 
 
 def session_settings(master: str) -> dict[str, str]:
-    """The settings for this master; see the module."""
+    """The settings for a master; see the module."""
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.speculation": "false",
@@ -74,18 +74,20 @@ def session_settings(master: str) -> dict[str, str]:
 
 
 def prepare_environment() -> None:
-    """Set what a local Spark looks for in the environment, where it is not; raises ConfigError."""
-    if find_spec("pyarrow") is None:  # a worker would miss it, on a page of its own
+    """Set missing environment variables of a local Spark; raises ConfigError."""
+    if find_spec("pyarrow") is None:  # without it every worker fails, with a stack trace of pages
         raise ConfigError("there is no module pyarrow", hint="pip install 'skylark-mq[spark]'")
     os.environ["JAVA_HOME"] = str(java_home(os.environ, Path(sys.prefix, "java")))
-    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)  # else it warns that it had to guess one
+    os.environ.setdefault(
+        "SPARK_LOCAL_IP", _LOOPBACK
+    )  # else Spark logs a warning that it chose one
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(name, sys.executable)
     check_worker_python(os.environ["PYSPARK_PYTHON"])
 
 
 def check_worker_python(python: str) -> None:
-    """Raise ConfigError if workers cannot run with this Python."""
+    """Raise ConfigError if workers cannot use this Python."""
     if python == sys.executable:
         return
     hint = f"unset PYSPARK_PYTHON, or set it to {sys.executable}"
@@ -118,8 +120,8 @@ def make_session(
 ) -> SparkSession:
     """A session, or the one that runs already; raises ConfigError.
 
-    ``conf`` wins over :func:`session_settings`. With ``quiet`` the JVM says nothing on stderr, if
-    it is started here: for programs that tell in their own words what goes wrong.
+    ``conf`` overrides :func:`session_settings`. With ``quiet`` a JVM that is started here does not
+    log to stderr: for programs that report errors themselves.
     """
     if master.startswith("sc://"):
         raise ConfigError(
@@ -130,7 +132,7 @@ def make_session(
         prepare_environment()
     settings = {**session_settings(master), **(conf or {})}
     if quiet:
-        # In front: what the user says there wins.
+        # First, so that options of the user override it.
         given = settings.get(_JAVA_OPTIONS, "")
         quietly = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
         settings[_JAVA_OPTIONS] = f"{quietly} {given}".strip()
@@ -144,18 +146,18 @@ def make_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Tell a session of the source by hand.
+    """Register the data source with a session.
 
-    Spark finds it by itself where it is installed, unless another plug-in whose name begins with
-    ``pyspark_`` is broken; code shipped as a zip is never found.
+    Spark finds it by itself if it is installed, unless another package whose name begins with
+    ``pyspark_`` cannot be imported; it never finds code that is shipped as a zip.
 
-    To be called as well where queries run side by side in one JVM. Of a source that Spark has found
-    itself there is one Java object for all, with one unguarded map of environment variables:
-    starting a Python process for one query writes into it, and sending tasks of another serialises
-    it. Once in a while the tasks of the other then fail for ever with OptionalDataException. A
-    source that was told by hand gets a map that may be written and read at the same time.
+    Call it also if several queries run in one JVM at once. A source that Spark has found itself is
+    one Java object for all queries, with one map of environment variables that is not thread-safe:
+    starting a Python process for one query writes to it while sending tasks of another query
+    serialises it. Then the tasks of the other query sometimes fail for good with
+    OptionalDataException. A registered source gets a concurrent map.
     """
-    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: the map is the server's business
+    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: the map is in the server
         spark.dataSource.register(DefaultSource)
         return
     context = spark.sparkContext
@@ -164,7 +166,7 @@ def register(spark: SparkSession) -> None:
     guarded = jvm.java.util.concurrent.ConcurrentHashMap()
     for name, value in environment.items():
         guarded.put(name, value)
-    context.environment = guarded  # what Spark gives to functions that it wraps
+    context.environment = guarded  # Spark passes it to the functions that it wraps
     try:
         spark.dataSource.register(DefaultSource)
     finally:

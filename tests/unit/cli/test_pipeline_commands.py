@@ -158,7 +158,7 @@ def test_a_reset_is_shown_asked_and_done(site: Site, tmp_path: Path) -> None:
     asked = skylark("pipeline", "reset", file, "--to", "latest", given="n\n")
     assert asked.exit_code == 1
     assert asked.stdout.splitlines()[1].split() == ["p", "Orders", "broker-a", "0", "4", "10", "10"]
-    assert "batch 4 was begun and not finished: it is given up" in asked.stderr
+    assert "batch 4 was started and not finished: it is dropped" in asked.stderr
     dry = skylark("pipeline", "reset", file, "--to", "latest", "--dry-run")
     assert (dry.exit_code, "nothing was written" in dry.stderr) == (0, True)
     assert [each.name for each in old.parent.iterdir()] == ["0"]
@@ -194,7 +194,7 @@ def test_positions_of_a_reset(site: Site, tmp_path: Path, position: str, start: 
 def test_resets_that_are_refused(site: Site, tmp_path: Path) -> None:
     file = write(tmp_path, site.namesrv, "p", "q")
     said = refused(2, "reset", file, "p", "--to", "yesterday")
-    assert said.startswith("--to 'yesterday' is no position: it must be earliest, latest, group")
+    assert said.startswith("--to 'yesterday' is not a position: it must be earliest, latest, group")
     offsets = '{"Orders": {"broker-a": {"0": 11}}}'
     said = refused(2, "reset", file, "p", "--to", offsets)
     assert "ends at offset 10, and 11 is its start" in said
@@ -211,17 +211,17 @@ def test_a_file_sink_goes_on_with_its_log(site: Site, tmp_path: Path) -> None:
     for name in ("8", "9.compact", "10", ".10.crc"):
         (log / name).write_text("v1\n")
     said = refused(2, "check", file)
-    assert "goes on with batch 0, and the last in" in said
+    assert "continues with batch 0, and the last in" in said
     assert "is batch 10: they do not belong together" in said
     checkpoint = tmp_path / "ck" / "p"
     plan(checkpoint / "0", 12, StreamOffset({queue(0): 4}), done=False)
-    assert "goes on with batch 12" in refused(2, "check", file)
+    assert "continues with batch 12" in refused(2, "check", file)
     assert skylark("pipeline", "reset", file, "--to", "earliest", "--yes").exit_code == 0
     assert sorted(each.name for each in (checkpoint / "1" / "offsets").iterdir()) == ["10", "9"]
     plan(checkpoint / "2", 12, StreamOffset({queue(0): 4}))
     (checkpoint / "2" / "state").mkdir()
     said = refused(2, "reset", file, "--to", "earliest")
-    assert "a query with state begins with batch 0" in said
+    assert "a query with state starts with batch 0" in said
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_what_is_wrong_outside_is_told_before_spark_starts(
     assert said.startswith("Spark needs Java 17 or newer and none was found: set JAVA_HOME")
     (tmp_path / "ck" / "r").write_text("")
     said = refused(2, command, write(tmp_path, site.namesrv, "r"))
-    assert "pipeline r cannot keep its checkpoint in" in said
+    assert "pipeline r cannot write its checkpoint to" in said
 
 
 def test_a_topic_whose_broker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

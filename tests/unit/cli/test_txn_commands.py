@@ -16,9 +16,13 @@ from skylark import ClientOptions
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import LoopClock
 from skylark.spark.connection_options import Connection
-from skylark.spark.exactly_once.commit_coordinator import Deciding
+from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
 from skylark.spark.exactly_once.commit_protocol import Prepared
-from skylark.spark.exactly_once.half_message_completion import Ended, Ends, Place
+from skylark.spark.exactly_once.half_message_completion import (
+    CompletionCounts,
+    HalfLocation,
+    HalfMessageCompleter,
+)
 from skylark.spark.exactly_once.txn_admin import repair
 from skylark.spark.sink.row_encoder import RowPlan
 from skylark.spark.sink.sink_client import close_clients
@@ -56,10 +60,10 @@ class Sink:
         plan = RowPlan(columns=("body",))
         return write_exactly_once([rows], self._options, plan, task)[1]
 
-    def commit(self, prepared: Prepared) -> Ended:
-        deciding = Deciding(self.client, 10.0)
-        shared_portal().call(deciding.commit(self._name, prepared.batch, [prepared]))
-        return deciding.ended
+    def commit(self, prepared: Prepared) -> CompletionCounts:
+        coordinator = CommitCoordinator(self.client, 10.0)
+        shared_portal().call(coordinator.commit(self._name, prepared.batch, [prepared]))
+        return coordinator.ended
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
@@ -102,11 +106,13 @@ def test_rows_that_brokers_gave_up_are_brought_back(
 ) -> None:
     """A batch that is decided when nobody asks about it any more, by one who ends there."""
 
-    async def leave(_ends: Ends, places: Sequence[Place], *, ordered: bool) -> Ended:
+    async def leave(
+        _completer: HalfMessageCompleter, places: Sequence[HalfLocation], *, ordered: bool
+    ) -> CompletionCounts:
         del ordered
-        return Ended(handed_over=len(places))
+        return CompletionCounts(handed_over=len(places))
 
-    monkeypatch.setattr(Ends, "commit", leave)
+    monkeypatch.setattr(HalfMessageCompleter, "commit", leave)
     settings = ("transactionCheckInterval=200", "transactionTimeOut=1000", "transactionCheckMax=2")
     impatient = [part for setting in settings for part in ("--set", setting)]
     with up(tmp_path, "--ephemeral", "--topic", "T:2", *impatient) as running:

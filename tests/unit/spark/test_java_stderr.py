@@ -1,4 +1,4 @@
-"""What Spark's processes say on stderr: the noise goes, everything else stays."""
+"""The filter for the stderr of Spark's processes."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ NOISE = [OPENING, MANAGER, CODE, MARKS, WORKER, HANGUP]
         [OPENING, OPENING, MANAGER, MANAGER, WORKER, WORKER, HANGUP, HANGUP],
     ],
 )
-def test_a_daemon_that_was_hung_up_on_is_not_heard(lines: list[bytes]) -> None:
+def test_tracebacks_of_a_disconnected_daemon_are_dropped(lines: list[bytes]) -> None:
     assert list(without_daemon_tracebacks([b"a\n", *lines, b"b\n"])) == [b"a\n", b"b\n"]
 
 

@@ -1,4 +1,4 @@
-"""The resolver: what it answers, how often it reads the log, and that it needs no Spark."""
+"""The resolver: its answers, how often it reads the log, and that it needs no Spark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from skylark import ClientOptions, TxState
 from skylark.admin.errors import NotFoundError
 from skylark.core.errors import ConnectError
-from skylark.spark.exactly_once.commit_protocol import View
-from skylark.spark.exactly_once.txn_log_records import Decision, Fate, Standing, Winner
-from skylark.spark.resolver import UNDECIDED_S, Judge, Resolver
+from skylark.spark.exactly_once.commit_protocol import StatusView
+from skylark.spark.exactly_once.txn_log_records import BatchStatus, Decision, Outcome, Winner
+from skylark.spark.resolver import UNDECIDED_S, OutcomeLookup, Resolver
 from skylark.testing.virtual_clock import VirtualClock
 
 ATTEMPT = "00000000000000aa"
-DECIDED = Standing(
+DECIDED = BatchStatus(
     decision=Decision(
         sink="s",
         batch=1,
@@ -32,63 +32,63 @@ class FakeLog:
     """A log that says what it is told to."""
 
     def __init__(self) -> None:
-        self.standing = Standing()
+        self.status = BatchStatus()
         self.error: Exception | None = None
         self.looks: list[tuple[str, int]] = []
 
-    async def look(self, sink: str, batch: int) -> View:
+    async def read_status(self, sink: str, batch: int) -> StatusView:
         self.looks.append((sink, batch))
         if self.error is not None:
             raise self.error
-        return View(self.standing, 0)
+        return StatusView(self.status, 0)
 
 
-def judge_over(log: Any, clock: VirtualClock) -> Judge:
-    return Judge(log, clock)
+def lookup_over(log: Any, clock: VirtualClock) -> OutcomeLookup:
+    return OutcomeLookup(log, clock)
 
 
-async def test_a_decided_batch_is_looked_up_once() -> None:
+async def test_the_status_of_a_decided_batch_is_cached() -> None:
     log, clock = FakeLog(), VirtualClock()
-    log.standing = DECIDED
-    judge = judge_over(log, clock)
+    log.status = DECIDED
+    lookup = lookup_over(log, clock)
     for seq in range(100):
-        assert await judge.fate(f"s:1:0:{ATTEMPT}:{seq}") is Fate.COMMIT
-    assert await judge.fate("s:1:0:00000000000000bb:0") is Fate.ROLLBACK
+        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:{seq}") is Outcome.COMMIT
+    assert await lookup.outcome("s:1:0:00000000000000bb:0") is Outcome.ROLLBACK
     assert log.looks == [("s", 1)]
 
 
-async def test_an_undecided_batch_is_looked_up_now_and_then() -> None:
+async def test_the_status_of_an_undecided_batch_is_read_again() -> None:
     log, clock = FakeLog(), VirtualClock()
-    judge = judge_over(log, clock)
+    lookup = lookup_over(log, clock)
     for _ in range(100):
-        assert await judge.fate(f"s:1:0:{ATTEMPT}:0") is Fate.UNKNOWN
+        assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is Outcome.UNKNOWN
     assert len(log.looks) == 1
-    log.standing = DECIDED
+    log.status = DECIDED
     await clock.advance(UNDECIDED_S)
-    assert await judge.fate(f"s:1:0:{ATTEMPT}:0") is Fate.COMMIT
+    assert await lookup.outcome(f"s:1:0:{ATTEMPT}:0") is Outcome.COMMIT
     assert len(log.looks) == 2
 
 
 @pytest.mark.spec("spark.9.33")
-async def test_a_foreign_half_is_not_even_looked_up() -> None:
+async def test_the_log_is_not_read_for_foreign_half_messages() -> None:
     log = FakeLog()
-    judge = judge_over(log, VirtualClock())
+    lookup = lookup_over(log, VirtualClock())
     for text in (None, "", "order-1", "s:1:0:nothex:0"):
-        assert await judge.fate(text) is Fate.UNKNOWN
+        assert await lookup.outcome(text) is Outcome.UNKNOWN
     assert log.looks == []
 
 
-async def test_what_cannot_be_looked_up_stays_undecided() -> None:
+async def test_the_outcome_is_unknown_if_the_log_cannot_be_read() -> None:
     log, clock = FakeLog(), VirtualClock()
     resolver = Resolver(ClientOptions(namesrv="127.0.0.1:1"), clock)
-    resolver._judge = judge_over(log, clock)
+    resolver._outcomes = lookup_over(log, clock)
     half: Any = SimpleNamespace(properties={"_SPARK_TX": f"s:1:0:{ATTEMPT}:0"})
     for error in (NotFoundError("there is no log"), ConnectError("the broker is down")):
         log.error = error
         assert await resolver.check(half) is TxState.UNKNOWN
-    log.error, log.standing = None, DECIDED
+    log.error, log.status = None, DECIDED
     assert await resolver.check(half) is TxState.COMMIT
-    assert resolver.answers == {Fate.COMMIT: 1, Fate.ROLLBACK: 0, Fate.UNKNOWN: 2}
+    assert resolver.answers == {Outcome.COMMIT: 1, Outcome.ROLLBACK: 0, Outcome.UNKNOWN: 2}
 
 
 def test_it_runs_where_spark_and_arrow_are_not_installed() -> None:

@@ -42,7 +42,7 @@ def command(
     the name of a table.
     """
     from skylark.spark.jobs import archive_job as archive
-    from skylark.spark.jobs.job_runner import require_topics
+    from skylark.spark.jobs.queue_spans import require_topics
 
     options = archive.ArchiveOptions(
         topics=topics,

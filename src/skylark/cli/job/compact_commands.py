@@ -56,7 +56,7 @@ def command(
     without a key. With --dry-run everything is read and counted.
     """
     from skylark.spark.jobs import compact_job as compact
-    from skylark.spark.jobs.job_runner import queue_spans
+    from skylark.spark.jobs.queue_spans import queue_spans
 
     options = compact.CompactOptions(
         topic=topic,

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from skylark.spark.jobs.job_runner import Job, JobProgress, QueueSpan
+    from skylark.spark.jobs.job_runner import Job, JobProgress
+    from skylark.spark.jobs.queue_spans import QueueSpan
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 #: Moves the bar with a name to where its job is.
@@ -185,10 +186,11 @@ def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -
 
     A session that runs already is used, and left running.
     """
-    from skylark.spark.jobs.job_runner import Job, explained, session
+    from skylark.spark.error_translation import translate_errors
+    from skylark.spark.jobs.job_runner import Job, session
 
     with ExitStack() as stack:
-        stack.enter_context(explained())
+        stack.enter_context(translate_errors())
         spark = stack.enter_context(
             session(master, app_name=f"skylark job {name}", conf=conf, quiet=not context.debug)
         )

@@ -72,7 +72,7 @@ def command(
         group=stream.group,
         rows_per_batch=stream.batch_rows or mirror.ROWS_PER_BATCH,
     )
-    mirror.look(options)  # a topic that is not there is told before Spark starts
+    mirror.check_clusters(options)  # a missing topic is reported before Spark starts
     with running(context, "mirror", stream.master, stream.conf) as job:
         if stream.dry_run:
             queues = mirror.plan(job.spark, options)

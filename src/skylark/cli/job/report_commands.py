@@ -68,7 +68,7 @@ def command(
     import msgspec
 
     from skylark.spark.jobs import report_job as report
-    from skylark.spark.jobs.job_runner import queue_spans
+    from skylark.spark.jobs.queue_spans import queue_spans
     from skylark.spark.jobs.report_charts import png_chart, require_charts
     from skylark.spark.jobs.report_page import html_page
 

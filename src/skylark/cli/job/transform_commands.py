@@ -83,7 +83,7 @@ def command(
         group=stream.group,
         rows_per_batch=stream.batch_rows,
     )
-    transform.look(options)  # a topic that is not there is told before Spark starts
+    transform.check_topics(options)  # a missing topic is reported before Spark starts
     with running(context, "transform", stream.master, stream.conf) as job:
         if stream.dry_run:
             plan = transform.plan(job.spark, options)

@@ -51,7 +51,7 @@ def command(
     code 1 says that they differ.
     """
     from skylark.spark.jobs import verify_job as verify
-    from skylark.spark.jobs.job_runner import queue_spans
+    from skylark.spark.jobs.queue_spans import queue_spans
 
     options = verify.VerifyOptions(
         topic=topic,

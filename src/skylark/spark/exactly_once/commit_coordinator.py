@@ -1,5 +1,7 @@
-"""Runs the steps of :mod:`skylark.spark.exactly_once.commit_protocol` on a cluster: the driver's
-side of a sink."""
+"""Commit coordinator: the driver side of an exactly-once sink, which runs the commit protocol.
+
+It executes the steps of :mod:`skylark.spark.exactly_once.commit_protocol` on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from skylark.spark.exactly_once.commit_protocol import (
     Append,
     CommitHalves,
     Confirm,
-    Look,
     Prepared,
+    ReadStatus,
     RollBack,
     Step,
     Steps,
@@ -20,15 +22,19 @@ from skylark.spark.exactly_once.commit_protocol import (
     check_manifest,
     commit,
 )
-from skylark.spark.exactly_once.half_message_completion import Ended, Ends, places_of
+from skylark.spark.exactly_once.half_message_completion import (
+    CompletionCounts,
+    HalfMessageCompleter,
+    half_locations,
+)
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.sink_client import SinkClient
 
 log = logging.getLogger(__name__)
 
 
-class Deciding:
-    """Commits and aborts batches, over a client."""
+class CommitCoordinator:
+    """Commits and aborts the batches of a sink."""
 
     def __init__(
         self,
@@ -38,25 +44,25 @@ class Deciding:
         verify: bool = False,
         strict_ack: bool = False,
     ) -> None:
-        """``patience_s``: how long the end of one half is tried; ``verify``: see Ends."""
+        """``patience_s``: how long to retry one half; ``verify``: see HalfMessageCompleter."""
         self._log = TxnLog(client, strict_ack=strict_ack)
-        self._ends = Ends(client, patience_s, verify=verify)
-        self.ended = Ended()  #: what was committed so far
+        self._completer = HalfMessageCompleter(client, patience_s, verify=verify)
+        self.ended = CompletionCounts()  #: figures of all commits so far
 
     async def commit(self, sink: str, batch: int, messages: Sequence[Prepared]) -> None:
-        """All tasks have ended well."""
+        """Commit a batch whose tasks have all succeeded."""
         await self._run(commit(sink, batch, messages))
         if self.ended.handed_over:
             log.warning(
-                "%d halves of batch %d of sink %s were too old to be committed by the driver:"
-                " the resolver does it, if one runs (skylark txn resolver)",
+                "%d half messages of batch %d of sink %s were too old for the driver to commit: the"
+                " resolver commits them, if one runs (skylark txn resolver)",
                 self.ended.handed_over,
                 batch,
                 sink,
             )
 
     async def abort(self, messages: Sequence[Prepared | None]) -> None:
-        """A task has failed, or the commit has."""
+        """Roll back after a failed task or a failed commit."""
         await self._run(abort(messages))
 
     async def _run(self, steps: Steps) -> None:
@@ -69,8 +75,8 @@ class Deciding:
 
     async def _do(self, step: Step) -> Any:
         match step:
-            case Look(sink, batch):
-                return await self._log.look(sink, batch)
+            case ReadStatus(sink, batch):
+                return await self._log.read_status(sink, batch)
             case Append(record):
                 return await self._log.append(record)
             case Confirm(sink, batch, start, end):
@@ -81,14 +87,14 @@ class Deciding:
                 for position in prepared.manifests:
                     found = await self._log.manifest(prepared.sink, position)
                     manifest = check_manifest(found, prepared, prepared.sink, prepared.batch)
-                    await self._ends.roll_back(places_of(manifest))
+                    await self._completer.roll_back(half_locations(manifest))
         return None
 
     async def _commit(self, step: CommitHalves) -> None:
         sink, batch = step.decision.sink, step.decision.batch
         found = await self._log.manifest(sink, step.position)
         manifest = check_manifest(found, step.winner, sink, batch)
-        ended = await self._ends.commit(places_of(manifest), ordered=manifest.ordered)
+        ended = await self._completer.commit(half_locations(manifest), ordered=manifest.ordered)
         self.ended.count += ended.count
         self.ended.handed_over += ended.handed_over
         self.ended.skipped += ended.skipped

@@ -1,27 +1,27 @@
-"""The protocol of an exactly-once sink, as steps without I/O.
+"""Commit protocol of an exactly-once sink, as steps without I/O.
 
 ::
 
-    task    Look               decided already?  then send nothing, the batch is done or will be
-            halves, manifests  everything acknowledged before the task ends
-    driver  Look, Append(D), Confirm   the first D of the batch counts, whoever wrote it
+    task    ReadStatus         decided already?  then send nothing: the batch is or will be done
+            halves, manifests  everything is acknowledged before the task ends
+    driver  ReadStatus, Append(D), Confirm   the first D of the batch is valid, whoever wrote it
             CommitHalves ...   for each manifest of each winner
             Append(X)
-            RollBack ...       attempts of its own that did not win
+            RollBack ...       own attempts that did not win
 
-:func:`commit` and :func:`abort` are generators: they yield a step, whoever runs them does it and
-sends the result back in (:mod:`skylark.spark.exactly_once.commit_coordinator` on a cluster, a model
-in the tests). A step that fails is thrown in and ends the generator: nothing here catches, because
-everything can be begun again from the log.
+:func:`commit` and :func:`abort` are generators that yield steps. The caller executes each step and
+sends its result back (:mod:`skylark.spark.exactly_once.commit_coordinator` on a cluster, a model in
+the tests). The error of a failed step ends the generator: nothing here catches it, because the
+protocol can always start again from the log.
 
-**After a crash.** Before D the batch does not count: Spark runs it again with new attempts, and the
-old halves turn out to be losers. After D tasks send nothing and the driver goes on with the
-commits, which may be repeated: END_TRANSACTION counts once. After X there is nothing to do.
+**After a crash.** Before D the batch is not committed: Spark runs it again with new attempts, and
+the old half messages are rolled back as losers. After D tasks send nothing, and the driver repeats
+the commits: END_TRANSACTION is idempotent. After X there is nothing to do.
 
 **Abort.** Spark calls it when a task failed, and also after a failed commit, then with the messages
-of all tasks. A commit that failed may have appended its D without hearing of it, or D may even
-arrive later: so when all messages are there nothing is rolled back. What is then left undecided is
-rolled back later, as the halves of losers.
+of all tasks. A commit that failed may have appended its D without an answer, or D may even be
+stored later. So if all messages are there, nothing is rolled back. Half messages that stay
+undecided are rolled back later, as those of losers.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ import msgspec
 
 from skylark.core.errors import SkylarkError
 from skylark.spark.exactly_once.txn_log_records import (
+    BatchRecord,
+    BatchStatus,
     Decision,
     Done,
     Manifest,
-    Ruling,
-    Standing,
     Winner,
 )
 
 
 class AbandonedError(SkylarkError):
-    """An operator has given the batch up."""
+    """An operator has abandoned the batch."""
 
     def __init__(self, sink: str, batch: int) -> None:
         super().__init__(
@@ -53,11 +53,11 @@ class AbandonedError(SkylarkError):
 
 
 class DecisionLostError(SkylarkError):
-    """A batch that was decided is not decided any more."""
+    """The log has lost the decision about a batch, or a manifest of it."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task has written: the halves of one attempt, or nothing at all."""
+    """Result of one task: the half messages of one attempt, if any; pickled to the driver."""
 
     sink: str
     batch: int
@@ -69,7 +69,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     already: bool = False  #: the batch was decided before, so nothing was sent
 
     def as_winner(self) -> Winner:
-        """The entry in a decision."""
+        """The entry of this attempt in a decision."""
         return Winner(
             partition=self.partition,
             attempt=self.attempt,
@@ -79,28 +79,28 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Look(msgspec.Struct, frozen=True):
-    """Read the log about a batch; the result is a :class:`View`."""
+class ReadStatus(msgspec.Struct, frozen=True):
+    """Step: read the log about a batch; the result is a :class:`StatusView`."""
 
     sink: str
     batch: int
 
 
-class View(msgspec.Struct, frozen=True):
-    """What the log says about a batch, up to ``end``."""
+class StatusView(msgspec.Struct, frozen=True):
+    """The status of a batch by the log up to offset ``end``."""
 
-    standing: Standing
+    status: BatchStatus
     end: int
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Append a record to the log; the result is its offset."""
+    """Step: append a record to the log; the result is its offset."""
 
-    record: Ruling
+    record: BatchRecord
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """Read what was appended from ``start`` to ``end``, which is included; a Standing."""
+    """Step: read the records from ``start`` to ``end`` inclusive; the result is a BatchStatus."""
 
     sink: str
     batch: int
@@ -109,41 +109,41 @@ class Confirm(msgspec.Struct, frozen=True):
 
 
 class CommitHalves(msgspec.Struct, frozen=True):
-    """Commit the halves that a manifest names; may have been done before, in part or all."""
+    """Step: commit the half messages of a manifest; may be a repetition."""
 
     decision: Decision
     winner: Winner
-    position: int  #: of the manifest in the log
+    position: int  #: offset of the manifest in the log
 
 
 class RollBack(msgspec.Struct, frozen=True):
-    """Roll back the halves of an attempt that lost; need not succeed."""
+    """Step: roll back the half messages of a losing attempt; may fail."""
 
     prepared: Prepared
 
 
-Step: TypeAlias = Look | Append | Confirm | CommitHalves | RollBack
+Step: TypeAlias = ReadStatus | Append | Confirm | CommitHalves | RollBack
 Steps: TypeAlias = Generator[Step, Any, None]
 
 
 def commit(sink: str, batch: int, messages: Sequence[Prepared]) -> Steps:
-    """The driver has heard of all tasks: decide, and commit what was decided."""
-    view: View = yield Look(sink, batch)
-    standing = view.standing
-    if standing.decision is None and not standing.abandoned:
+    """Decide a batch whose tasks have all succeeded, and commit the decision."""
+    view: StatusView = yield ReadStatus(sink, batch)
+    status = view.status
+    if status.decision is None and not status.abandoned:
         if any(message.already for message in messages):
             raise DecisionLostError(
-                f"batch {batch} of sink {sink} was decided, and the log does not say so any more",
+                f"batch {batch} of sink {sink} was decided, and the log no longer has the decision",
                 hint="the log lost records: has its broker lost power without SYNC_FLUSH?",
             )
         winners = tuple(message.as_winner() for message in messages)
         decision = Decision(sink=sink, batch=batch, winners=winners, seen=view.end)
         position: int = yield Append(decision)
-        standing = yield Confirm(sink, batch, view.end, position)
-    if standing.decision is None:
+        status = yield Confirm(sink, batch, view.end, position)
+    if status.decision is None:
         raise AbandonedError(sink, batch)
-    decision = standing.decision
-    if not standing.done:
+    decision = status.decision
+    if not status.done:
         for winner in decision.winners:
             for position in winner.manifests:
                 yield CommitHalves(decision, winner, position)
@@ -152,12 +152,12 @@ def commit(sink: str, batch: int, messages: Sequence[Prepared]) -> Steps:
 
 
 def abort(messages: Sequence[Prepared | None]) -> Steps:
-    """A task has failed, or the commit has; see the module."""
+    """Roll back after a failed task or a failed commit; see the module."""
     written = [message for message in messages if message is not None]
     if not written or len(written) == len(messages):
         return
-    view: View = yield Look(written[0].sink, written[0].batch)
-    yield from _roll_back(written, view.standing.decision)
+    view: StatusView = yield ReadStatus(written[0].sink, written[0].batch)
+    yield from _roll_back(written, view.status.decision)
 
 
 def _roll_back(messages: Sequence[Prepared], decision: Decision | None) -> Steps:
@@ -168,14 +168,14 @@ def _roll_back(messages: Sequence[Prepared], decision: Decision | None) -> Steps
 
 
 def check_manifest(manifest: object, winner: Winner | Prepared, sink: str, batch: int) -> Manifest:
-    """A manifest that was found where the winner says; raises DecisionLostError."""
+    """Check that a record is the manifest of the winner; raises DecisionLostError."""
     if (
         not isinstance(manifest, Manifest)
         or (manifest.sink, manifest.batch) != (sink, batch)
         or (manifest.partition, manifest.attempt) != (winner.partition, winner.attempt)
     ):
         raise DecisionLostError(
-            f"a manifest of batch {batch} of sink {sink}, partition {winner.partition}, is gone",
+            f"a manifest of batch {batch} of sink {sink}, partition {winner.partition}, is missing",
             hint="the log lost records: were they older than fileReservedTime?",
         )
     return manifest

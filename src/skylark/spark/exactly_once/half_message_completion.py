@@ -1,20 +1,15 @@
-"""Half messages of a sink: sending them, writing down where they are, and ending them.
+"""Completion of half messages: commits or rolls back those of a sink, many at a time.
 
-**Sending.** Each row is a message with ``TRAN_MSG``, the resolver's group, its identity and a time
-of immunity, within which brokers ask nobody about it. A send that gets no answer may
-have stored its half; it is repeated under the next number, and the number before is void
-(:mod:`skylark.spark.exactly_once.txn_log_records`). Answers that say the row was not stored keep
-the number.
+END_TRANSACTION is sent as a request, not one-way, so that failures are seen, and repeated until it
+is answered. The reply 604 hands the half message over to the resolver: its immunity is over, and
+now only the answer to the broker's check-back counts. With sharding keys the half messages of one
+queue are completed one after the other, in the order of the rows; otherwise many at once.
 
-**Ending.** END_TRANSACTION is sent as a request, so failures are seen, and repeated until it is
-answered. An answer of 604 hands the half over: its immunity is over, and now only the answer to the
-broker's question counts, which the resolver gives. With sharding keys the ends of one queue follow
-each other, in the order of the rows; otherwise many are under way.
-
-A Skylark broker takes a few hundred ends in one request, END_HALVES, and does them in order up to
-the first that fails; that one is then ended by itself, with its own patience and its own error. A
-request without an answer is repeated as a whole: any number of its ends may have been done, and
-each counts once. A broker that does not know the request (3) gets one for each half.
+A Skylark broker takes a few hundred of them in one request, END_HALVES, and completes them in order
+up to the first that fails; that one is then completed by a request of its own, with its own retries
+and error. A request without a reply is repeated as a whole: any number of its half messages may be
+completed already, and each is completed once. A broker that does not know the request (3) gets one
+request for each half message.
 """
 
 from __future__ import annotations
@@ -53,14 +48,14 @@ from skylark.wire.headers.txn import (
 
 log = logging.getLogger(__name__)
 
-#: Ends under way at one broker.
+#: Single requests in flight to one broker.
 IN_FLIGHT_MAX: Final = 256
-#: Ends in one request, and such requests under way at one broker.
+#: Half messages in one END_HALVES, and such requests in flight to one broker.
 PORTION_COUNT: Final = 512
 _PORTIONS_IN_FLIGHT: Final = 4
 END_TIMEOUT_S: Final = 5.0
 _REPEAT: Final = Backoff(first_s=0.05, most_s=2.0)
-#: Answers with code 1 that will not change, in Java's words and in ours.
+#: Remarks of replies with code 1 for which a retry is useless, of Java's broker and of ours.
 _REFUSALS: Final = (
     "Find prepared transaction message failed",
     "The producer group wrong",
@@ -71,8 +66,8 @@ _REFUSALS: Final = (
 _FOREVER_MS: Final = (1 << 53) - 1
 
 
-class Place(NamedTuple):
-    """Where a half is, and where its row will be."""
+class HalfLocation(NamedTuple):
+    """Position of a half message, and the queue of its final message."""
 
     queue: MessageQueue
     log_offset: int
@@ -80,23 +75,23 @@ class Place(NamedTuple):
     unique_id: str
 
 
-class Ended(msgspec.Struct):
-    """What became of many ends."""
+class CompletionCounts(msgspec.Struct):
+    """Figures of completed half messages."""
 
     count: int = 0  #: answered with success
     handed_over: int = 0  #: left to the resolver
     skipped: int = 0  #: found to be committed before (``txnVerify``)
 
 
-def places_of(manifest: Manifest) -> list[Place]:
-    """The halves that a manifest names, in the order of the rows."""
+def half_locations(manifest: Manifest) -> list[HalfLocation]:
+    """The half messages of a manifest, in the order of the rows."""
     prefix = unique_prefix(manifest.sink, manifest.batch, manifest.partition, manifest.attempt)
     queues = [
         MessageQueue(topic=topic, broker_name=broker, queue_id=queue_id)
         for topic, broker, queue_id in manifest.queues
     ]
     return [
-        Place(queues[target], log_offset, queue_offset, unique_id(prefix, seq))
+        HalfLocation(queues[target], log_offset, queue_offset, unique_id(prefix, seq))
         for target, log_offset, queue_offset, seq in zip(
             manifest.targets,
             sums(manifest.log_offsets),
@@ -107,11 +102,11 @@ def places_of(manifest: Manifest) -> list[Place]:
     ]
 
 
-class Ends:
-    """Ends halves, many at a time."""
+class HalfMessageCompleter:
+    """Commits and rolls back half messages, many at a time."""
 
     def __init__(self, client: SinkClient, patience_s: float, *, verify: bool = False) -> None:
-        """``verify``: ask before committing whether that was done before (best effort)."""
+        """``verify``: query before a commit whether the final message exists (best effort)."""
         self._client = client
         self._patience_s = patience_s
         self._verify = verify
@@ -123,43 +118,47 @@ class Ends:
             lambda: asyncio.Semaphore(_PORTIONS_IN_FLIGHT)
         )
 
-    async def commit(self, places: Sequence[Place], *, ordered: bool) -> Ended:
-        """Commit halves; raises the first failure, when nothing is under way any more."""
-        ended = Ended()
+    async def commit(self, places: Sequence[HalfLocation], *, ordered: bool) -> CompletionCounts:
+        """Commit half messages; raises the first failure after all requests have ended."""
+        ended = CompletionCounts()
         if ordered:
             lanes = _grouped(places, lambda place: place.queue)
-            await all_of(self._commit_lane(lane, ended, ordered=True) for lane in lanes)
+            await gather_all(self._commit_lane(lane, ended, ordered=True) for lane in lanes)
         else:
             parts = _portions(places)
-            await all_of(self._commit_lane(part, ended, ordered=False) for part in parts)
+            await gather_all(self._commit_lane(part, ended, ordered=False) for part in parts)
         return ended
 
-    async def _commit_lane(self, places: Sequence[Place], ended: Ended, *, ordered: bool) -> None:
+    async def _commit_lane(
+        self, places: Sequence[HalfLocation], ended: CompletionCounts, *, ordered: bool
+    ) -> None:
         for portion in _portions(places):
             async with self._portion_permits[portion[0].queue.broker_name]:
                 await self._portion(portion, TRANSACTION_COMMIT, ended, ordered=ordered)
 
-    async def roll_back(self, places: Iterable[Place]) -> None:
-        """Roll halves back that nobody will commit; a failure is left to the resolver."""
+    async def roll_back(self, places: Iterable[HalfLocation]) -> None:
+        """Roll back half messages of losing attempts; failures are left to the resolver."""
         failures: list[SkylarkError] = []
 
-        async def roll_back(portion: Sequence[Place]) -> None:
+        async def roll_back(portion: Sequence[HalfLocation]) -> None:
             async with self._portion_permits[portion[0].queue.broker_name]:
                 if failures:
                     return
                 try:
-                    await self._portion(portion, TRANSACTION_ROLLBACK, Ended(), ordered=False)
+                    await self._portion(
+                        portion, TRANSACTION_ROLLBACK, CompletionCounts(), ordered=False
+                    )
                 except SkylarkError as error:
                     failures.append(error)
 
-        await all_of(roll_back(portion) for portion in _portions(list(places)))
+        await gather_all(roll_back(portion) for portion in _portions(list(places)))
         if failures:
-            log.info("rolling back is left to the resolver: %s", failures[0])
+            log.info("leaving the rollback to the resolver: %s", failures[0])
 
-    # ---- portions: of one broker and topic -------------------------------------------------------
+    # ---- portions: half messages of one broker and topic, in one request -------------------------
 
     async def _portion(
-        self, places: Sequence[Place], what: int, ended: Ended, *, ordered: bool
+        self, places: Sequence[HalfLocation], what: int, ended: CompletionCounts, *, ordered: bool
     ) -> None:
         broker = places[0].queue.broker_name
         while places and not self._verify and broker not in self._without:
@@ -174,9 +173,11 @@ class Ends:
             for place in places:
                 await self._end_one(place, what, ended)
         else:
-            await all_of(self._end_one(place, what, ended) for place in places)
+            await gather_all(self._end_one(place, what, ended) for place in places)
 
-    async def _tally(self, place: Place, what: int, code: int, ended: Ended) -> None:
+    async def _tally(
+        self, place: HalfLocation, what: int, code: int, ended: CompletionCounts
+    ) -> None:
         if code == ResponseCode.SUCCESS:
             ended.count += 1
         elif code == ResponseCode.ILLEGAL_OPERATION:
@@ -184,8 +185,10 @@ class Ends:
         else:
             await self._end_one(place, what, ended)
 
-    async def _end_together(self, places: Sequence[Place], what: int) -> Sequence[int] | None:
-        """The codes of the first ends, one at least; None: the broker cannot do it like this."""
+    async def _end_together(
+        self, places: Sequence[HalfLocation], what: int
+    ) -> Sequence[int] | None:
+        """The codes of the first ones, one at least; None if the broker lacks END_HALVES."""
         client, queue = self._client, places[0].queue
         header = EndHalvesRequestHeader(
             topic=queue.topic,
@@ -211,7 +214,7 @@ class Ends:
 
     # ---- one by one ------------------------------------------------------------------------------
 
-    async def _end_one(self, place: Place, what: int, ended: Ended) -> None:
+    async def _end_one(self, place: HalfLocation, what: int, ended: CompletionCounts) -> None:
         async with self._permits[place.queue.broker_name]:
             if self._verify and what == TRANSACTION_COMMIT and await self._is_there(place):
                 ended.skipped += 1
@@ -220,8 +223,8 @@ class Ends:
             else:
                 ended.handed_over += 1
 
-    async def _end(self, place: Place, what: int) -> bool:
-        """Whether it counts; False if only the resolver can decide now."""
+    async def _end(self, place: HalfLocation, what: int) -> bool:
+        """Whether it is completed; False if it was handed over to the resolver."""
         header = EndTransactionRequestHeader(
             topic=place.queue.topic,
             producer_group=self._client.namespace.wrap(RESOLVER_GROUP),
@@ -240,7 +243,7 @@ class Ends:
         return answer.code == ResponseCode.SUCCESS
 
     async def _call(self, queue: MessageQueue, make: Callable[[], Command]) -> Command:
-        """Ask the master of a queue until there is an answer, success or 604."""
+        """Send a request to the master of a queue until there is a reply, success or 604."""
         client = self._client
         outage = Outage(_REPEAT, client.clock, self._patience_s)
         while True:
@@ -252,11 +255,11 @@ class Ends:
                 pause_s = outage.next_pause_s()
                 if pause_s is None or _is_refusal(error):
                     raise
-                log.debug("an end at %s is repeated: %s", queue.broker_name, error)
+                log.debug("retrying END_TRANSACTION at %s: %s", queue.broker_name, error)
             await client.clock.sleep(pause_s)
 
-    async def _is_there(self, place: Place) -> bool:
-        """Whether the final message is found by its id; an index may lag, so this is no proof."""
+    async def _is_there(self, place: HalfLocation) -> bool:
+        """Whether the index finds the final message by its id; the index may lag."""
         address = await self._client.master(place.queue)
         header = QueryMessageRequestHeader(
             topic=place.queue.topic,
@@ -271,33 +274,35 @@ class Ends:
 
 
 def _is_refusal(error: SkylarkError) -> bool:
-    """Whether a broker has said that there is no such half, or that it ended otherwise."""
+    """Whether a retry is useless: no such half message, or it was completed otherwise."""
     if isinstance(error, BrokerError):
         return error.remark.startswith(_REFUSALS) or not may_repeat(error)
     return not may_repeat(error) and not isinstance(error, ClientError)
 
 
 def is_unknown_request(error: BrokerError) -> bool:
-    """Whether a broker does not know a request that only Skylark has."""
+    """Whether a broker does not know a request code of Skylark."""
     return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def _grouped(places: Iterable[Place], key: Callable[[Place], Hashable]) -> list[list[Place]]:
-    groups: dict[Hashable, list[Place]] = defaultdict(list)
+def _grouped(
+    places: Iterable[HalfLocation], key: Callable[[HalfLocation], Hashable]
+) -> list[list[HalfLocation]]:
+    groups: dict[Hashable, list[HalfLocation]] = defaultdict(list)
     for place in places:
         groups[key(place)].append(place)
     return list(groups.values())
 
 
-def _portions(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-    """What one request can hold: places of one broker and topic, in their order."""
+def _portions(places: Sequence[HalfLocation]) -> Iterator[Sequence[HalfLocation]]:
+    """Group half messages into requests: one broker and topic each, in order."""
     for group in _grouped(places, lambda place: (place.queue.broker_name, place.queue.topic)):
         for first in range(0, len(group), PORTION_COUNT):
             yield group[first : first + PORTION_COUNT]
 
 
-async def all_of(work: Iterable[object]) -> None:
-    """Wait for all; the first error is raised when all have ended."""
+async def gather_all(work: Iterable[object]) -> None:
+    """Wait for all, then raise the first error."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)  # type: ignore[call-overload]
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

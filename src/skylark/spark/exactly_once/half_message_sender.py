@@ -1,17 +1,20 @@
-"""Rows of an exactly-once task on their way as half messages, and the manifest of where they are.
+"""Sender of half messages: stores the rows of an exactly-once task, and writes their manifest.
 
-Rows travel in *portions*, a few hundred of one destination in one request: SEND_HALVES, which only
-a Skylark broker knows (:mod:`skylark.broker.transaction.half_batches`). Where a broker does not
-(3), or finds something in a portion that needs a request of its own (13), and for large rows, each
-row is a send by itself. In both forms the halves are the same.
+Each row is a message with ``TRAN_MSG``, the resolver's group, its identity and an immunity time,
+during which brokers send no check-back for it. Rows are sent in *portions*, a few hundred of one
+destination in one request: SEND_HALVES, which only Skylark brokers know
+(:mod:`skylark.broker.transaction.half_batches`). If a broker does not know it (3), or a portion
+has a row that needs a request of its own (13), and for large rows, each row is sent by itself.
+Both ways store the same half messages.
 
-A send that got no answer may have stored any number of its halves. Their numbers become void, all
-of them, and the same rows are sent under the next ones: see
-:mod:`skylark.spark.exactly_once.half_message_completion`. So it makes no difference whether broker,
-connection or task died before, within or after the append. With ``strictAck`` the same goes for
-halves whose flush or replica was late.
+A send without a reply may have stored any number of its half messages. Their sequence numbers
+become void, and the same rows are sent under new numbers
+(:mod:`skylark.spark.exactly_once.txn_log_records`). So it makes no difference whether the broker,
+the connection or the task died before, during or after the append. With ``strictAck`` the same
+holds for half messages whose flush or replication timed out. Replies that say that nothing was
+stored keep the numbers.
 
-Belongs to one event loop; :meth:`HalfSending.put` waits while too much is under way.
+Belongs to one event loop; :meth:`HalfMessageSender.put` waits while too much is in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from skylark.core.lifecycle import Tasks
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.half_message_completion import (
     IN_FLIGHT_MAX,
-    all_of,
+    gather_all,
     is_unknown_request,
 )
 from skylark.spark.exactly_once.txn_log import TxnLog, may_repeat
@@ -57,7 +60,7 @@ from skylark.spark.exactly_once.txn_log_records import (
     unique_id,
     unique_prefix,
 )
-from skylark.spark.sink.row_batcher import Cutter, Row, Target, runs_of, some
+from skylark.spark.sink.row_batcher import Row, RowBatcher, Target, runs_of, take_rows
 from skylark.spark.sink.row_encoder import Rows, batch_parts
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
@@ -70,7 +73,7 @@ from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
 if TYPE_CHECKING:
     import numpy as np
 
-#: Answers of a broker that has stored nothing.
+#: Replies of a broker that has stored nothing.
 _NOT_STORED: Final = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -79,25 +82,25 @@ _NOT_STORED: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-#: Rows of one request: what gets no answer becomes void, so not too many.
+#: Rows of one request: all become void if there is no reply, so not too many.
 PORTION_COUNT: Final = 256
 _PORTION_SIZE: Final = 512 << 10
-#: Portions that are there at a time, and of these under way at one broker.
+#: Portions in memory, and requests with portions in flight to one broker.
 _PORTIONS_MAX: Final = 32
 _PORTIONS_IN_FLIGHT: Final = 8
 _WINDOW_FIRST: Final = 64
-#: Hex digits of a log offset, at the end of the id of a message.
+#: Hex digits of the log offset at the end of a message id.
 _LOG_OFFSET_DIGITS: Final = 16
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """Some rows of one destination."""
+    """Rows of one destination that one request may hold."""
 
     target: Target
     rows: Rows
-    numbers: np.ndarray[Any, Any]  #: among the good rows of their batch
+    numbers: np.ndarray[Any, Any]  #: indexes among the good rows of their Arrow batch
     size: int
-    together: bool  #: whether one request may hold them
+    together: bool  #: False for rows that need a request each
 
     @property
     def count(self) -> int:
@@ -105,7 +108,7 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 def portions(rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Iterator[Portion]:
-    """Cut the rows of a destination; those of a queue that is given stay in their order."""
+    """Split the rows of a destination; the rows of a chosen queue keep their order."""
     import numpy as np
 
     for alone, chosen in runs_of(rows, target, numbers):
@@ -119,8 +122,8 @@ def portions(rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Itera
             first = last
 
 
-class HalfSending:
-    """One attempt to write one partition."""
+class HalfMessageSender:
+    """Sends the rows of one attempt to write one partition."""
 
     def __init__(
         self,
@@ -130,13 +133,13 @@ class HalfSending:
         on_refused: Callable[[Row, str], None],
         rng: random.Random | None = None,
     ) -> None:
-        """``prepared`` names the attempt; ``on_refused`` hears of rows that a broker refuses."""
+        """``prepared`` has the attempt; ``on_refused`` is called for rows that a broker refuses."""
         self._client = client
         self._options = options
         self._prepared = prepared
         self._on_refused = on_refused
         self._rng = rng or random.Random()
-        self._cutter = Cutter(options)
+        self._batcher = RowBatcher(options)
         who = (prepared.sink, prepared.batch, prepared.partition, prepared.attempt)
         self._identity = identity_prefix(*who)
         self._unique = unique_prefix(*who)
@@ -150,13 +153,13 @@ class HalfSending:
         self._permits = Permits(client.clock, count_max=_PORTIONS_MAX, size_max=UNACKNOWLEDGED_MAX)
         self._windows: dict[str, Window] = defaultdict(lambda: Window(IN_FLIGHT_MAX, _WINDOW_FIRST))
         self._portion_windows: dict[str, Window] = defaultdict(lambda: Window(_PORTIONS_IN_FLIGHT))
-        self._one_by_one = False  # a broker does not know portions
+        self._one_by_one = False  # a broker does not know SEND_HALVES
         self._turn = self._rng.getrandbits(16)
         self._next_seq = 0
         self._void: list[int] = []
         self._failure: Exception | None = None
         self._queues: dict[tuple[str, str, int], int] = {}
-        # One entry per row, in their order; a target of -1 is a row that was refused.
+        # One entry per row, in order; a target of -1 is a refused row.
         self._targets, self._log_offsets = array("i"), array("q")
         self._queue_offsets, self._seqs = array("q"), array("q")
         self.ordered = False
@@ -164,7 +167,7 @@ class HalfSending:
         self.retries = 0
 
     async def put(self, portion: Portion) -> None:
-        """Have rows sent; waits for room, raises the first failure of any row."""
+        """Start sending rows; waits for room, raises the first failure of any row."""
         await self._permits.take(portion.size, 2 * self._options.delivery_timeout_ms / 1000)
         if self._failure is not None:
             raise self._failure
@@ -176,7 +179,7 @@ class HalfSending:
         self._tasks.spawn(self._deliver(number, portion), name="halves")
 
     async def finish(self, log: TxnLog) -> Prepared:
-        """Wait for all acknowledgements and write down where the halves are."""
+        """Wait for all acknowledgements and append the manifests to the log."""
         await self._tasks.wait()
         if self._failure is not None:
             raise self._failure
@@ -197,7 +200,7 @@ class HalfSending:
         )
 
     async def cancel(self) -> None:
-        """Give up what is under way."""
+        """Cancel all requests in flight."""
         await self._tasks.cancel_and_wait()
 
     def _manifest(self, chunk: int, rows: list[int]) -> Manifest:
@@ -219,19 +222,19 @@ class HalfSending:
     # ---- portions --------------------------------------------------------------------------------
 
     async def _deliver(self, number: int, portion: Portion) -> None:
-        """Send rows, the first of which is the task's row ``number``."""
+        """Send rows; the first one is row ``number`` of the task."""
         try:
             if self._failure is None and not await self._try_together(number, portion):
-                rows = self._cutter.rows(portion.rows, portion.target, portion.numbers)
+                rows = self._batcher.rows(portion.rows, portion.target, portion.numbers)
                 work = [self._deliver_row(number + at, row) for at, row in enumerate(rows)]
-                await all_of(work)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task hears of it
+                await gather_all(work)
+        except Exception as error:  # noqa: BLE001 - put() and finish() raise it in the task
             self._failure = self._failure or error
         finally:
             self._permits.give(portion.size)
 
     async def _try_together(self, number: int, portion: Portion) -> bool:
-        """Whether all rows are stored; False if they have to be sent one by one."""
+        """Send a portion in one request; False if its rows must be sent one by one."""
         if not portion.together or self._one_by_one or portion.count == 1:
             return False
         try:
@@ -255,8 +258,8 @@ class HalfSending:
 
         rows, numbers = portion.rows, portion.numbers
         suffixes = [self._suffix(seq + at) for at in range(portion.count)]
-        texts = pc.binary_join_element_wise(some(rows.texts, numbers), pa.array(suffixes), "")
-        data, ends = batch_parts(some(rows.bodies, numbers), texts, rows.flags[numbers])
+        texts = pc.binary_join_element_wise(take_rows(rows.texts, numbers), pa.array(suffixes), "")
+        data, ends = batch_parts(take_rows(rows.bodies, numbers), texts, rows.flags[numbers])
         parcel = Parcel(
             messages=(Message(portion.target.topic, b""),) * portion.count,
             properties=self._common,
@@ -294,7 +297,7 @@ class HalfSending:
     async def _until_stored(
         self, count: int, attempt: Callable[[int], Awaitable[SendResult]]
     ) -> tuple[int, SendResult]:
-        """Try until so many rows are stored; the number of the first, and where it is."""
+        """Retry until ``count`` rows are stored; the first sequence number and its result."""
         clock, options = self._client.clock, self._options
         outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
         retries, seq = 0, self._draw(count)
@@ -352,14 +355,14 @@ class HalfSending:
         self._seqs[number:end] = array("q", range(seq, seq + count))
 
     def _draw(self, count: int) -> int:
-        """The first of so many new numbers."""
+        """Reserve ``count`` sequence numbers; returns the first."""
         self._next_seq += count
         return self._next_seq - count
 
     def _make_void(self, seqs: range) -> None:
         if len(self._void) + len(seqs) > VOID_COUNT_MAX:
             raise BrokerError(
-                f"{VOID_COUNT_MAX} rows of one task got no answer",
+                f"{VOID_COUNT_MAX} rows of one task got no reply",
                 hint="is a broker overloaded? raise sendTimeoutMs",
             )
         self._void.extend(seqs)
@@ -369,19 +372,19 @@ _HALF: Final = names.encode_properties({names.PROPERTY_TRAN_MSG: "true"})
 
 
 def _log_offsets(result: SendResult, count: int) -> list[int]:
-    """Where the halves are: the ids of messages end with it. Raises RemoteProtocolError."""
+    """Log offsets of half messages, read from their ids; raises RemoteProtocolError."""
     ids = (result.offset_msg_id or result.msg_id).split(",")
     try:
         found = [int(text[-_LOG_OFFSET_DIGITS:], 16) for text in ids]
     except ValueError as error:
-        raise RemoteProtocolError(f"a broker names a message {ids[0]:.100}") from error
+        raise RemoteProtocolError(f"a broker sent the message id {ids[0]:.100}") from error
     if len(found) != count:
-        raise RemoteProtocolError(f"a broker has stored {len(found)} of {count} half messages")
+        raise RemoteProtocolError(f"a broker stored {len(found)} of {count} half messages")
     return found
 
 
 def _stored_nothing(error: SkylarkError) -> bool:
-    """Whether the half is surely not there."""
+    """Whether the half message was certainly not stored."""
     if isinstance(error, BrokerError):
         return error.code in _NOT_STORED
     return isinstance(error, ConnectError)

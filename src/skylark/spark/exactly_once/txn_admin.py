@@ -1,12 +1,12 @@
-"""Exactly-once sinks as an operator sees them: list, abandon, repair.
+"""Administration of exactly-once sinks, for ``skylark txn``: list, abandon, repair.
 
-* **list**: which batches are decided and not done, undecided, or abandoned.
-* **abandon** a sink whose driver will never come back: its undecided halves are rolled back, and a
-  driver that comes back nevertheless cannot commit them.
-* **repair**: halves that brokers gave up asking about, because no resolver was there for a long
-  time, lie in TRANS_CHECK_MAX_TIME_TOPIC. Those that are decided to be committed are brought back
-  (RESUME_CHECK_HALF_MESSAGE), the broker asks about them again, and a resolver answers. One that
-  was committed before is not committed again.
+* **list** batches that are decided and not done, undecided, or abandoned.
+* **abandon** a sink whose driver will never return: its undecided half messages are rolled back,
+  and a driver that returns nevertheless cannot commit them.
+* **repair** half messages for which brokers have stopped check-backs, because no resolver ran for a
+  long time. They are in TRANS_CHECK_MAX_TIME_TOPIC. Those with a decision to commit are resumed
+  (RESUME_CHECK_HALF_MESSAGE): the broker sends check-backs again, and a resolver answers. A half
+  message that was committed before is not committed again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from skylark.spark.exactly_once.txn_log_records import (
     Abandon,
     Decision,
     Done,
-    Fate,
     Manifest,
+    Outcome,
 )
-from skylark.spark.resolver import Judge
+from skylark.spark.resolver import OutcomeLookup
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -43,39 +43,39 @@ RESUME_FAILED: Final = "Put message back"
 
 
 class BatchState(msgspec.Struct, kw_only=True):
-    """One batch of one sink."""
+    """State of one batch of one sink, by the log."""
 
     sink: str
     batch: int
     state: str = "undecided"  #: undecided, decided, done, abandoned
-    attempts: int = 0  #: tasks that have written everything
-    rows: int = 0  #: of the decision; while there is none, of all attempts
+    attempts: int = 0  #: task attempts that have stored all their rows
+    rows: int = 0  #: of the decision; before there is one, of all attempts
     since_ms: int = 0  #: time of the last record
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """What became of the halves that were given up."""
+    """Figures of a repair."""
 
-    resumed: int = 0  #: will be asked about again, and committed
+    resumed: int = 0  #: check-backs start again, and a resolver commits them
     committed_before: int = 0
     losers: int = 0  #: decided to be rolled back: nothing to do
     undecided: int = 0
-    foreign: int = 0  #: not a sink's
+    foreign: int = 0  #: not of a Spark sink
 
 
 async def list_batches(client: SinkClient, *, with_done: bool = False) -> list[BatchState]:
-    """The batches that the log still knows, by sink and number."""
+    """The batches in the log, by sink and number."""
     found: dict[tuple[str, int], BatchState] = {}
     try:
         async for entry in TxnLog(client, make=False).everything():
-            _note(found, entry)
+            _add_record(found, entry)
     except NotFoundError:
         return []
     states = [found[key] for key in sorted(found)]
     return [state for state in states if with_done or state.state in ("undecided", "decided")]
 
 
-def _note(found: dict[tuple[str, int], BatchState], entry: Entry) -> None:
+def _add_record(found: dict[tuple[str, int], BatchState], entry: Entry) -> None:
     record = entry.record
     key = (record.sink, record.batch)
     state = found.get(key)
@@ -100,42 +100,44 @@ def _note(found: dict[tuple[str, int], BatchState], entry: Entry) -> None:
 
 
 async def abandon(client: SinkClient, sink: str) -> Abandon:
-    """Give up what is undecided of a sink; raises NotFoundError if the log does not know it."""
+    """Abandon the undecided batches of a sink; raises NotFoundError if the log has none."""
     txn_log = TxnLog(client, make=False)
     batches = [state for state in await list_batches(client, with_done=True) if state.sink == sink]
     if not batches:
         raise NotFoundError(f"no exactly-once sink {sink} is known", hint="see skylark txn list")
-    rulings = await txn_log.rulings(sink)
-    decided = [ruling.batch for ruling in rulings if isinstance(ruling, Decision)]
+    batch_records = await txn_log.batch_records(sink)
+    decided = [
+        batch_record.batch for batch_record in batch_records if isinstance(batch_record, Decision)
+    ]
     record = Abandon(sink=sink, batch=max(decided, default=-1) + 1)
     await txn_log.append(record)
     return record
 
 
 async def repair(client: SinkClient, *, dry_run: bool = False) -> RepairReport:
-    """Bring halves back that were given up although they are decided to be committed."""
-    judge = Judge(TxnLog(client, make=False), client.clock)
+    """Resume check-backs for half messages that have a decision to commit."""
+    lookup = OutcomeLookup(TxnLog(client, make=False), client.clock)
     report = RepairReport()
     group = client.namespace.wrap(RESOLVER_GROUP)
-    async for address, record in _given_up(client):
+    async for address, record in _unchecked_halves(client):
         text = record.properties.get(IDENTITY_PROPERTY)
         if text is None or record.properties.get(PROPERTY_PGROUP) != group:
             report.foreign += 1
             continue
-        match await judge.fate(text):
-            case Fate.UNKNOWN:
+        match await lookup.outcome(text):
+            case Outcome.UNKNOWN:
                 report.undecided += 1
-            case Fate.ROLLBACK:
+            case Outcome.ROLLBACK:
                 report.losers += 1
-            case Fate.COMMIT if dry_run or await _resume(client, address, record):
+            case Outcome.COMMIT if dry_run or await _resume(client, address, record):
                 report.resumed += 1
-            case Fate.COMMIT:
+            case Outcome.COMMIT:
                 report.committed_before += 1
     return report
 
 
 async def _resume(client: SinkClient, address: str, record: MessageRecord) -> bool:
-    """Have a broker ask about a half again; False if it was committed before."""
+    """Ask a broker to resume check-backs; False if the half message was committed before."""
     header = ResumeCheckHalfMessageRequestHeader(
         topic=CHECK_MAX_TIME_TOPIC, msg_id=record.offset_id
     )
@@ -150,7 +152,7 @@ async def _resume(client: SinkClient, address: str, record: MessageRecord) -> bo
     return True
 
 
-async def _given_up(client: SinkClient) -> AsyncIterator[tuple[str, MessageRecord]]:
+async def _unchecked_halves(client: SinkClient) -> AsyncIterator[tuple[str, MessageRecord]]:
     for broker, address in (await client.session.masters()).items():
         queue = MessageQueue(topic=CHECK_MAX_TIME_TOPIC, broker_name=broker, queue_id=0)
         calls = client.link.calls

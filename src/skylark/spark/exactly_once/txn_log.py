@@ -1,15 +1,14 @@
-"""The log of exactly-once sinks on a cluster: append, look, read.
+"""Transaction log of exactly-once sinks: appends and reads the records in topic ``SPARK_TXN_LOG``.
 
-The topic ``SPARK_TXN_LOG`` is on *one* broker, with a fixed number of queues, and the queue of a
-sink is a matter of its name alone. So two drivers can never find the log of one sink in two places,
-whichever brokers are up; if the one is down, exactly-once waits. It is made with the first use, and
-which broker has it is written down at the name servers before: they forget the topics of a broker
-that is down, and without its log a decided batch would be written again. Its broker should flush
-synchronously: what is decided must not be lost with the power while halves on other brokers are
-committed.
+The topic is on *one* broker, with a fixed number of queues, and the name of a sink determines its
+queue. So two drivers can never use the log of one sink in two places, whichever brokers are up; if
+its broker is down, exactly-once waits. The topic is created on first use. Before that, the name
+servers get a record of its broker: they forget the topics of a broker that is down, and without
+its log a decided batch would be written again. The broker should flush synchronously: a decision
+must not be lost with the power while half messages on other brokers are committed.
 
-Rulings (D, X, A) have the tag ``D.<sink>``, manifests ``M.<sink>``: a reader of rulings is sent
-nothing else. The key is ``<sink>/<batch>``.
+Batch records (D, X, A) have the tag ``D.<sink>``, manifests ``M.<sink>``: a reader of batch records
+gets nothing else. The key is ``<sink>/<batch>``.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from skylark.core.errors import (
     TransportError,
 )
 from skylark.core.hashing import java_hash
-from skylark.spark.exactly_once.commit_protocol import DecisionLostError, View
+from skylark.spark.exactly_once.commit_protocol import DecisionLostError, StatusView
 from skylark.spark.exactly_once.txn_log_records import (
     LOG_TOPIC,
+    BatchRecord,
+    BatchStatus,
     LogRecord,
     Manifest,
-    Ruling,
-    Standing,
     decode_record,
     encode_record,
-    standing_of,
+    status_of,
     walk_back,
 )
 from skylark.spark.sink.sink_client import SinkClient
@@ -52,18 +51,18 @@ from skylark.wire.message import MessageRecord, inflate_record, iter_records
 
 log = logging.getLogger(__name__)
 
-#: Never to be changed: the queue of a sink follows from it.
+#: Must never change: it determines the queue of a sink.
 QUEUE_COUNT: Final = 16
-#: Where the name servers keep which broker has the log.
+#: Namespace in the key-value table of the name servers for the broker of the log.
 KV_NAMESPACE: Final = "SPARK_TXN"
 APPEND_TIMEOUT_S: Final = 5.0
-#: How long an append is tried again.
+#: How long an append is retried.
 PATIENCE_S: Final = 60.0
 _REPEAT: Final = Backoff(first_s=0.1, most_s=2.0)
 
 
 class Entry(NamedTuple):
-    """A record of the log, where it is and since when."""
+    """A record of the log with its offset and store time."""
 
     offset: int
     time_ms: int
@@ -71,12 +70,12 @@ class Entry(NamedTuple):
 
 
 class TxnLog:
-    """The log, over a client."""
+    """Reads and appends records of the log."""
 
     def __init__(self, client: SinkClient, *, make: bool = True, strict_ack: bool = False) -> None:
-        """``make``: whether the log is made where there is none, or NotFoundError raised.
+        """``make``: create the topic if it is missing; otherwise raise NotFoundError.
 
-        ``strict_ack``: a record whose flush or replica was late does not count as stored.
+        ``strict_ack``: a record whose flush or replication timed out does not count as stored.
         """
         self._client = client
         self._make_it = make
@@ -98,7 +97,7 @@ class TxnLog:
         return self._queues
 
     async def _make(self) -> Sequence[MessageQueue]:
-        """Make the log, or wait for its broker; raises TransportError."""
+        """Create the topic, or wait for its broker; raises TransportError."""
         clock = self._client.clock
         deadline = clock.monotonic() + PATIENCE_S
         is_made = False
@@ -107,21 +106,23 @@ class TxnLog:
             if not is_made and broker in await self._masters():
                 topics = Topics(self._client.session)
                 await topics.create(LOG_TOPIC, queue_count=QUEUE_COUNT, broker=broker)
-                log.info("the log of exactly-once sinks, %s, is on %s", LOG_TOPIC, broker)
+                log.info(
+                    "created topic %s, the log of exactly-once sinks, on %s", LOG_TOPIC, broker
+                )
                 is_made = True
             try:
                 return await self._client.queues(LOG_TOPIC, fresh=True)
             except NotFoundError:
                 if clock.monotonic() > deadline:
                     raise TransportError(
-                        f"broker {broker or 'of any name'} is away, and exactly-once needs it:"
+                        f"broker {broker or 'of any name'} is down, and exactly-once needs it:"
                         f" it has the log {LOG_TOPIC}",
                         hint="start it",
                     ) from None
             await clock.sleep(_REPEAT.first_s)
 
     async def _chosen_broker(self) -> str | None:
-        """The broker that has the log, or is to have it; None if there are none."""
+        """The broker for the log; None if no broker is registered."""
         session, key = self._client.session, self._client.namespace.wrap(LOG_TOPIC)
         broker = await kv_get(session, KV_NAMESPACE, key)
         if broker is None:
@@ -137,7 +138,7 @@ class TxnLog:
             return ()
 
     async def queue_of(self, sink: str) -> MessageQueue:
-        """The queue that holds everything about a sink."""
+        """The queue that has all records of a sink."""
         return (await self.find())[abs(java_hash(sink)) % QUEUE_COUNT]
 
     async def broker(self) -> str:
@@ -147,7 +148,7 @@ class TxnLog:
     # ---- writing ---------------------------------------------------------------------------------
 
     async def append(self, record: LogRecord) -> int:
-        """Store a record, more than once if an answer is lost or late; the offset of the last."""
+        """Append a record and return its offset; a retry may append it more than once."""
         client = self._client
         queue = await self.queue_of(record.sink)
         kind = "M" if isinstance(record, Manifest) else "D"
@@ -176,7 +177,7 @@ class TxnLog:
             pause_s = outage.next_pause_s()
             if pause_s is None:
                 raise problem
-            log.info("a record of %s is appended again: %s", LOG_TOPIC, problem)
+            log.info("retrying to append a record to %s: %s", LOG_TOPIC, problem)
             await client.clock.sleep(pause_s)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -187,34 +188,36 @@ class TxnLog:
         calls = self._client.link.calls
         return await calls.min_offset(address, queue), await calls.max_offset(address, queue)
 
-    async def look(self, sink: str, batch: int) -> View:
-        """What the log says about a batch now."""
+    async def read_status(self, sink: str, batch: int) -> StatusView:
+        """The status of a batch by the log as it is now."""
         queue = await self.queue_of(sink)
         first, end = await self.bounds(queue)
         walk = walk_back(batch, first, end)
         try:
             low, high = next(walk)
             while True:
-                low, high = walk.send(await self._rulings(queue, sink, low, high))
+                low, high = walk.send(await self._batch_records(queue, sink, low, high))
         except StopIteration as stop:
-            standing: Standing = stop.value
-        return View(standing, end)
+            status: BatchStatus = stop.value
+        return StatusView(status, end)
 
-    async def confirm(self, sink: str, batch: int, start: int, end: int) -> Standing:
-        """What the records from ``start`` to ``end``, which exists, say about a batch."""
+    async def confirm(self, sink: str, batch: int, start: int, end: int) -> BatchStatus:
+        """The status of a batch by the records from ``start`` to ``end`` inclusive."""
         queue = await self.queue_of(sink)
-        return standing_of(await self._rulings(queue, sink, start, end + 1), batch)
+        return status_of(await self._batch_records(queue, sink, start, end + 1), batch)
 
-    async def rulings(self, sink: str) -> list[Ruling]:
-        """All decisions of a sink that the log still has, with those to be done and given up."""
+    async def batch_records(self, sink: str) -> list[BatchRecord]:
+        """All D, X and A records of a sink that the log still has."""
         queue = await self.queue_of(sink)
         first, end = await self.bounds(queue)
-        return await self._rulings(queue, sink, first, end)
+        return await self._batch_records(queue, sink, first, end)
 
-    async def _rulings(self, queue: MessageQueue, sink: str, low: int, high: int) -> list[Ruling]:
+    async def _batch_records(
+        self, queue: MessageQueue, sink: str, low: int, high: int
+    ) -> list[BatchRecord]:
         found = [
             entry.record async for entry in self._entries(queue, low, high, f"D.{sink}")
-        ]  # tags are compared by hash: others may be among them
+        ]  # brokers compare tags by hash: records of other sinks may be among them
         return [r for r in found if not isinstance(r, Manifest) and r.sink == sink]
 
     async def manifest(self, sink: str, position: int) -> LogRecord:
@@ -270,13 +273,13 @@ def _checked(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         raise ConfigError(
             f"topic {LOG_TOPIC} is on {', '.join(sorted(brokers))} with {len(queues)} queues:"
             f" it must be on one broker, with {QUEUE_COUNT} queues",
-            hint="delete it where it has no messages; exactly-once makes it by itself",
+            hint="delete it where it has no messages; exactly-once creates it by itself",
         )
     return sorted(queues, key=lambda queue: queue.queue_id)[:QUEUE_COUNT]
 
 
 def may_repeat(error: SkylarkError) -> bool:
-    """Whether the same request may succeed a little later."""
+    """Whether a retry of the request may succeed."""
     if isinstance(error, BrokerError):
         return error.code in RETRY_CODES
     return isinstance(error, TransportError)

@@ -1,32 +1,32 @@
-"""The records of an exactly-once sink, and what they say about a batch. Pure.
+"""Records of the transaction log, and what they say about a batch. Pure functions.
 
-Rows of an exactly-once sink are half messages, which nobody sees. Whether they appear is decided in
-a log, the topic ``SPARK_TXN_LOG``, by the first record that decides; whoever is asked later (a
-driver that starts again, the resolver) reads the same. All records of a *sink* (the id of a
-streaming query, or of one batch write) are in one queue, so they have an order:
+The rows of an exactly-once sink are stored as half messages, which consumers do not see. The first
+record in the log (topic ``SPARK_TXN_LOG``) that decides a batch decides whether they are committed;
+every later reader (a restarted driver, the resolver) comes to the same result. All records of a
+*sink* (the id of a streaming query, or of one batch write) are in one queue, so they have an order:
 
-======  ========  ==============================================================================
-kind    by        says
-======  ========  ==============================================================================
-M       task      manifest: where the halves of one *attempt* to write a partition are
-D       driver    decision: the attempts of batch b whose halves are committed, no others
-X       driver    done: all halves of batch b are committed
-A       operator  abandon: batch b and later ones are given up, unless decided before
-======  ========  ==============================================================================
+======  ==========  ============================================================================
+kind    written by  content
+======  ==========  ============================================================================
+M       task        manifest: positions of the half messages of one *attempt* at a partition
+D       driver      decision: the attempts of batch b that are committed, and no others
+X       driver      done: all half messages of batch b are committed
+A       operator    abandon: batch b and later ones are abandoned, unless decided before
+======  ==========  ============================================================================
 
-**The first one counts.** Two drivers may work on one batch (one was believed dead); both may append
-a D, and the earlier one in the log holds for both. An A counts for a batch if it comes before the
-first D of that batch.
+**The first one is valid.** Two drivers may work on one batch (one was believed dead) and both may
+append a D: the earlier one in the log is valid for both. An A is valid for a batch if it comes
+before the first D of that batch.
 
-**How far back to look.** A log is long, so readers walk back from its end. A D of an earlier batch
-stops the walk, but not at once: a driver that was believed dead can append one late, behind records
-of later batches. So a D tells how far its writer had read the log (``seen``) without finding that
-its batch was decided. Batches are decided in order, hence nothing about later batches is before
-``seen``, and there the walk ends (:func:`walk_floor`).
+**How far back to read.** The log is long, so readers walk back from its end. A D of an earlier
+batch stops the walk, but not at once: a driver that was believed dead may append one late, behind
+records of later batches. So a D has the offset up to which its writer had read the log (``seen``)
+without finding a decision for its batch. Batches are decided in order, hence no record about later
+batches is before ``seen``, and there the walk ends (:func:`walk_floor`).
 
-**Void halves.** A send without an answer may have stored its half, and is repeated under another
-number (``seq``). The number before is void: the resolver must not commit that one as well, though
-its attempt is a winner.
+**Void half messages.** A send without a reply may have stored its half message, and is repeated
+under another sequence number (``seq``). The first number is void: the resolver must not commit it
+as well, although its attempt is a winner.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from skylark.core.errors import RemoteProtocolError
 from skylark.core.names import SPARK_PRODUCER_GROUP
 
 LOG_TOPIC: Final = "SPARK_TXN_LOG"
-#: The group that is asked about halves: the resolver's.
+#: The producer group to which brokers send check-backs: that of the resolver.
 RESOLVER_GROUP: Final = SPARK_PRODUCER_GROUP
-#: The property of a half that says whose it is.
+#: The property of a half message with its identity.
 IDENTITY_PROPERTY: Final = "_SPARK_TX"
-#: Halves that one manifest names: well below a megabyte of JSON.
+#: Half messages in one manifest: well below a megabyte of JSON.
 MANIFEST_COUNT_MAX: Final = 50_000
-#: Void halves of one attempt; a task with more has other trouble.
+#: Void half messages of one attempt; a task with more fails.
 VOID_COUNT_MAX: Final = 20_000
 
-#: Records that a reader looks at first, from the end of the log; twice as many in each next step.
+#: Records in the first step of a walk back; each further step doubles it.
 WALK_WINDOW: Final = 800
 
 _SINK: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -62,8 +62,8 @@ _IDENTITY: Final = re.compile(
 )
 
 
-class Fate(enum.Enum):
-    """What becomes of a half."""
+class Outcome(enum.Enum):
+    """Outcome of a half message."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -71,7 +71,7 @@ class Fate(enum.Enum):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose a half is: the text of its property is ``sink:batch:partition:attempt:seq``."""
+    """Identity of a half message, in its property as ``sink:batch:partition:attempt:seq``."""
 
     sink: str
     batch: int
@@ -81,20 +81,20 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt whose halves are committed."""
+    """An attempt whose half messages are committed."""
 
     partition: int
     attempt: str
     count: int
     manifests: tuple[int, ...] = ()  #: offsets in the log
-    void: tuple[int, ...] = ()  #: numbers of halves that do not count
+    void: tuple[int, ...] = ()  #: sequence numbers that are not committed
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="M"):
-    """Where halves are; one entry per half in the four lists, in the order of the rows.
+    """Positions of half messages; one entry each in the four lists, in the order of the rows.
 
-    ``log_offsets``, ``queue_offsets`` and ``seqs`` hold differences to the entry before;
-    ``targets`` is an index into ``queues``, of which each is topic, broker and queue id.
+    ``log_offsets``, ``queue_offsets`` and ``seqs`` are differences to the previous entry;
+    ``targets`` are indexes into ``queues``, whose entries are topic, broker and queue id.
     """
 
     sink: str
@@ -111,15 +111,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="D"):
-    """These attempts are the batch."""
+    """The attempts that make up a batch."""
 
     sink: str
     batch: int
     winners: tuple[Winner, ...]
-    seen: int  #: offset in the log before which the writer knew all records
+    seen: int  #: log offset up to which the writer had read all records
 
     def winner(self, partition: int, attempt: str) -> Winner | None:
-        """The entry of an attempt, if it is a winner."""
+        """The entry of an attempt; None if it is not a winner."""
         for winner in self.winners:
             if winner.partition == partition and winner.attempt == attempt:
                 return winner
@@ -127,21 +127,21 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="X"):
-    """Nothing is left to be committed."""
+    """All half messages of a batch are committed."""
 
     sink: str
     batch: int
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="A"):
-    """This batch and later ones are given up."""
+    """This batch and later ones are abandoned."""
 
     sink: str
     batch: int
 
 
-Ruling: TypeAlias = Decision | Done | Abandon
-LogRecord: TypeAlias = Manifest | Ruling
+BatchRecord: TypeAlias = Decision | Done | Abandon
+LogRecord: TypeAlias = Manifest | BatchRecord
 
 _decoder: Final = msgspec.json.Decoder(LogRecord)
 _encoder: Final = msgspec.json.Encoder()
@@ -153,7 +153,7 @@ def encode_record(record: LogRecord) -> bytes:
 
 
 def decode_record(body: bytes) -> LogRecord:
-    """Read a body; raises RemoteProtocolError."""
+    """Decode the body of a log message; raises RemoteProtocolError."""
     try:
         record: LogRecord = _decoder.decode(body)
     except msgspec.MsgspecError as error:
@@ -165,12 +165,12 @@ def decode_record(body: bytes) -> LogRecord:
 
 
 def is_sink_id(text: str) -> bool:
-    """Whether this can name a sink: letters, digits, dot, dash and underscore, 64 at most."""
+    """Whether a text is a valid sink id: letters, digits, ``.-_``, 64 characters at most."""
     return _SINK.fullmatch(text) is not None
 
 
 def read_identity(text: str | None) -> Identity | None:
-    """Whose a half is; None if its property says nothing that can be understood."""
+    """Parse the identity property of a half message; None if it is not valid."""
     found = _IDENTITY.fullmatch(text) if text is not None else None
     if found is None:
         return None
@@ -179,73 +179,73 @@ def read_identity(text: str | None) -> Identity | None:
 
 
 def identity_prefix(sink: str, batch: int, partition: int, attempt: str) -> str:
-    """What the identities of one attempt begin with; the number of the half follows."""
+    """The prefix of the identities of one attempt; the sequence number follows."""
     return f"{sink}:{batch}:{partition}:{attempt}:"
 
 
 def unique_prefix(sink: str, batch: int, partition: int, attempt: str) -> str:
-    """What the unique ids of one attempt begin with; 12 hex digits of the number follow."""
+    """The prefix of the unique ids of one attempt; 12 hex digits of the number follow."""
     text = identity_prefix(sink, batch, partition, attempt)
     return hashlib.sha256(text.encode()).hexdigest()[:20].upper()
 
 
 def unique_id(prefix: str, seq: int) -> str:
-    """The unique id of one half."""
+    """The unique id of one half message."""
     return f"{prefix}{seq:012X}"
 
 
 def differences(numbers: Sequence[int]) -> tuple[int, ...]:
-    """The first number, then what each adds to the one before."""
+    """The first number, then the difference of each to the previous one."""
     return (*numbers[:1], *(second - first for first, second in pairwise(numbers)))
 
 
 def sums(numbers: Iterable[int]) -> list[int]:
-    """What :func:`differences` was made of."""
+    """The inverse of :func:`differences`."""
     return list(accumulate(numbers))
 
 
-# ---- what the log says ---------------------------------------------------------------------------
+# ---- status of a batch ---------------------------------------------------------------------------
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one batch is, by the log."""
+class BatchStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of one batch by the log."""
 
     decision: Decision | None = None
     abandoned: bool = False
     done: bool = False
-    later: bool = False  #: whether a later batch is decided
+    later: bool = False  #: a later batch is decided
 
 
-def standing_of(rulings: Iterable[Ruling], batch: int) -> Standing:
-    """What the rulings of one sink, in the order of the log, say about a batch."""
+def status_of(batch_records: Iterable[BatchRecord], batch: int) -> BatchStatus:
+    """The status of a batch by the records of its sink, in the order of the log."""
     decision: Decision | None = None
     abandoned = done = later = False
-    for ruling in rulings:
-        if isinstance(ruling, Decision):
-            if ruling.batch == batch and decision is None and not abandoned:
-                decision = ruling
-            later = later or ruling.batch > batch
-        elif isinstance(ruling, Abandon):
-            abandoned = abandoned or (decision is None and ruling.batch <= batch)
+    for batch_record in batch_records:
+        if isinstance(batch_record, Decision):
+            if batch_record.batch == batch and decision is None and not abandoned:
+                decision = batch_record
+            later = later or batch_record.batch > batch
+        elif isinstance(batch_record, Abandon):
+            abandoned = abandoned or (decision is None and batch_record.batch <= batch)
         else:
-            done = done or ruling.batch == batch
-    return Standing(decision=decision, abandoned=abandoned, done=done, later=later)
+            done = done or batch_record.batch == batch
+    return BatchStatus(decision=decision, abandoned=abandoned, done=done, later=later)
 
 
-def walk_floor(rulings: Iterable[Ruling], batch: int) -> int | None:
-    """The offset before which the log says nothing about a batch; None if that is not known."""
-    seen = [r.seen for r in rulings if isinstance(r, Decision) and r.batch < batch]
+def walk_floor(batch_records: Iterable[BatchRecord], batch: int) -> int | None:
+    """The offset before which the log has nothing about a batch; None if unknown."""
+    seen = [r.seen for r in batch_records if isinstance(r, Decision) and r.batch < batch]
     return max(seen, default=None)
 
 
 def walk_back(
     batch: int, first: int, end: int, window: int = WALK_WINDOW
-) -> Generator[tuple[int, int], Sequence[Ruling], Standing]:
-    """Find out about a batch from a log with the offsets ``first`` to ``end``.
+) -> Generator[tuple[int, int], Sequence[BatchRecord], BatchStatus]:
+    """Read the status of a batch from a log with the offsets ``first`` to ``end``.
 
-    Yields ranges of offsets, from the end on; wants the rulings of the sink in each of them.
+    Yields ranges of offsets, backwards; the caller sends the records of the sink in each.
     """
-    found: list[Ruling] = []
+    found: list[BatchRecord] = []
     low, floor = end, first
     while low > floor:
         high, low = low, max(floor, low - window)
@@ -253,17 +253,17 @@ def walk_back(
         part = yield low, high
         found[:0] = part
         floor = max(floor, walk_floor(part, batch) or 0)
-    return standing_of(found, batch)
+    return status_of(found, batch)
 
 
-def fate_of(identity: Identity, standing: Standing) -> Fate:
-    """What becomes of a half, given how far its batch is."""
-    decision = standing.decision
+def outcome_of(identity: Identity, status: BatchStatus) -> Outcome:
+    """The outcome of a half message by the status of its batch."""
+    decision = status.decision
     if decision is not None:
         winner = decision.winner(identity.partition, identity.attempt)
         if winner is not None and identity.seq not in winner.void:
-            return Fate.COMMIT
-        return Fate.ROLLBACK
-    if standing.abandoned or standing.later:
-        return Fate.ROLLBACK
-    return Fate.UNKNOWN
+            return Outcome.COMMIT
+        return Outcome.ROLLBACK
+    if status.abandoned or status.later:
+        return Outcome.ROLLBACK
+    return Outcome.UNKNOWN

@@ -1,19 +1,22 @@
-"""Data jobs on Spark, one module each: what ``skylark job`` runs, callable from any session.
+"""Data jobs on Spark: what ``skylark job`` runs, callable from any session.
 
-==========  ============================================  =======================================
-job         reads                                         writes
-==========  ============================================  =======================================
-archive     topics                                        a lake: Parquet, Delta or Iceberg
-replay      a lake                                        topics, in the order of the old queues
-compact     a topic                                       the latest row of each key
-verify      a topic and a lake                            nothing: it compares them
-transform   a topic                                       a topic, through SQL
-mirror      a topic                                       a topic of another cluster
-redrive     a dead-letter topic                           the retry topic, or the original one
-report      a topic                                       figures, a page, pictures
-==========  ============================================  =======================================
+=================  =================================  =============================================
+module             reads                              writes
+=================  =================================  =============================================
+``archive_job``    topics                             a lake: Parquet, Delta or Iceberg
+``replay_job``     a lake                             topics, in the order of the old queues
+``compact_job``    a topic                            the latest row of each key
+``verify_job``     a topic and a lake                 nothing: it compares them
+``transform_job``  a topic                            a topic, through SQL
+``mirror_job``     a topic                            a topic of another cluster; in tasks
+                                                      ``mirror_task``
+``redrive_job``    a dead-letter topic                the retry topic, or the original one
+``report_job``     a topic                            figures (``topic_report``), a page
+                                                      (``report_page``), charts (``report_charts``)
+=================  =================================  =============================================
 
-Every module has a frozen Struct of options, ``run(spark, options, report, stop=None)``, which
-returns a Struct with the figures of the run, and ``plan(spark, options)`` for a dry run where it
-writes. :mod:`skylark.spark.jobs.job_runner` holds what they share. Nothing here prints.
+Each of these modules has a frozen Struct of options and ``run(spark, options, report, stop=None)``,
+which returns a Struct with the figures of the run; those that write have ``plan(spark, options)``
+for a dry run. They share ``job_runner`` (follows queries and batches), ``queue_spans`` (what a run
+would read) and ``checkpoint_state`` (how far a streaming job is). Nothing here prints.
 """

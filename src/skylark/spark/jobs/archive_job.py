@@ -1,18 +1,18 @@
-"""Archive: topics as files of a lake, every message once.
+"""Archive job: writes topics to a lake, every message exactly once.
 
 ::
 
-    <output>/_spark_metadata/...            which files count: readers must honour it
+    <output>/_spark_metadata/...            the list of valid files: readers must honour it
     <output>/dt=2026-11-01/topic=orders/part-....parquet
     <output>.checkpoint/...                 how far the archive is
 
-All columns of the source are kept, and partitions are by the UTC day of ``storeTimestamp`` and by
-topic. Spark's file sink makes it exactly once: a file that a crash has left over is in no list.
-Delta and Iceberg need their jars; an Iceberg table is named, not put into a folder.
+It keeps all columns of the source, partitioned by the UTC day of ``storeTimestamp`` and by topic.
+Spark's file sink makes it exactly once: files that a crash has left are not in its list. Delta and
+Iceberg need their jars; an Iceberg table has a name, not a folder.
 
-**Folder and checkpoint belong together.** Spark counts batches in both, and passes over a batch
-that the folder has already. With a new checkpoint it would therefore drop the first batches of an
-old folder without a word. :func:`check_output` refuses whatever does not fit.
+**Folder and checkpoint belong together.** Spark counts batches in both, and skips a batch that the
+folder already has. With a new checkpoint it would silently drop the first batches for an old
+folder. :func:`check_output` refuses such combinations.
 """
 
 from __future__ import annotations
@@ -29,17 +29,10 @@ from pyspark.sql.types import DateType, StructField, StructType
 from pyspark.sql.utils import is_remote
 
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import condition_of, is_spark_error, translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_state
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    condition_of,
-    drive,
-    explained,
-    is_sparks,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 from skylark.spark.source.schema import ALL_TYPES, source_schema
 from skylark.spark.source.stream_offset import StreamOffset
 
@@ -57,17 +50,17 @@ _BATCH_FILE: Final = re.compile(r"(\d+)(?:\.compact)?")
 
 
 class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is archived, and where to."""
+    """Options of an archive job."""
 
     topics: tuple[str, ...]
     output: str  #: a folder, or the name of an Iceberg table
     namesrv: str | None = None
     format: LakeFormat = "parquet"
-    checkpoint: str | None = None  #: by default beside the folder
-    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
-    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    checkpoint: str | None = None  #: default: beside the folder
+    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
+    start: str = "earliest"  #: ``startingOffsets`` of the first run
     tags: str | None = None
-    group: str | None = None  #: the consumer group that shows how far the archive is
+    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int = ROWS_PER_BATCH
 
     def __post_init__(self) -> None:
@@ -95,7 +88,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """Figures of a run."""
 
     output: str
     checkpoint: str
@@ -110,8 +103,8 @@ class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     spark: SparkSession, options: ArchiveOptions, report: Report, stop: Event | None = None
 ) -> ArchiveSummary:
-    """Archive what there is, or go on until ``stop`` is set; raises SkylarkError."""
-    with explained():
+    """Archive all messages, or run on until ``stop`` is set; raises SkylarkError."""
+    with translate_errors():
         _require_format(spark, options)
         check_output(spark, options)
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
@@ -130,7 +123,7 @@ def run(
             query = writer.toTable(options.output)
         else:
             query = writer.start(options.output)
-        totals = drive(query, report, stop)
+        totals = follow_query(query, report, stop)
     return ArchiveSummary(
         output=options.output,
         checkpoint=options.checkpoint_folder,
@@ -144,14 +137,14 @@ def run(
 
 
 def plan(spark: SparkSession, options: ArchiveOptions) -> list[QueueSpan]:
-    """What a run would archive now; raises SkylarkError."""
-    with explained():
+    """The ranges that a run would archive now; raises SkylarkError."""
+    with translate_errors():
         _require_format(spark, options)
         return queue_spans(options.source, check_output(spark, options))
 
 
 def utc_day(column: str) -> Column:
-    """The day of a time, whatever the time zone of the session is."""
+    """The UTC day of a time, independent of the time zone of the session."""
     return F.to_date(F.to_utc_timestamp(F.col(column), F.current_timezone()))
 
 
@@ -159,7 +152,7 @@ def utc_day(column: str) -> Column:
 
 
 def check_output(spark: SparkSession, options: ArchiveOptions) -> StreamOffset | None:
-    """Where the archive goes on, None if it is new.
+    """The offset at which the archive continues; None if it is new.
 
     Raises ConfigError if the checkpoint is one of other topics or of another folder.
     """
@@ -172,16 +165,16 @@ def check_output(spark: SparkSession, options: ArchiveOptions) -> StreamOffset |
             f" not of {', '.join(options.topics)}",
             hint="every archive has a folder of its own",
         )
-    # With Spark Connect the folder is on the other side, where Spark shows it to nobody.
+    # With Spark Connect the folder is on the server, where we cannot list it.
     if options.format == "parquet" and not is_remote():
-        # The folder gets its batch first; after a crash it may be one ahead.
+        # Spark writes the folder first: after a crash it may be one batch ahead.
         done = -1 if state.done is None else state.done
         stored = _last_stored(spark, output)
         if stored not in (done, done + 1) or (stored >= 0 and state.planned is None):
             raise ConfigError(
                 f"{output} was not written with the checkpoint {checkpoint}: the folder has"
                 f" {stored + 1} batches, the checkpoint {done + 1}",
-                hint="name the checkpoint it has, or begin with a new folder and checkpoint",
+                hint="name the checkpoint of this folder, or use a new folder and checkpoint",
             )
     return state.offset
 
@@ -189,7 +182,7 @@ def check_output(spark: SparkSession, options: ArchiveOptions) -> StreamOffset |
 def _last_stored(spark: SparkSession, output: str) -> int:
     """The last batch in the log of the file sink, on any file system; -1 if there is none.
 
-    Sources of Spark pass over folders of this name, so that Hadoop has to be asked.
+    Sources of Spark ignore folders of this name, so it is read by Hadoop's file system.
     """
     context = spark.sparkContext
     assert context._jvm is not None
@@ -206,11 +199,11 @@ def _last_stored(spark: SparkSession, output: str) -> int:
 
 
 def read_lake(spark: SparkSession, path: str, lake_format: LakeFormat) -> DataFrame:
-    """An archive, with all columns of the source that it has, and ``dt``.
+    """The rows of an archive: its source columns and ``dt``.
 
-    Raises NotFoundError if there is none, ConfigError if it is none.
+    Raises NotFoundError if it does not exist, ConfigError if it is not an archive.
     """
-    with explained():
+    with translate_errors():
         if lake_format != "parquet":
             frame = spark.read.format(lake_format).load(path)
             return frame.select(*_known_columns(path, frame.columns))
@@ -219,10 +212,10 @@ def read_lake(spark: SparkSession, path: str, lake_format: LakeFormat) -> DataFr
         except AnalysisException as error:
             if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
                 raise
-            columns = [*ALL_TYPES, DAY]  # nothing was archived yet
+            columns = [*ALL_TYPES, DAY]  # an empty archive
         fields = source_schema([name for name in _known_columns(path, columns) if name != DAY])
         schema = StructType([*fields, *[StructField(DAY, DateType())] * (DAY in columns)])
-        # The types are said, for Spark would take a topic called 2026 for a number.
+        # With explicit types: Spark would read a topic named 2026 as a number.
         return spark.read.schema(schema).parquet(path)
 
 
@@ -231,22 +224,22 @@ def _known_columns(path: str, columns: Iterable[str]) -> list[str]:
     needed = ("topic", "brokerName", "queueId", "queueOffset", "body")
     if missing := [name for name in needed if name not in known]:
         raise ConfigError(
-            f"{path} is no archive: it has no column {', '.join(missing)}",
+            f"{path} is not an archive: it has no column {', '.join(missing)}",
             hint="skylark job archive makes one",
         )
     return known
 
 
 def _require_format(spark: SparkSession, options: ArchiveOptions) -> None:
-    """Raise ConfigError if the jars of the format are not there."""
+    """Raise ConfigError if the jars of the format are missing."""
     if options.format == "parquet":
         return
     try:
         spark.read.format(options.format).load(options.output)
     except Exception as error:
-        if not is_sparks(error):
+        if not is_spark_error(error):
             raise
-        # All others are about a table that is not there yet.
+        # All other errors are due to a table that does not exist yet.
         if condition_of(error) == "DATA_SOURCE_NOT_FOUND":
             raise ConfigError(
                 f"Spark has no jars of {options.format}",

@@ -1,7 +1,7 @@
-"""Where a streaming job goes on: read from its checkpoint, on any file system Spark knows.
+"""State of a streaming job, read from its checkpoint on any file system that Spark knows.
 
 Spark keeps a file per batch in ``offsets`` (written before the batch) and one in ``commits``
-(written when it is done). The end of the last batch that is done is where the next one begins.
+(written when it is done). The next batch starts at the end of the last batch that is done.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the query of a checkpoint is."""
+    """Progress of the query of a checkpoint."""
 
-    planned: int | None = None  #: the last batch that was begun
-    done: int | None = None  #: the last one that is done
-    planned_offset: StreamOffset | None = None  #: the end of the batch that was begun
-    offset: StreamOffset | None = None  #: the end of the one that is done: the next begins there
+    planned: int | None = None  #: the last batch that was planned
+    done: int | None = None  #: the last batch that is done
+    planned_offset: StreamOffset | None = None  #: the end of the last planned batch
+    offset: StreamOffset | None = None  #: the end of the last done batch, where the next one starts
 
 
 def checkpoint_state(spark: SparkSession, checkpoint: str) -> CheckpointState:
-    """What a checkpoint knows; raises ConfigError if it is one of another source."""
+    """Read a checkpoint; raises ConfigError if it is one of another source."""
     done = _files(spark, f"{checkpoint.rstrip('/')}/commits")
     planned = _files(spark, f"{checkpoint.rstrip('/')}/offsets")
     last_planned = max(planned, default=None)
@@ -49,16 +49,16 @@ def checkpoint_offset(spark: SparkSession, checkpoint: str) -> StreamOffset | No
 
 
 def _source_offset(file: str) -> StreamOffset:
-    """The offset in a file of the checkpoint: a version, a line of settings, one per source."""
+    """The offset in a checkpoint file, whose lines are: version, settings, one per source."""
     line = file.splitlines()[-1]
     try:
         return decode_offset(msgspec.json.decode(line))
     except msgspec.DecodeError:
-        return decode_offset(line)  # which says that it is none of ours
+        return decode_offset(line)  # raises the error for an offset of another source
 
 
 def _files(spark: SparkSession, folder: str) -> dict[int, str]:
-    """The files of a folder that are named by a number; Spark keeps a hundred."""
+    """The files of a folder whose names are numbers; Spark keeps the last hundred."""
     try:
         files = spark.read.text(folder, wholetext=True).select("_metadata.file_name", "value")
         return {int(row[0]): row[1] for row in files.collect() if row[0].isdecimal()}

@@ -1,9 +1,9 @@
-"""Compact: of each key the latest message, without the keys that were deleted.
+"""Compact job: writes the latest message of each key, without deleted keys.
 
-The latest is the one that was stored last, and of one time the one with the higher offset. A key
-whose latest message has the property ``DELETED=true`` is left out: such a message is a tombstone.
-Messages without a key are left out as well, and counted. The result is a batch: a folder of
-Parquet or a Delta or Iceberg table, written anew as a whole, or messages of another topic.
+The latest message is the one that was stored last, and for equal times the one with the higher
+offset. A key whose latest message has the property ``DELETED=true`` (a tombstone) is left out.
+Messages without a key are counted and left out. The result is written as a whole: a Parquet
+folder, a Delta or Iceberg table, or messages of another topic.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from pyspark.sql.observation import Observation
 
 from skylark.core.clock import SystemClock
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import LakeFormat
-from skylark.spark.jobs.job_runner import (
-    Report,
-    cluster_options,
-    explained,
-    follow,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow_batch
+from skylark.spark.jobs.queue_spans import queue_spans
 from skylark.spark.source.schema import ALL_TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOMBSTONE: Final = "DELETED"
-#: What a message of the new topic takes from the old one.
+#: Columns that are copied to messages of the new topic.
 _SENT: Final = ("body", "tags", "keys", "properties", "shardingKey", "flag")
 
 
 class CompactOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compacted, and where to: a lake or a topic."""
+    """Options of a compact job; the result goes to a lake or a topic."""
 
     topic: str
     key: str = "keys"  #: an SQL expression over the columns of the source
@@ -46,7 +42,7 @@ class CompactOptions(msgspec.Struct, frozen=True, kw_only=True):
     to_lake: str | None = None
     to_topic: str | None = None
     format: LakeFormat = "parquet"
-    overwrite: bool = False  #: of a lake: replace what is there
+    overwrite: bool = False  #: replace an existing lake
 
     def __post_init__(self) -> None:
         if (self.to_lake is None) == (self.to_topic is None):
@@ -69,11 +65,11 @@ class CompactOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompactSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done, or would do."""
+    """Figures of a run or a dry run."""
 
     topic: str
     to: str
-    rows: int  #: that were read
+    rows: int  #: rows read
     without_key: int
     keys: int
     deleted: int  #: keys whose latest message is a tombstone
@@ -105,11 +101,11 @@ def _run(
     clock = SystemClock()
     start = clock.monotonic()
     total = sum(span.rows for span in queue_spans(options.source))
-    with explained():
+    with translate_errors():
         read, found = Observation(), Observation()
         frame = spark.read.format("rocketmq").options(**options.source).load()
         latest = latest_rows(frame, options.key, read, found)
-        follow(
+        follow_batch(
             spark,
             lambda: finish(latest, options),
             report,
@@ -168,7 +164,7 @@ def _write(latest: DataFrame, options: CompactOptions) -> None:
         if not (error.getCondition() or "").endswith("ALREADY_EXISTS"):
             raise
         raise ConfigError(
-            f"{options.to_lake} is there already", hint="--overwrite replaces it"
+            f"{options.to_lake} exists already", hint="--overwrite replaces it"
         ) from None
 
 

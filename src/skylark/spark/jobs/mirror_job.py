@@ -1,28 +1,28 @@
-"""Mirror: a topic copied to another cluster, message by message, in order.
+"""Mirror job: copies a topic to another cluster, message by message, in order.
 
-**What is kept.** Body, tag, keys, flag, the user's properties, and the message id: the copy has
-the same unique id, so a consumer that recognises repeated messages recognises them here too. What
-the system writes stays behind (:data:`~skylark.spark.sink.row_properties.RESERVED_NAMES`).
+**Kept.** Body, tag, keys, flag, user properties, and the message id: a copy has the same unique id,
+so consumers that detect duplicates by it detect them here too. Reserved properties are not copied
+(:data:`~skylark.spark.sink.row_properties.RESERVED_NAMES`).
 
-**Order.** Queue *i* goes to queue *i* mod *n* of the target's *n* queues, where queues are counted
+**Order.** Queue *i* goes to queue *i* mod *n* of the target's *n* queues, where queues are sorted
 by number and then by broker (:func:`queue_map`). One task reads a queue from end to end and sends
-one request at a time to its target, so what one source queue has stays in order. More queues, or a
-new broker, may move queues that exist; their order holds again from then on.
+one request at a time to its target, so the messages of a source queue keep their order. After a
+change of queues or brokers existing queues may get other targets; order holds again from then on.
 
-**No loops.** A copy carries ``MIRROR_FROM``, the clusters that it was mirrored from, the latest at
-the end, with commas. Rows that carry the name of the target's cluster come from there, and are
-skipped. So clusters that mirror each other need different names.
+**No loops.** A copy has the property ``MIRROR_FROM``: the clusters that it was mirrored from, the
+latest one last, separated by commas. Rows that have the name of the target's cluster come from
+there and are skipped. So clusters that mirror each other need different names.
 
-**Offsets.** A table of pairs says where messages went, for moving consumer groups::
+**Offsets.** A table of offset pairs says where messages went, for moving consumer groups::
 
     <pairs>/query=<id>/batch=<n>/*.parquet
     sourceTopic, sourceBroker, sourceQueueId, sourceOffset,
     targetTopic, targetBroker, targetQueueId, targetOffset, count
 
-Each row is a run: message ``sourceOffset + k`` is at ``targetOffset + k``, for ``k < count``. The
-offset of a group is translated by the row with ``sourceOffset <= offset < sourceOffset + count``.
-Targets come from the brokers' answers to the sends. A batch that runs again after a crash is sent
-again, at least once, and replaces its rows in the table.
+Each row is a run: message ``sourceOffset + k`` is at ``targetOffset + k``, for ``k < count``. To
+translate the offset of a group, find the row with ``sourceOffset <= offset < sourceOffset +
+count``. Target offsets come from the brokers' replies. A batch that is repeated after a crash is
+sent again (at least once), and replaces its rows in the table.
 """
 
 from __future__ import annotations
@@ -39,18 +39,11 @@ from pyspark.sql.observation import Observation
 from skylark.admin.admin_session import masters_of
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    drive,
-    explained,
-    queue_spans,
-    topic_route,
-    user_properties,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query, user_properties
 from skylark.spark.jobs.mirror_task import PAIR_SCHEMA, send_rows
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
@@ -71,20 +64,20 @@ _WHOLE_QUEUES: Final = str(1 << 62)
 
 
 class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is copied, and where to; raises ConfigError."""
+    """Options of a mirror job; raises ConfigError."""
 
     topic: str
     to_namesrv: str
     checkpoint: str
-    to_topic: str | None = None  #: by default the same name
+    to_topic: str | None = None  #: default: the same name
     namesrv: str | None = None
-    pairs: str | None = None  #: folder of the offset pairs, by default beside the checkpoint
-    name: str | None = None  #: of the source's cluster in MIRROR_FROM, by default its own
+    pairs: str | None = None  #: folder of the offset pairs; default: beside the checkpoint
+    name: str | None = None  #: name of the source cluster in MIRROR_FROM; default: its own
     to_name: str | None = None
-    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
-    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
+    start: str = "earliest"  #: ``startingOffsets`` of the first run
     tags: str | None = None
-    group: str | None = None  #: the consumer group that shows how far the mirror is
+    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int = ROWS_PER_BATCH
 
     def __post_init__(self) -> None:
@@ -131,7 +124,7 @@ class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirrorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """Figures of a run."""
 
     topic: str
     from_cluster: str
@@ -140,7 +133,7 @@ class MirrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     pairs: str
     rows_read: int
     rows_sent: int
-    rows_skipped: int  #: they came from there
+    rows_skipped: int  #: they came from the target cluster
     batches: int
     seconds: float
     rows_per_second: int
@@ -149,7 +142,7 @@ class MirrorSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirroredQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would read of a queue, and where it would go."""
+    """The range of a queue that a run would copy, and its target queue."""
 
     broker_name: str
     queue_id: int
@@ -160,8 +153,8 @@ class MirroredQueue(msgspec.Struct, frozen=True, kw_only=True):
     to_queue_id: int
 
 
-class _Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """Both clusters, as they are now."""
+class _Clusters(msgspec.Struct, frozen=True, kw_only=True):
+    """Routes and names of both clusters."""
 
     from_cluster: str
     to_cluster: str
@@ -175,26 +168,26 @@ class _Ends(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     spark: SparkSession, options: MirrorOptions, report: Report, stop: Event | None = None
 ) -> MirrorSummary:
-    """Copy what there is, or go on until ``stop`` is set; raises SkylarkError."""
-    ends = look(options)
+    """Copy all messages, or run on until ``stop`` is set; raises SkylarkError."""
+    clusters = check_clusters(options)
     sent = _Sent()
-    with explained():
+    with translate_errors():
         frame = spark.readStream.format("rocketmq").options(**options.source).load()
         writer = (
             frame.writeStream.foreachBatch(partial(_copy, options, sent))
             .option("checkpointLocation", options.checkpoint)
-            .queryName(f"mirror {options.topic} to {ends.to_cluster}")
+            .queryName(f"mirror {options.topic} to {clusters.to_cluster}")
         )
         if options.interval_ms is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
-        totals = drive(writer.start(), report, stop)
+        totals = follow_query(writer.start(), report, stop)
     return MirrorSummary(
         topic=options.topic,
-        from_cluster=ends.from_cluster,
+        from_cluster=clusters.from_cluster,
         to_topic=options.target,
-        to_cluster=ends.to_cluster,
+        to_cluster=clusters.to_cluster,
         pairs=options.pairs_folder,
         rows_read=totals.rows,
         rows_sent=sent.rows,
@@ -208,9 +201,9 @@ def run(
 
 
 def plan(spark: SparkSession, options: MirrorOptions) -> list[MirroredQueue]:
-    """What a run would do now; raises what it would raise before its first batch."""
-    routed = look(options).routed()
-    with explained():
+    """What a run would copy now; raises SkylarkError."""
+    routed = check_clusters(options).routed()
+    with translate_errors():
         spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
     return [_mirrored(span, routed[_queue_of(span)]) for span in spans]
 
@@ -219,22 +212,24 @@ def plan(spark: SparkSession, options: MirrorOptions) -> list[MirroredQueue]:
 
 
 class _Sent:
-    """Rows that this run has sent; batches add to it, one at a time."""
+    """Number of rows that this run has sent; batches add to it one after the other."""
 
     def __init__(self) -> None:
         self.rows = 0
 
 
 def _copy(options: MirrorOptions, sent: _Sent, frame: DataFrame, batch: int) -> None:
-    """Send one micro-batch, and write its pairs; runs in the driver."""
-    ends = look(options)
+    """Send one micro-batch and write its offset pairs; runs in the driver."""
+    clusters = check_clusters(options)
     query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     observation = Observation()
     send: Callable[..., Iterator[object]] = partial(
         send_rows, source_topic=options.topic, options=read_sink_options(options.sink)
     )
     (
-        mirrored_rows(frame, ends.routed(), ends.target, ends.from_cluster, ends.to_cluster)
+        mirrored_rows(
+            frame, clusters.routed(), clusters.target, clusters.from_cluster, clusters.to_cluster
+        )
         .mapInArrow(send, PAIR_SCHEMA)
         .observe(observation, F.sum("count").alias("rows"))
         .write.mode("overwrite")
@@ -250,7 +245,7 @@ def mirrored_rows(
     from_cluster: str,
     to_cluster: str,
 ) -> DataFrame:
-    """The rows that are to be copied, with the queues that they go to, as the sink wants them."""
+    """The rows to copy, with their target queues, in the columns of the sink."""
     before = F.element_at("properties", MIRROR_FROM)
     passed = F.array_contains(F.split(F.coalesce(before, F.lit("")), _SEPARATOR), to_cluster)
     mark = F.concat_ws(_SEPARATOR, before, F.lit(from_cluster))
@@ -273,7 +268,7 @@ def mirrored_rows(
 def _target_column(
     routed: Mapping[MessageQueue, MessageQueue], targets: Sequence[MessageQueue]
 ) -> Column:
-    """The queue that a row goes to; one that is in no route any more is taken by its number."""
+    """The target queue of a row; by its number if the source queue is in no route any more."""
 
     def place(queue: MessageQueue) -> Column:
         broker, number = F.lit(queue.broker_name), F.lit(queue.queue_id)
@@ -295,7 +290,7 @@ def _target_column(
 def queue_map(
     source: Sequence[MessageQueue], target: Sequence[MessageQueue]
 ) -> dict[MessageQueue, MessageQueue]:
-    """Where each queue goes; both counted by number, then by broker."""
+    """The target of each queue; both sides sorted by number, then by broker."""
     places = sorted(target, key=_rank)
     return {
         queue: places[index % len(places)] for index, queue in enumerate(sorted(source, key=_rank))
@@ -306,21 +301,21 @@ def _rank(queue: MessageQueue) -> tuple[int, str]:
     return queue.queue_id, queue.broker_name
 
 
-def look(options: MirrorOptions) -> _Ends:
-    """Both topics; raises NotFoundError for one that is not there, ConfigError for a loop."""
+def check_clusters(options: MirrorOptions) -> _Clusters:
+    """Find both topics; raises NotFoundError if one is missing, ConfigError for a loop."""
     source = topic_route(options.source, options.topic)
     target = topic_route(options.sink, options.target)
     readable = make_route(options.topic, source).subscribe
     writable = make_route(options.target, target).publish
     if not writable:
-        raise ConfigError(f"topic {options.target} of the target cannot be written to")
+        raise ConfigError(f"topic {options.target} of the target is not writable")
     same = {*masters_of(source).values()} & {*masters_of(target).values()}
     if same and options.topic == options.target:
         raise ConfigError(
             f"both clusters are the same one: topic {options.topic} would be copied to itself",
             hint="check -n and --to-namesrv, or give --to-topic",
         )
-    return _Ends(
+    return _Clusters(
         from_cluster=options.name or _cluster_name(source, options.topic, "--cluster-name"),
         to_cluster=options.to_name or _cluster_name(target, options.target, "--to-cluster-name"),
         source=tuple(readable),
@@ -332,7 +327,7 @@ def _cluster_name(route: TopicRouteData, topic: str, option: str) -> str:
     names = sorted({data.cluster for data in route.broker_datas})
     if len(names) != 1:
         raise ConfigError(
-            f"topic {topic} is in several clusters: {', '.join(names)}", hint=f"say {option}"
+            f"topic {topic} is in several clusters: {', '.join(names)}", hint=f"give {option}"
         )
     return names[0]
 

@@ -1,9 +1,9 @@
-"""What one task of a mirror does: it sends rows, and says where each has got to.
+"""Task side of the mirror job: sends rows and returns the offset pairs of where they were stored.
 
-The sink sends (:mod:`skylark.spark.sink.sink_sender`); it counts what is stored in a
-:class:`~skylark.spark.sink.sink_sender.Written`, and :class:`Placed` is one that also remembers the
-offset of each row. An Arrow batch is sent and acknowledged as a whole before its runs are handed
-on, so a task needs no more memory than for one.
+The sender of the sink sends the rows (:mod:`skylark.spark.sink.sink_sender`) and counts them in a
+:class:`~skylark.spark.sink.sink_sender.Written`; :class:`Placed` also records the offset of each
+row. An Arrow batch is sent and acknowledged as a whole before its offset pairs are returned, so a
+task has only one batch in memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_message import SendResult
-from skylark.spark.sink.row_batcher import Cutter, Load
+from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader, Rows
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import Sending, Written
+from skylark.spark.sink.sink_sender import SinkSender, Written
 from skylark.spark.sink.task_writer import sink_client
 
 if TYPE_CHECKING:
@@ -31,35 +31,34 @@ PAIR_SCHEMA: Final = (
 
 
 class Placed(Written):
-    """Remembers where the rows of the batch in hand are stored."""
+    """Records the offsets at which the rows of the current batch are stored."""
 
-    offsets: Any = None  #: of each row, by its position in the batch
+    offsets: Any = None  #: offset of each row, by its index in the batch
 
-    def stored(self, load: Load, result: SendResult) -> None:
+    def stored(self, request: RowRequest, result: SendResult) -> None:
         import numpy as np
 
-        Written.stored(self, load, result)
-        positions = load.rows.positions[np.asarray(load.numbers)]
-        self.offsets[positions] = result.queue_offset + np.arange(load.count)
+        Written.stored(self, request, result)
+        positions = request.rows.positions[np.asarray(request.numbers)]
+        self.offsets[positions] = result.queue_offset + np.arange(request.count)
 
 
 def send_rows(
     batches: Iterator[pa.RecordBatch], *, source_topic: str, options: SinkOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Send what :func:`skylark.spark.jobs.mirror_job.mirrored_rows` gives; yields runs of
-    offsets."""
+    """Send the rows of :func:`skylark.spark.jobs.mirror_job.mirrored_rows`; yields offset runs."""
     import numpy as np
 
     portal, client = shared_portal(), sink_client(options)
     topic = options.topic
     assert topic is not None
-    cutter = Cutter(options)
+    batcher = RowBatcher(options)
 
-    def refused(load: Load, number: int, reason: str) -> None:
-        raise _bad_row(int(load.rows.positions[number]), reason)
+    def refused(request: RowRequest, number: int, reason: str) -> None:
+        raise _bad_row(int(request.rows.positions[number]), reason)
 
-    async def start() -> Sending:
-        return Sending(client, options, cutter, refused)
+    async def start() -> SinkSender:
+        return SinkSender(client, options, batcher, refused)
 
     sending = portal.call(start())
     placed = sending.written = Placed(queues={})
@@ -73,8 +72,8 @@ def send_rows(
             _require_good(rows)
             placed.offsets = np.full(batch.num_rows, -1)
             queues = {topic: portal.call(client.queues(topic))}
-            for load in cutter.cut(rows, queues):
-                portal.call(sending.put(load))
+            for request in batcher.requests_of(rows, queues):
+                portal.call(sending.put(request))
             portal.call(sending.finish())
             yield offset_runs(batch, placed.offsets, source_topic, topic)
     except BaseException:
@@ -94,7 +93,7 @@ def _bad_row(position: int, reason: str) -> BadRowError:
 def offset_runs(
     batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], source_topic: str, target_topic: str
 ) -> pa.RecordBatch:
-    """The rows of a batch, stored at these offsets, as runs in which both offsets count up."""
+    """Group the rows of a batch into runs in which source and target offsets are consecutive."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,14 +1,14 @@
-"""Redrive: dead letters of a group back to whom they were for. Needs no Spark.
+"""Redrive job: sends the dead letters of a group back to it. Needs no Spark.
 
-The work is that of :mod:`skylark.admin.redrive`: no letter is sent twice, a run goes on where the
-last one ended, and one with a filter looks at all letters each time. This job chooses differently
-than that function: it sends to the retries of the group, so that no other group gets them again.
+:mod:`skylark.admin.redrive` does the work: it sends no letter twice, a run continues where the last
+one ended, and a run with a filter reads all letters each time. Unlike that function this job sends
+to the retry topic of the group by default, so that no other group gets the letters again.
 
-A group that consumes in order holds locks, and while it does, brokers put whatever is sent to its
-retries straight back to the dead letters. So such a group is refused; its letters can only go to
-their topic.
+While a group consumes in order (it holds queue locks), brokers move messages of its retry topic
+straight back to the dead letters. So such a group is refused; its letters can only go to their
+original topic.
 
-Some brokers make the topic of dead letters for writing only. A run makes it readable first.
+Some brokers create the dead-letter topic as write-only. A run makes it readable first.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _ORDERLY: Final = "PROP_CONSUMEORDERLY"
 
 
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which letters, and where to; raises ConfigError."""
+    """Options of a redrive job; raises ConfigError."""
 
     group: str
-    to_original: bool = False  #: to the topic they came from, where every group gets them
-    tags: frozenset[str] = frozenset()  #: one of these; none: any
+    to_original: bool = False  #: to the original topic, where every group gets them
+    tags: frozenset[str] = frozenset()  #: letters with one of these; empty: any
     keys: frozenset[str] = frozenset()
-    older_than_ms: int | None = None  #: died so long ago, or longer
+    older_than_ms: int | None = None  #: minimum time since they became dead letters
     younger_than_ms: int | None = None
     rate: float | None = None  #: letters per second
     limit: int | None = None
-    restart: bool = False  #: look at letters again that a run has passed
+    restart: bool = False  #: start again with the first letter
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("no letter is older than the first age and younger than the second")
 
     def wants(self, letter: MessageExt, now_ms: int) -> bool:
-        """Whether the filters let a letter pass."""
+        """Whether the filters select a letter."""
         age_ms = now_ms - letter.record.store_timestamp
         return (
             (not self.tags or letter.tag in self.tags)
@@ -65,28 +65,28 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_filter(self) -> bool:
-        """Whether some letters are passed over."""
+        """Whether there is a filter, which may skip letters."""
         ages = self.older_than_ms, self.younger_than_ms
         return bool(self.tags or self.keys) or ages != (None, None)
 
 
 class RedriveSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """Figures of a run."""
 
     group: str
     to: str
     dry_run: bool
-    letters: int  #: that were looked at
-    sent: int  #: in a dry run: that would be
-    already_sent: int  #: by an earlier run
+    letters: int  #: letters read
+    sent: int  #: in a dry run: letters that would be sent
+    already_sent: int  #: letters that an earlier run has sent
     filtered: int
     failed: int
-    stopped: str | None  #: why it ended before the last letter
+    stopped: str | None  #: the reason if it ended before the last letter
     first_problem: str | None
 
     @property
     def is_well(self) -> bool:
-        """Everything that was asked for was done."""
+        """Whether all selected letters were sent."""
         return not self.failed and self.stopped != GAVE_UP
 
 
@@ -95,7 +95,7 @@ async def run(
     options: RedriveOptions,
     on_progress: Callable[[RedriveProgress], object] | None = None,
 ) -> RedriveSummary:
-    """Send the letters; raises SkylarkError for what concerns them all."""
+    """Send the letters; raises SkylarkError for errors that concern all of them."""
     if not options.to_original:
         await _require_concurrent(admin, options.group)
     if not options.dry_run:
@@ -131,18 +131,18 @@ def _problem(letter: Redriven) -> str | None:
 
 
 async def _require_concurrent(admin: Admin, group: str) -> None:
-    """Raise ClientError if the group consumes in order just now."""
+    """Raise ClientError if the group consumes in order now."""
     members = await admin.groups.members(group)
     is_orderly = bool(members.locks)
     for member in members.members[:1]:
         try:
             info = await admin.groups.running_info(group, member.client_id)
         except (SkylarkError, TimeoutError):
-            continue  # it may have left, or is a client that does not answer
+            continue  # the client has left, or does not answer
         is_orderly = is_orderly or info.properties.get(_ORDERLY) == "true"
     if is_orderly:
         raise ClientError(
-            f"group {group} consumes in order: brokers would put the letters straight back",
+            f"group {group} consumes in order: brokers would move the letters straight back",
             hint="send them to their topic (--to-original), or stop its consumers for a minute",
         )
 

@@ -1,17 +1,17 @@
-"""Replay: messages of a lake into topics again, each queue in its old order.
+"""Replay job: sends the messages of a lake to topics again, each queue in its old order.
 
-The messages of one old queue are sent by one task, by offset, into one queue: into the queue of the
-same name if the topic has all of them, otherwise the old queues are dealt out over the new ones.
-What the system had written into their properties is left out, and ``REPLAY_OF`` names the message
-that each is a copy of. Sending is at least once: a task that Spark repeats sends again.
+One task sends the messages of one old queue, by offset, to one queue: to the queue of the same name
+if the topic has all of them; otherwise the old queues are distributed over the new ones. Reserved
+properties are dropped, and ``REPLAY_OF`` has the id of the original message. Delivery is at least
+once: a task that Spark repeats sends again.
 
-**Pace.** Without one it goes as fast as brokers take it. ``rate`` is messages per second in all; a
-task gets the share of it that its rows are of all rows, so that all end together. ``time_scale``
-keeps the distances of the store times: 1 as they were, 2 twice as fast. Both need all tasks to run
-at once, so there are never more of them than Spark has cores for.
+**Pace.** By default it sends as fast as brokers accept. ``rate`` is messages per second in total; a
+task gets a share in proportion to its rows, so that all tasks end together. ``time_scale`` keeps
+the distances of the store times: 1 as they were, 2 twice as fast. Both need all tasks to run at
+once, so there are never more tasks than Spark has cores.
 
-The tasks send by themselves and do not write through Spark's sink: between two steps Spark collects
-thousands of rows before it hands them on, which no pace would survive.
+The tasks send by themselves and do not use Spark's sink: between two steps Spark collects thousands
+of rows before it passes them on, and no pace could be kept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pyspark.sql.window import Window
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import DAY, LakeFormat, read_lake
 from skylark.spark.jobs.job_runner import (
     Report,
     cluster_options,
     cores,
-    explained,
-    follow,
+    follow_batch,
     user_properties,
 )
 from skylark.spark.sink.row_encoder import plan_rows
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REPLAY_OF: Final = "REPLAY_OF"
-#: How often a task that keeps a pace sends.
+#: Interval of the sends of a task with a pace.
 SLICE_S: Final = 0.05
 _QUEUE: Final = ("topic", "brokerName", "queueId")
 _RESULT: Final = "count bigint, size bigint, retries bigint"
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent again, and where to."""
+    """Options of a replay job."""
 
     lake: str
-    to_topic: str | None = None  #: None: every message to the topic that it came from
+    to_topic: str | None = None  #: None: every message to its original topic
     namesrv: str | None = None
     format: LakeFormat = "parquet"
-    topics: tuple[str, ...] = ()  #: of the lake; all if there are none
+    topics: tuple[str, ...] = ()  #: topics in the lake; empty: all
     since: datetime | None = None  #: by store time
     until: datetime | None = None
     rate: float | None = None  #: messages per second
@@ -89,7 +89,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue of the lake, and where its messages go."""
+    """One queue of the lake, and its target queue."""
 
     topic: str
     broker_name: str
@@ -105,7 +105,7 @@ class QueueReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """Figures of a run."""
 
     lake: str
     to: list[str]
@@ -118,28 +118,28 @@ class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(spark: SparkSession, options: ReplayOptions) -> list[QueueReplay]:
-    """What a run would send, by queue; raises SkylarkError."""
-    with explained():
+    """The queues that a run would send; raises SkylarkError."""
+    with translate_errors():
         return _plan(_chosen(spark, options), options)
 
 
 def run(
     spark: SparkSession, options: ReplayOptions, report: Report, stop: Event | None = None
 ) -> ReplaySummary:
-    """Send everything; raises SkylarkError, and KeyboardInterrupt if ``stop`` is set before."""
+    """Send all rows; raises SkylarkError, and KeyboardInterrupt if ``stop`` is set."""
     clock = SystemClock()
     start = clock.monotonic()
-    with explained():
+    with translate_errors():
         frame = _chosen(spark, options)
         queues = _plan(frame, options)
         total = sum(queue.rows for queue in queues)
         sent = (0, 0, 0)
         if queues:
-            tasks = deal([queue.rows for queue in queues], cores(spark))
+            tasks = assign_tasks([queue.rows for queue in queues], cores(spark))
             ready = _ordered(frame, options, queues, tasks)
             rows = ready.mapInArrow(_sender(options, ready, queues, tasks), _RESULT)
             sums = rows.agg(*(F.sum(name).alias(name) for name in ("count", "size", "retries")))
-            row = follow(
+            row = follow_batch(
                 spark,
                 sums.first,
                 report,
@@ -164,7 +164,7 @@ def run(
 
 
 def check_target(options: ReplayOptions) -> None:
-    """See that the topic is there, without Spark; raises NotFoundError, NoNameServerError."""
+    """Check without Spark that the topic exists; raises NotFoundError, NoNameServerError."""
     client = sink_client(options.sink)
     if options.to_topic is not None:
         shared_portal().call(client.queues(options.to_topic))
@@ -174,14 +174,14 @@ def check_target(options: ReplayOptions) -> None:
 
 
 def _chosen(spark: SparkSession, options: ReplayOptions) -> DataFrame:
-    """The rows of the lake that are sent again."""
+    """The rows of the lake that the options select."""
     frame = read_lake(spark, options.lake, options.format)
     if options.topics:
         frame = frame.where(F.col("topic").isin(*options.topics))
     has_days = DAY in frame.columns
     if options.since is not None:
         frame = frame.where(F.col("storeTimestamp") >= F.lit(options.since))
-        if has_days:  # spares Spark the folders of other days
+        if has_days:  # Spark then skips the folders of other days
             frame = frame.where(F.col(DAY) >= F.lit(options.since.astimezone(UTC).date()))
     if options.until is not None:
         frame = frame.where(F.col("storeTimestamp") < F.lit(options.until))
@@ -239,10 +239,10 @@ def _moment(micros: int | None) -> datetime | None:
 def match_queues(
     old: Sequence[MessageQueue], new: Sequence[MessageQueue]
 ) -> dict[MessageQueue, MessageQueue]:
-    """The new queue for each old one: the one of its name if all have one, else one after another.
+    """The new queue for each old one: that of the same name if all exist, else round-robin.
 
-    The queues of a topic on the same brokers keep their names; elsewhere each new queue gets as
-    many old ones as any other, give or take one.
+    Queues keep their names on the same brokers; elsewhere the numbers of old queues per new queue
+    differ by one at most.
     """
     by_name = {(queue.broker_name, queue.queue_id): queue for queue in new}
     if all((queue.broker_name, queue.queue_id) in by_name for queue in old):
@@ -251,8 +251,8 @@ def match_queues(
     return {queue: targets[at % len(targets)] for at, queue in enumerate(sorted(old))}
 
 
-def deal(sizes: Sequence[int], count_max: int) -> list[int]:
-    """The task of each queue: large ones first, each to the task that has least."""
+def assign_tasks(sizes: Sequence[int], count_max: int) -> list[int]:
+    """The task of each queue: the largest queues first, each to the task with the fewest rows."""
     count = max(1, min(count_max, len(sizes)))
     loads = [0] * count
     tasks = [0] * len(sizes)
@@ -265,7 +265,7 @@ def deal(sizes: Sequence[int], count_max: int) -> list[int]:
 def _ordered(
     frame: DataFrame, options: ReplayOptions, queues: Sequence[QueueReplay], tasks: Sequence[int]
 ) -> DataFrame:
-    """The rows as messages, each queue in one partition and in its order."""
+    """The rows as messages, each old queue in one partition and in its order."""
     by_queue = F.create_map(
         *(
             part
@@ -284,7 +284,7 @@ def _ordered(
     frame = frame.withColumn("_to", by_queue[F.concat_ws("/", *_QUEUE)])
     order = [F.col("_to.task"), *map(F.col, _QUEUE), F.col("queueOffset")]
     if options.time_scale is not None:
-        # A clock may have been set back: the order of the offsets holds nevertheless.
+        # The order of offsets holds even where a clock was set back.
         before = Window.partitionBy(*_QUEUE).orderBy("queueOffset")
         frame = frame.withColumn("_at", F.max("storeTimestamp").over(before))
         order.insert(1, F.col("_at"))
@@ -326,16 +326,16 @@ def _properties(has: set[str]) -> Column:
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast tasks send; travels to them."""
+    """Send rates of tasks; pickled to them."""
 
     rates: Mapping[int, float] = {}  #: by task, messages per second
     time_scale: float | None = None
-    first_micros: int = 0  #: the store time that the scale begins with
+    first_micros: int = 0  #: the first store time of all rows
 
     def slices(
         self, batches: Iterator[pa.RecordBatch], task: int, clock: TimeSource, wait: Event
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, each when its time has come and not before."""
+        """The rows of a task, each not before its due time."""
         if task not in self.rates and self.time_scale is None:
             yield from batches
             return
@@ -356,7 +356,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
             count += batch.num_rows
 
     def _due(self, batch: pa.RecordBatch, count: int, task: int) -> list[float]:
-        """When each row is sent, in seconds since the start; they never decrease."""
+        """The due time of each row in seconds since the start; never decreasing."""
         if self.time_scale is None:
             rate = self.rates[task]
             return [(count + number) / rate for number in range(batch.num_rows)]
@@ -367,7 +367,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 def _sender(
     options: ReplayOptions, ready: DataFrame, queues: Sequence[QueueReplay], tasks: Sequence[int]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task does; raises ConfigError."""
+    """The function that tasks run; raises ConfigError."""
     sink = options.sink
     types = {field.name: field.dataType.simpleString() for field in ready.schema}
     types.pop("_at", None)

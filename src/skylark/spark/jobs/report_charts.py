@@ -1,11 +1,11 @@
-"""The charts of a report, drawn by matplotlib: one by one as SVG, or all together as PNG.
+"""Charts of a topic report, drawn by matplotlib: each as SVG, or all together as PNG.
 
-Each panel is a function that draws on axes; :func:`panels` says which ones a report has. Figures
-are objects of their own: nothing global is touched, no window system is asked for.
+Each panel is a function that draws on axes; :func:`panels` lists those of a report. Figures are
+independent objects: no global state of matplotlib changes, and no window system is needed.
 
-Names come from messages. They are drawn as they are, never read as formulas, and what cannot be
-printed is escaped. The SVG is made to stand inside HTML: without prolog and meta data, and with
-ids that no other chart on the page has.
+Names from messages are drawn as they are, never as formulas, and unprintable characters are
+escaped. The SVG is an element of an HTML page: without prolog and metadata, and with ids that no
+other chart on the page has.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Panel:
 
 
 def panels(report: TopicReport) -> list[Panel]:
-    """The charts that this report has something for."""
+    """The charts for which this report has data."""
     if not report.rows:
         return []
     found = [Panel("rate", _draw_rate, wide=True)]
@@ -111,7 +111,7 @@ def png_chart(report: TopicReport) -> bytes:
         rows = _rows(panels(report))
         heights = [_HEAD_INCHES, *(_ROW_INCHES for _ in rows)]
         figure = Figure(figsize=(_PNG_INCHES, sum(heights)), layout="constrained")
-        # Rows are figures of their own: long names in one do not squeeze the others.
+        # Each row is a figure: long names in one do not squeeze the others.
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         parts[0].text(0.012, 0.8, printable(report.topic), fontsize=17, fontweight="bold", va="top")
         parts[0].text(0.012, 0.2, headline(report), fontsize=9.5, color=_GREY)
@@ -127,7 +127,7 @@ def png_chart(report: TopicReport) -> bytes:
 
 
 def _rows(charts: Sequence[Panel]) -> list[list[Panel]]:
-    """The charts of each row of a picture: a wide one, or two."""
+    """The charts of each row: a wide one, or two."""
     rows: list[list[Panel]] = []
     for panel in charts:
         if panel.wide or not rows or rows[-1][0].wide or len(rows[-1]) == 2:
@@ -138,7 +138,7 @@ def _rows(charts: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def headline(report: TopicReport) -> str:
-    """What the report is about, in one line."""
+    """One line about the report: messages, size and time."""
     if report.first_ms is None or report.last_ms is None:
         return "no messages"
     return (
@@ -148,7 +148,7 @@ def headline(report: TopicReport) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """A time for people."""
+    """A time as text."""
     return datetime.fromtimestamp(time_ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -163,7 +163,7 @@ def printable(name: str, length_max: int = 80) -> str:
 def require_charts() -> None:
     """Raise ConfigError without matplotlib."""
     try:
-        import matplotlib  # noqa: F401 - only whether it is there
+        import matplotlib  # noqa: F401 - to see whether it is installed
     except ImportError:
         raise ConfigError(
             "charts need matplotlib", hint="pip install 'skylark-mq[report]'"
@@ -176,7 +176,7 @@ def _drawing() -> Iterator[None]:
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        # A key in a script that the font does not have is drawn as boxes; the page has it as text.
+        # Keys with characters that the font lacks are drawn as boxes; the page has them as text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
@@ -327,7 +327,7 @@ def _label(axes: Axes, title: str, of_values: str) -> None:
 
 
 def _count(value: float, _: Any = None) -> str:
-    """Large numbers, short."""
+    """A large number as short text."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

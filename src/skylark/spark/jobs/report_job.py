@@ -1,15 +1,15 @@
-"""Look at a topic: rate, sizes, latency, keys, queues, and what a group has not consumed.
+"""Report job: measures a topic: rate, sizes, latency, keys, queues, and the lag of a group.
 
-All work is done by Spark; what comes to the driver are figures. The topic is read twice, between
-the same offsets, because how long the spans of time are depends on when its messages were stored:
+Spark does all the work; only figures reach the driver. The topic is read twice between the same
+offsets, because the length of the time spans depends on when its messages were stored:
 
 1. sums, percentiles and the hottest keys of all messages;
-2. the same figures by span of time, by queue and by size.
+2. the same figures by time span, by queue and by size.
 
-Nothing is kept in between, so memory and disk stay flat however long the topic is. Bodies are not
-read.
+Nothing is cached in between, so memory and disk use do not depend on the size of the topic. Bodies
+are not read.
 
-:func:`save` adds the figures to tables in Parquet, one folder each, so that reports of many days
+:func:`save` appends the figures to Parquet tables, one folder each, so that reports of many days
 can be compared: ``spans``, ``queues``, ``size_classes``, ``keys`` and ``sharding_keys``, all with
 ``topic`` and ``made_ms``.
 """
@@ -27,7 +27,8 @@ from skylark.admin.group_operations import Groups
 from skylark.admin.offset_operations import Offsets
 from skylark.core.errors import ConfigError
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.jobs.job_runner import JobProgress, Report, cluster_options, explained
+from skylark.spark.error_translation import translate_errors
+from skylark.spark.jobs.job_runner import JobProgress, Report, cluster_options
 from skylark.spark.jobs.topic_report import (
     PERCENTS,
     SERIES_PERCENTS,
@@ -61,13 +62,13 @@ _COLUMNS: Final = (
     "storeTimestamp",
     "storeSize",
 )
-#: Different keys that a task counts at a time; with more of them, counts become less exact.
+#: Keys that a task counts at once; with more different keys counts become less exact.
 _KEYS_TRACKED: Final = 10_000
 HOT_KEYS_MAX: Final = 100
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at; raises ConfigError."""
+    """Options of a report job; raises ConfigError."""
 
     topic: str
     namesrv: str | None = None
@@ -95,11 +96,11 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(spark: SparkSession, options: ReportOptions, report: Report) -> TopicReport:
-    """Read the topic and make the figures; raises SkylarkError."""
+    """Read the topic and compute the figures; raises SkylarkError."""
     source = options.source
     cluster = shared_cluster(source_options(source, streaming=False).connection)
     progress = _progress(cluster, options)
-    with explained():
+    with translate_errors():
         frame = spark.read.format("rocketmq").options(**source).load()
         rows = frame.select(
             "brokerName",
@@ -135,7 +136,7 @@ _TABLES: Final = {
 
 
 def save(spark: SparkSession, report: TopicReport, folder: str) -> None:
-    """Add the figures to the tables in a folder; raises SkylarkError."""
+    """Append the figures to the tables in a folder; raises SkylarkError."""
     found: dict[str, Sequence[msgspec.Struct]] = {
         "spans": report.spans,
         "queues": report.queues,
@@ -144,7 +145,7 @@ def save(spark: SparkSession, report: TopicReport, folder: str) -> None:
         "sharding_keys": report.sharding_keys.hottest,
     }
     common = {"topic": report.topic, "made_ms": report.made_ms, "width_s": report.width_s}
-    with explained():
+    with translate_errors():
         for name, fields in _TABLES.items():
             schema = f"topic string, made_ms bigint, {fields}"
             columns = [field.split()[0] for field in schema.split(", ")]
@@ -179,7 +180,7 @@ def _group_lag(group: str, progress: Sequence[QueueProgress], found: TopicReport
 
 
 def _totals(rows: DataFrame, hot_keys: int, report: TopicReport) -> TopicReport:
-    """Figures of all messages. A message with several keys is a row for each of them here."""
+    """Figures of all messages. Here a message with several keys has a row for each."""
     each = rows.select("*", F.posexplode_outer(F.split("keys", " ")).alias("at", "key"))
     first = "coalesce(at, 0) = 0"
     columns = {
@@ -235,7 +236,7 @@ def _key_share(distinct: int, hottest: Iterable[Row] | None) -> KeyShare:
 def _divided(
     rows: DataFrame, report: TopicReport, progress: Sequence[QueueProgress]
 ) -> TopicReport:
-    """The figures by time, queue and size, added to the report."""
+    """Add the figures by time, queue and size to the report."""
     assert report.first_ms is not None
     assert report.last_ms is not None
     width_s = span_width_s(report.first_ms, report.last_ms)
@@ -288,7 +289,7 @@ def _divided(
 
 
 def _is_unread(progress: Sequence[QueueProgress]) -> Column:
-    """Whether a message lies behind what the group has consumed of its queue."""
+    """Whether the group has not consumed a message yet."""
     offsets: list[Column] = []
     for each in progress:
         name = f"{each.queue.broker_name}\x01{each.queue.queue_id}"

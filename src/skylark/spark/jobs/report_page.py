@@ -1,6 +1,6 @@
-"""A report as one HTML page that needs nothing else: charts are inside, nothing is fetched.
+"""HTML page of a topic report: one file with all charts inside, which loads nothing else.
 
-It reads well on a screen of any width and on paper. Whatever comes from messages is escaped.
+It suits screens of any width, and paper. All text from messages is escaped.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a report about a topic says: figures and nothing else.
+"""Figures of a topic report: plain data, without Spark.
 
-Spark makes them (:mod:`skylark.spark.jobs.report_job`); a terminal, a page and a picture show them.
-However long the topic is, they stay small: at most :data:`BUCKETS_MAX` spans of time, one entry per
-queue, one per power of two of the sizes, and the hottest keys.
+A report job computes them (:mod:`skylark.spark.jobs.report_job`); a terminal, a page and a picture
+show them. Their size does not depend on that of the topic: at most :data:`BUCKETS_MAX` time spans,
+one entry per queue, one per power of two of the sizes, and the hottest keys.
 
-*Latency* is the time from birth (clock of the producer) to storing (clock of the broker); where
-the clocks disagree it may be negative. *Size* is that of the record in the commit log: body as
-stored, properties and about 100 bytes around them. The numbers of keys are approximate.
+*Latency* is the time from birth (clock of the producer) to storing (clock of the broker); if the
+clocks differ it may be negative. *Size* is that of the record in the commit log: body as stored,
+properties, and about 100 bytes of fields. The numbers of keys are approximate.
 
-*Unread* are the messages that a group has not consumed when the report is made, by the time they
-were stored: brokers do not know what the lag was in the past.
+*Unread* are the messages that a group has not consumed when the report is made, by their store
+time: brokers do not know the lag of the past.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-#: Spans of time at most.
+#: Maximum number of time spans.
 BUCKETS_MAX: Final = 180
 _MINUTE_S: Final = 60
 _WIDTHS_S: Final = (
@@ -31,7 +31,7 @@ SERIES_PERCENTS: Final = (50, 95, 99)
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How values are spread."""
+    """Percentiles of a figure."""
 
     least: int
     p50: int
@@ -42,7 +42,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages that were stored in one span of time; all spans of a report are as long."""
+    """Messages stored in one time span; all spans of a report have the same length."""
 
     start_ms: int
     rows: int = 0
@@ -73,21 +73,21 @@ class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that many messages have."""
+    """A frequent key."""
 
     key: str
     rows: int
 
 
 class KeyShare(msgspec.Struct, frozen=True, kw_only=True):
-    """How messages share keys; about."""
+    """Approximate distribution of keys over messages."""
 
     distinct: int = 0
     hottest: tuple[HotKey, ...] = ()
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group has not consumed."""
+    """Lag of a consumer group."""
 
     group: str
     lag: int
@@ -95,7 +95,7 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module."""
+    """All figures of a report."""
 
     topic: str
     made_ms: int
@@ -103,7 +103,7 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
-    width_s: int = _MINUTE_S  #: of one span
+    width_s: int = _MINUTE_S  #: length of one time span
     spans: tuple[Span, ...] = ()
     sizes: Percentiles | None = None
     latencies_ms: Percentiles | None = None
@@ -127,18 +127,18 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_skew(self) -> float:
-        """Messages of the fullest queue against the mean: 1 is even."""
+        """Messages of the fullest queue divided by the mean: 1 is even."""
         if not self.rows or not self.queues:
             return 1.0
         return max(queue.rows for queue in self.queues) * len(self.queues) / self.rows
 
     def per_minute(self, amount: float) -> float:
-        """What an amount in one span is per minute."""
+        """Convert an amount per span to one per minute."""
         return amount * _MINUTE_S / self.width_s
 
 
 def span_width_s(first_ms: int, last_ms: int) -> int:
-    """The shortest span with which there are not too many of them."""
+    """The shortest length with which there are at most BUCKETS_MAX spans."""
     for width_s in _WIDTHS_S:
         if last_ms // (width_s * 1_000) - first_ms // (width_s * 1_000) < BUCKETS_MAX:
             return width_s
@@ -146,7 +146,7 @@ def span_width_s(first_ms: int, last_ms: int) -> int:
 
 
 def filled(spans: Sequence[Span], width_s: int) -> tuple[Span, ...]:
-    """Spans in order, with empty ones where nothing was stored."""
+    """Sort the spans and insert empty ones where nothing was stored."""
     by_start = {span.start_ms: span for span in spans}
     if not by_start:
         return ()
@@ -155,7 +155,7 @@ def filled(spans: Sequence[Span], width_s: int) -> tuple[Span, ...]:
 
 
 def amount(size: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as text."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1_024:
             return (
@@ -166,7 +166,7 @@ def amount(size: float) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """A time that something takes, for people."""
+    """A duration as text."""
     size = abs(milliseconds)
     if size < 1_000:
         return f"{milliseconds:.0f} ms"

@@ -1,14 +1,14 @@
-"""Transform: a topic through SQL into another topic.
+"""Transform job: reads a topic, runs SQL on it, and writes the result to another topic.
 
-The messages are the view ``input``, with the columns of the source; what the statement selects are
-the columns of the sink, of which ``body`` must be one::
+The messages are the view ``input``, with the columns of the source; the statement selects the
+columns of the sink, of which ``body`` is required::
 
     SELECT to_json(struct(o.id, o.total)) AS body, o.id AS keys, 'PAID' AS tags
     FROM (SELECT from_json(cast(body AS string), 'id STRING, total DOUBLE') AS o FROM input)
     WHERE o.total > 100
 
-The checkpoint says how far the job is, so it cannot do without one. A crash between sending and
-noting it repeats the rows of one batch, unless ``delivery`` is ``exactly-once``.
+The checkpoint has the progress of the job, so it is required. A crash between sending a batch and
+committing its progress repeats the rows of that batch, unless ``delivery`` is ``exactly-once``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,10 @@ from pyspark.logger import PySparkLogger
 from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    drive,
-    explained,
-    queue_spans,
-    topic_route,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.sink.task_writer import sink_client
@@ -45,32 +39,32 @@ if TYPE_CHECKING:
 
 VIEW: Final = "input"
 Delivery = Literal["at-least-once", "exactly-once"]
-#: Rows of a batch; half messages should not wait long for their decision.
+#: Rows of an exactly-once batch: half messages should not wait long for their decision.
 _ROWS_PER_BATCH: Final[dict[Delivery, int]] = {"at-least-once": 200_000, "exactly-once": 20_000}
 
-#: Loggers that repeat every error of a statement on stderr, as JSON.
+#: Loggers that print every error of a statement on stderr, as JSON.
 _ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read, what becomes of it, and where it goes; raises ConfigError."""
+    """Options of a transform job; raises ConfigError."""
 
     topic: str
     to_topic: str
     sql: str
     checkpoint: str
     namesrv: str | None = None
-    to_namesrv: str | None = None  #: by default the cluster that is read
+    to_namesrv: str | None = None  #: default: the cluster of the source
     delivery: Delivery = "at-least-once"
-    interval_ms: int | None = None  #: go on, with a batch this often; None ends with what is there
-    start: str = "earliest"  #: of the first run: ``startingOffsets`` of the source
+    interval_ms: int | None = None  #: run on, with a batch this often; None: end when all is read
+    start: str = "earliest"  #: ``startingOffsets`` of the first run
     tags: str | None = None
-    group: str | None = None  #: the consumer group that shows how far the job is
+    group: str | None = None  #: the consumer group that gets the progress
     rows_per_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not self.sql.strip():
-            raise ConfigError("there is no SQL", hint="for example SELECT body FROM input")
+            raise ConfigError("no SQL is given", hint="for example SELECT body FROM input")
         if not self.checkpoint:
             raise ConfigError("a transformation needs a checkpoint")
         if self.topic == self.to_topic and self.to_namesrv in (None, self.namesrv):
@@ -102,13 +96,13 @@ class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _feeds_itself(topic: str) -> ConfigError:
     return ConfigError(
-        f"the job would read what it writes: {topic} is both its topics",
+        f"the job would read its own output: {topic} is source and target",
         hint="send to another topic",
     )
 
 
 class TransformSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """Figures of a run."""
 
     topic: str
     to_topic: str
@@ -127,11 +121,11 @@ class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
 
     column: str
     type: str
-    used: bool  #: by the sink
+    used: bool  #: whether the sink uses it
 
 
 class TransformPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would do."""
+    """Plan of a run."""
 
     columns: tuple[OutputColumn, ...]
     queues: tuple[QueueSpan, ...]
@@ -140,8 +134,8 @@ class TransformPlan(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     spark: SparkSession, options: TransformOptions, report: Report, stop: Event | None = None
 ) -> TransformSummary:
-    """Transform what there is, or go on until ``stop`` is set; raises SkylarkError."""
-    with explained(), _transformed(spark, options) as frame:
+    """Transform all messages, or run on until ``stop`` is set; raises SkylarkError."""
+    with translate_errors(), _transformed(spark, options) as frame:
         _check(frame, options)
         writer = (
             frame.writeStream.format("rocketmq")
@@ -155,7 +149,7 @@ def run(
             writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
         with _sql_errors():
             query = writer.start()
-        totals = drive(query, report, stop)
+        totals = follow_query(query, report, stop)
     return TransformSummary(
         topic=options.topic,
         to_topic=options.to_topic,
@@ -171,8 +165,8 @@ def run(
 
 
 def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
-    """What a run would do now; raises what it would raise before its first batch."""
-    with explained(), _transformed(spark, options) as frame:
+    """What a run would do now; raises SkylarkError."""
+    with translate_errors(), _transformed(spark, options) as frame:
         _check(frame, options)
         spans = queue_spans(options.source, checkpoint_offset(spark, options.checkpoint))
         columns = tuple(
@@ -186,10 +180,10 @@ def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
         return TransformPlan(columns=columns, queues=tuple(spans))
 
 
-def look(options: TransformOptions) -> None:
-    """Raise NotFoundError if the topic is not there, ConfigError if the job would feed itself.
+def check_topics(options: TransformOptions) -> None:
+    """Raise NotFoundError if the topic is missing, ConfigError if the job would read its output.
 
-    Two clusters are one if they share a master, however their name servers are written.
+    Two clusters are the same if they share a master, whatever name servers are given.
     """
     source = topic_route(options.source, options.topic)
     if options.topic != options.to_topic:
@@ -199,13 +193,13 @@ def look(options: TransformOptions) -> None:
         raise _feeds_itself(options.topic)
 
 
-#: Columns of the sink that count only with options that this job does not give.
+#: Columns of the sink that need options which this job does not set.
 _UNUSED: Final = frozenset({"topic", "brokerName", "queueId", "msgId"})
 
 
 @contextmanager
 def _transformed(spark: SparkSession, options: TransformOptions) -> Iterator[DataFrame]:
-    """What the SQL makes of the topic; raises ConfigError."""
+    """The result of the SQL as a streaming frame; raises ConfigError."""
     source = spark.readStream.format("rocketmq").options(**options.source).load()
     source.createOrReplaceTempView(VIEW)
     try:
@@ -213,7 +207,7 @@ def _transformed(spark: SparkSession, options: TransformOptions) -> Iterator[Dat
             frame = spark.sql(options.sql)
         if not frame.isStreaming:
             raise ConfigError(
-                f"the SQL does not read the messages: they are the view {VIEW}",
+                f"the SQL does not read the messages, which are the view {VIEW}",
                 hint="SELECT ... FROM input",
             )
         yield frame
@@ -223,7 +217,7 @@ def _transformed(spark: SparkSession, options: TransformOptions) -> Iterator[Dat
 
 @contextmanager
 def _sql_errors() -> Iterator[None]:
-    """What Spark says about a statement, as one sentence and nowhere else."""
+    """Translate Spark's errors about a statement into one sentence, without its log output."""
     echoes = [PySparkLogger.getLogger(name) for name in _ECHOES]
     for echo in echoes:
         echo.disabled = True
@@ -237,7 +231,7 @@ def _sql_errors() -> Iterator[None]:
 
 
 def sql_problem(text: str) -> str:
-    """The line that matters in what Spark says about a statement, and where it is."""
+    """The relevant line of Spark's error about a statement, with its position."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = line.strip().rstrip(";")
     head, state, place = line.partition("SQLSTATE: ")
@@ -248,8 +242,8 @@ def sql_problem(text: str) -> str:
 
 
 def _check(frame: DataFrame, options: TransformOptions) -> None:
-    """Raise what the sink would say, before anything runs."""
-    look(options)
+    """Raise the errors of the sink before anything runs."""
+    check_topics(options)
     sink = read_sink_options(options.sink)
     plan_rows({field.name: field.dataType.simpleString() for field in frame.schema}, sink)
     client = sink_client(sink)

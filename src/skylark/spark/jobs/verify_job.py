@@ -1,12 +1,12 @@
-"""Verify: whether a lake holds what a topic holds, by counts and CRC sums of ranges of offsets.
+"""Verify job: checks that a lake has the messages of a topic, by counts and CRC sums.
 
-Both sides are summed up in Spark, range by range: the number of messages, and the sum of a CRC-32
-over offset, body, tags, keys and properties of each. A message that is missing, doubled, changed or
-in the wrong place changes one of the two. The driver sees only ranges that differ.
+Spark sums up both sides, range by range: the number of messages, and the sum of a CRC-32 over
+offset, body, tags, keys and properties of each. A message that is missing, duplicated, changed or
+misplaced changes one of the two. Only ranges that differ reach the driver.
 
-What is compared: all that the topic holds when the job begins. Messages that retention has taken
-from the topic are in the lake alone, and are counted as ``expired``. An archive that lags behind a
-topic differs from it; ``archived_only`` looks at what it has up to its last offset of each queue.
+It compares all messages that the topic has when the job starts. Messages that retention has deleted
+from the topic are only in the lake, and are counted as ``expired``. An archive that lags differs
+from its topic; ``archived_only`` compares each queue up to the last offset in the lake.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ import msgspec
 from pyspark.sql import functions as F
 
 from skylark.core.clock import SystemClock
+from skylark.spark.error_translation import translate_errors
 from skylark.spark.jobs.archive_job import LakeFormat, read_lake
-from skylark.spark.jobs.job_runner import (
-    QueueSpan,
-    Report,
-    cluster_options,
-    explained,
-    follow,
-    queue_spans,
-)
+from skylark.spark.jobs.job_runner import Report, cluster_options, follow_batch
+from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 RANGE_SIZE: Final = 100_000
-#: Ranges that are told one by one; all are counted.
+#: Ranges that are listed; all are counted.
 DIFFERENCES_MAX: Final = 1_000
 _COMPARED: Final = ("brokerName", "queueId", "queueOffset", "body", "tags", "keys", "properties")
 _RANGE: Final = ("brokerName", "queueId", "part")
@@ -42,7 +37,7 @@ _BOUNDS: Final = "brokerName string, queueId int, low bigint, high bigint"
 
 
 class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic and its archive."""
+    """Options of a verify job."""
 
     topic: str
     lake: str
@@ -84,7 +79,7 @@ class VerifySummary(msgspec.Struct, frozen=True, kw_only=True):
     different: int
     topic_rows: int
     lake_rows: int
-    expired: int  #: rows of the lake that the topic does not have any more
+    expired: int  #: rows of the lake that the topic no longer has
     seconds: float
     differences: list[Difference]  #: the first of them
 
@@ -92,11 +87,11 @@ class VerifySummary(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     spark: SparkSession, options: VerifyOptions, report: Report, stop: Event | None = None
 ) -> VerifySummary:
-    """Compare; raises SkylarkError."""
+    """Compare topic and lake; raises SkylarkError."""
     clock = SystemClock()
     start = clock.monotonic()
     spans = queue_spans(options.source)
-    with explained():
+    with translate_errors():
         lake = read_lake(spark, options.lake, options.format)
         lake = lake.where(F.col("topic") == options.topic)
         if options.archived_only:
@@ -122,7 +117,7 @@ def run(
             .persist()
         )
         try:
-            found = follow(
+            found = follow_batch(
                 spark,
                 lambda: _result(joined, options),
                 report,
@@ -147,7 +142,7 @@ def sums(rows: DataFrame, range_size: int, side: str) -> DataFrame:
 
 
 def row_crc() -> Column:
-    """The CRC-32 of one message, at its place."""
+    """The CRC-32 of one message with its offset."""
     properties = F.array_sort(F.map_entries("properties")).cast("string")
     texts = F.concat_ws("\u0001", F.col("queueOffset").cast("string"), "tags", "keys", properties)
     return F.crc32(F.concat(texts.cast("binary"), F.lit(b"\x02"), F.col("body")))
@@ -158,7 +153,7 @@ def _different() -> Column:
 
 
 def _archived(lake: DataFrame, spans: Sequence[QueueSpan]) -> list[QueueSpan]:
-    """The spans up to what the lake has of each queue."""
+    """The spans, cut at the last offset of each queue in the lake."""
     ends = lake.groupBy("brokerName", "queueId").agg(F.max("queueOffset").alias("last"))
     last = {(row.brokerName, row.queueId): row.last for row in ends.toLocalIterator()}
     cut = []

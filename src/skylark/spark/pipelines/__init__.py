@@ -1,12 +1,13 @@
-"""Pipelines declared in a file: read topics, transform by SQL or Python, write anywhere.
+"""Pipelines declared in a YAML file: read topics, transform them by SQL or Python, write anywhere.
 
-===============  ==================================================================================
-the file         document; marked_yaml (lines and columns of mistakes), environment (``${NAME}``)
-without Spark    checkpoints (folders of a pipeline, and what is in them), starting (where it would
-                 begin, how far it is behind), status, resetting
-with Spark       frames (from source to sink, analysed and not run), code (functions of the user),
-                 reach (brokers seen from executors), plan, running; sessions, sentences
-===============  ==================================================================================
+=============  ====================================================================================
+the file       ``pipeline_file``; ``yaml_reader`` (line and column of mistakes, ``${NAME}``)
+without Spark  ``checkpoint_folders`` (folders of a pipeline and their content), ``pipeline_start``
+               (where a run would begin), ``pipeline_status``, ``pipeline_reset``
+with Spark     ``query_builder`` (from source to sink, analysed and not run), ``user_functions``,
+               ``pipeline_plan``, ``pipeline_runner``, ``pipeline_session``,
+               ``connectivity_check`` (whether executors reach the brokers)
+=============  ====================================================================================
 
 The command is ``skylark pipeline``.
 """

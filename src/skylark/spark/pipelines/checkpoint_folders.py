@@ -1,31 +1,31 @@
-"""The checkpoint folders of a pipeline: which one counts, what it says, and how a new one is made.
+"""Checkpoint folders of a pipeline: which one is current, what is in it, and how a new one is made.
 
 ::
 
     <checkpoints>/<pipeline>/0        the first; made by Spark when the pipeline first runs
     <checkpoints>/<pipeline>/1        made by `skylark pipeline reset`
-    <checkpoints>/<pipeline>/2 ...    the highest number counts
+    <checkpoints>/<pipeline>/2 ...    the highest number is the current one
 
-A folder that exists is never edited: a reset makes the next one, under a name that begins with a
-dot, and gives it its number when it is complete. To take a reset back before the pipeline ran
-again, delete the folder.
+Existing folders are never changed: a reset makes the next one, under a name that begins with a dot,
+and renames it to its number when it is complete. To undo a reset before the pipeline has run again,
+delete the folder.
 
 In a folder Spark keeps, for each batch, a file with the offsets at its end (``offsets/<n>``,
-written before the batch runs) and one that says that it is done (``commits/<n>``)::
+written before the batch runs) and one that marks it as done (``commits/<n>``)::
 
     v1
     {"batchWatermarkMs": 0, "batchTimestampMs": ..., "conf": {...}}
     {"v": 1, "q": {...}}                     one line per source; see
     skylark.spark.source.stream_offset
 
-What :func:`write_checkpoint` makes is a folder in which a batch was planned and no row was read: it
-ends where reading shall begin. Numbers of batches go on from the old folder, because file sinks
-keep a log of them beside the data (see :mod:`skylark.spark.pipelines.pipeline_start`). Only queries
-with state begin with batch 0 again: their state has the number of the batch as well. The id of the
-query is a new one, so that exactly-once sinks take its batches for what they are.
+:func:`write_checkpoint` makes a folder with a batch that was planned and read no row: it ends where
+reading shall start. Batch numbers continue from the old folder, because file sinks keep a log of
+them beside the data (see :mod:`skylark.spark.pipelines.pipeline_start`). Only queries with state
+start again with batch 0: their state has batch numbers as well. The query gets a new id, so that
+exactly-once sinks do not take its batches for those of the old query.
 
-Folders on other file systems than the local one are for Spark alone: number 0 is used there, and
-nothing is known about it. This module needs no Spark.
+Folders on other file systems are accessible to Spark alone: there number 0 is used, and nothing is
+known about its content. This module needs no Spark.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _NO_METADATA: Final = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 
 
 def local_path(text: str, base: Path) -> Path | None:
-    """A path or ``file:`` URI, relative ones below ``base``; None for other file systems."""
+    """The path of a path or ``file:`` URI, relative to ``base``; None for other file systems."""
     if not _SCHEME.match(text):
         return base / text
     parts = urlsplit(text)
     return Path(unquote(parts.path)) if parts.scheme.lower() == "file" else None
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch in the offsets log: where it ends, per source, and how Spark was set."""
+class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch in the offsets log: its end offsets per source, and the settings of Spark."""
 
     number: int
     ends: tuple[StreamOffset, ...]
@@ -70,7 +70,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """The end of each queue; the least, if a query reads it twice."""
+        """The end offset of each queue; the lowest if a query reads it twice."""
         found: dict[MessageQueue, int] = {}
         for end in self.ends:
             for queue, offset in end.queues.items():
@@ -79,37 +79,37 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One folder."""
+    """Content of one checkpoint folder."""
 
     folder: Path
     number: int
     query_id: str | None
-    done: Planned | None  #: the last batch that is complete
-    unfinished: Planned | None  #: a batch behind it that was planned and is to be run (again)
+    done: PlannedBatch | None  #: the last completed batch
+    unfinished: PlannedBatch | None  #: a later batch that was planned and not completed
     has_state: bool
     changed_ms: int | None  #: when a batch was last planned or completed
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """What has been read for good; where the next run begins."""
+        """The offsets at which the next run starts: the end of the last completed batch."""
         if self.done is not None:
             return self.done.positions
         if self.unfinished is None:
             return {}
         found: dict[MessageQueue, int] = {}
         for end in self.unfinished.ends:
-            # An end that is still fresh is that of a first batch without rows.
+            # A fresh end offset is that of a first batch without rows.
             found |= end.queues if end.fresh else end.first_start or {}
         return found
 
     @property
-    def last(self) -> Planned | None:
+    def last(self) -> PlannedBatch | None:
         """The last batch that was planned."""
         return self.unfinished or self.done
 
     @property
     def next_number(self) -> int:
-        """The number of the batch that runs next."""
+        """The number of the next batch."""
         if self.unfinished is not None:
             return self.unfinished.number
         return 0 if self.done is None else self.done.number + 1
@@ -120,46 +120,46 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """The folder that the key ``checkpoints`` of a file names."""
+    """The folder with the checkpoints of all pipelines of a file."""
 
     def __init__(self, text: str, base: Path) -> None:
         self._text = text.rstrip("/")
         self.root = local_path(text, base)
 
     def location(self, pipeline: str) -> str:
-        """What Spark is told: the newest folder, or the first."""
+        """The checkpoint location for Spark: the newest folder, or the first."""
         if self.root is None:
             return f"{self._text}/{pipeline}/0"
         newest = self.newest(pipeline)
         return (newest.folder if newest else self.folder(pipeline) / "0").absolute().as_uri()
 
     def folder(self, pipeline: str) -> Path:
-        """Where the numbered folders are; raises ConfigError if that is not on this machine."""
+        """The parent of the numbered folders; raises ConfigError if it is not a local path."""
         if self.root is None:
             raise ConfigError(
-                f"the checkpoints are at {self._text}, where only Spark can look at them",
+                f"the checkpoints are at {self._text}, which only Spark can read",
                 hint="keep them in a folder that is mounted here, file:///...",
             )
         return self.root / pipeline
 
     def newest(self, pipeline: str) -> Checkpoint | None:
-        """The folder that counts, if the pipeline has one; raises ConfigError."""
+        """The current checkpoint; None if the pipeline has not run yet. Raises ConfigError."""
         numbers = _numbers(self.folder(pipeline))
         if not numbers:
             return None
         return _read(self.folder(pipeline) / str(numbers[-1]), numbers[-1])
 
     def check_writable(self, pipeline: str) -> None:
-        """Raise ConfigError if no checkpoint can be kept here; makes nothing."""
+        """Raise ConfigError if the folder is not writable; creates nothing."""
         if self.root is None:
             return
         at = self.folder(pipeline)
         while not at.exists() and at != at.parent:
             at = at.parent
         if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
-            why = "may not be written to" if at.is_dir() else "is no folder"
+            why = "is not writable" if at.is_dir() else "is not a folder"
             raise ConfigError(
-                f"pipeline {pipeline} cannot keep its checkpoint in {self.folder(pipeline)}:"
+                f"pipeline {pipeline} cannot write its checkpoint to {self.folder(pipeline)}:"
                 f" {at} {why}",
                 hint="change its permissions, or the key checkpoints of the file",
             )
@@ -201,7 +201,7 @@ def _text(file: Path) -> str:
     except OSError as error:
         raise _unreadable(file, error.strerror or str(error)) from None
     except UnicodeDecodeError:
-        raise _unreadable(file, "it is no text") from None
+        raise _unreadable(file, "it is not UTF-8 text") from None
 
 
 def _query_id(file: Path) -> str | None:
@@ -214,27 +214,27 @@ def _query_id(file: Path) -> str | None:
     return str(found["id"]) if isinstance(found, Mapping) and "id" in found else None
 
 
-def _planned(folder: Path, number: int) -> Planned:
+def _planned(folder: Path, number: int) -> PlannedBatch:
     file = folder / "offsets" / str(number)
     version, metadata, *lines = (*_text(file).splitlines(), "", "")[:66]
     if version != VERSION:
         raise _unreadable(file, f"it begins with {version[:20]!r} and not with {VERSION}")
-    # A dash is a source that had nothing yet.
+    # Spark writes a dash for a source without an offset.
     ends = [decode_offset(_json(line, file)) for line in lines if line not in ("", "-")]
-    return Planned(number=number, ends=tuple(ends), metadata=metadata)
+    return PlannedBatch(number=number, ends=tuple(ends), metadata=metadata)
 
 
 def _json(line: str, file: Path) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        raise _unreadable(file, "a line of it is no JSON") from None
+        raise _unreadable(file, "it has a line that is not JSON") from None
 
 
 def _unreadable(file: Path, why: str) -> ConfigError:
     return ConfigError(
         f"the checkpoint {file} cannot be read: {why}",
-        hint="is it one of a pipeline, and of this user?",
+        hint="is it the checkpoint of a pipeline, and may this user read it?",
     )
 
 
@@ -247,14 +247,14 @@ def write_checkpoint(
     positions: Mapping[MessageQueue, int],
     next_number: int,
 ) -> Path:
-    """Make the next folder below ``parent`` and return it; its query begins at ``positions``.
+    """Make the next folder below ``parent`` and return it; its query starts at ``positions``.
 
-    Its first batch that may have rows has ``next_number``, or 1 if that is 0. Raises OSError;
-    whoever else made the folder at the same time wins.
+    The first batch with rows has ``next_number``, or 1 if that is 0. Raises OSError, also if
+    another process makes the folder at the same time.
     """
     last = None if old is None else old.last
-    # An unfinished batch 0 whose end is its start, "s", is run by Spark and reads nothing. Others
-    # must be complete, and Spark looks for the end of the one before.
+    # Spark runs an unfinished batch 0 whose end equals its start, "s", and reads nothing. Later
+    # batches must be completed, and Spark reads the end of the one before.
     start = StreamOffset(positions, first_start=None if next_number else positions)
     line = json.dumps(encode_offset(start), separators=(",", ":"))
     metadata = last.metadata if last is not None and next_number else _NO_METADATA

@@ -1,7 +1,7 @@
-"""Whether executors reach the brokers: ``skylark pipeline check --executors``.
+"""Connectivity check: whether executors reach the brokers (``skylark pipeline check --executors``).
 
-A driver that reads routes and a route that names addresses only the driver can reach give a query
-that starts and then fails in every task. So one task per core opens a connection to each address.
+If routes have addresses that only the driver can reach, a query starts and then fails in every
+task. So one task per core opens a connection to each address.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from skylark.spark.pipelines.error_translation import explained
+from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.pipelines.pipeline_file import Pipeline
-from skylark.spark.pipelines.pipeline_start import sink_brokers, survey_source
+from skylark.spark.pipelines.pipeline_start import sink_brokers, source_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 _SCHEMA: Final = "host string, address string, problem string"
-#: Spark cuts so many rows into one part per core.
+#: Spark splits so many rows into one partition per core.
 _ROWS: Final = 1_000
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tasks on a machine say about an address."""
+class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the tasks on one machine for one address."""
 
     host: str
     address: str
@@ -37,18 +37,18 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def broker_addresses(pipelines: Iterable[Pipeline]) -> list[str]:
-    """The addresses that the tasks of these pipelines talk to."""
+    """The broker addresses that the tasks of these pipelines connect to."""
     found: set[str] = set()
     for pipeline in pipelines:
-        for addresses in survey_source(pipeline.source.options).addresses.values():
+        for addresses in source_snapshot(pipeline.source.options).addresses.values():
             found.update(addresses.values())
         found.update(sink_brokers(pipeline))
     return sorted(found)
 
 
-def try_from_executors(spark: SparkSession, addresses: list[str]) -> list[Reached]:
+def try_from_executors(spark: SparkSession, addresses: list[str]) -> list[ConnectivityResult]:
     """Connect from one task per core to each address."""
-    with explained():
+    with translate_pipeline_errors():
         rows = spark.range(_ROWS).mapInArrow(partial(_try_all, addresses), _SCHEMA).collect()
     counts: dict[tuple[str, str, str | None], int] = {}
     for row in rows:
@@ -56,13 +56,13 @@ def try_from_executors(spark: SparkSession, addresses: list[str]) -> list[Reache
         counts[key] = counts.get(key, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: tuple(map(str, item[0])))
     return [
-        Reached(host=host, address=address, tasks=count, problem=problem)
+        ConnectivityResult(host=host, address=address, tasks=count, problem=problem)
         for (host, address, problem), count in ordered
     ]
 
 
 def _try_all(addresses: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in tasks."""
+    """Connect to all addresses; runs in tasks."""
     import pyarrow as pa
 
     for _ in batches:

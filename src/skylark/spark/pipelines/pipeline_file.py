@@ -1,4 +1,4 @@
-"""A pipeline file: what it may say, and what it says.
+"""Pipeline file: its format, and the parser that turns it into a :class:`PipelineFile`.
 
 ::
 
@@ -17,15 +17,15 @@
         python: alerting:transform
         sink: {format: rocketmq, options: {topic: alerts, delivery: exactly-once}}
 
-``cluster`` holds options that every source and every sink of format rocketmq get, unless they have
-them themselves. A pipeline may have ``sql`` over the view ``input``, a ``python`` function from
+``cluster`` has options for every source and every sink of format rocketmq, unless they set them
+themselves. A pipeline may have ``sql`` over the view ``input``, a ``python`` function from
 DataFrame to DataFrame, neither, or both: then the function gets the result of the SQL. Without a
-trigger a batch follows the one before at once; ``availableNow: true`` ends when all that was there
-at the start is done.
+trigger, batches follow each other without a pause; ``availableNow: true`` ends when everything that
+was stored at the start is processed.
 
-Everything that can be known without asking anybody is checked here: keys, names, and the options of
-sources and sinks. All mistakes are told together (:class:`DocumentError`), with line and column.
-This module needs no Spark.
+Everything that can be checked without a request is checked here: keys, names, and the options of
+sources and sinks. One :class:`PipelineFileError` reports all mistakes, with line and column. This
+module needs no Spark.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ T = TypeVar("T")
 FORMAT: Final = "rocketmq"
 PIPELINES_MAX: Final = 64
 OUTPUT_MODES: Final = ("append", "complete", "update")
-#: Sinks that write files below a path, and keep a log of their batches there.
+#: Formats of sinks that write files to a folder, with a log of their batches.
 FILE_FORMATS: Final = ("parquet", "orc", "json", "csv", "text", "avro")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pipeline reads: the options as Spark gets them, and what they mean."""
+    """Source of a pipeline: the options for Spark, and their parsed form."""
 
     given: Mapping[str, str]
     options: SourceOptions
 
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a pipeline writes; ``topic_options`` are those of a sink of format rocketmq."""
+    """Sink of a pipeline; ``topic_options`` are the parsed options of format rocketmq."""
 
     format: str
     path: str | None = None
@@ -77,7 +77,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """When batches run."""
+    """Trigger of a pipeline: when its batches run."""
 
     available_now: bool = False
     interval_ms: int = 0
@@ -89,7 +89,7 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One query; ``line`` says where it stands in the file."""
+    """One pipeline of a file; ``line`` is its first line."""
 
     name: str
     line: int
@@ -100,8 +100,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     trigger: Trigger = Trigger()
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline file."""
+class PipelineFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Parsed content of a pipeline file."""
 
     path: Path
     name: str
@@ -111,7 +111,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     conf: Mapping[str, str] = {}
 
     def chosen(self, names: tuple[str, ...]) -> tuple[Pipeline, ...]:
-        """The pipelines with these names, all if there are none; raises ConfigError."""
+        """The pipelines with these names, or all if none is given; raises ConfigError."""
         known = {pipeline.name: pipeline for pipeline in self.pipelines}
         for name in names:
             if name not in known:
@@ -121,42 +121,42 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(known[name] for name in dict.fromkeys(names)) or self.pipelines
 
 
-class DocumentError(ConfigError):
-    """A file with mistakes; its text names all of them."""
+class PipelineFileError(ConfigError):
+    """A file with mistakes; the message lists all of them."""
 
     def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
         self.mistakes = tuple(sorted(mistakes, key=lambda each: (each.line, each.column)))
         super().__init__(f"{path.name}: " + "; ".join(map(str, self.mistakes)))
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Document:
-    """Read a file; raises ConfigError, and DocumentError for what is wrong in it."""
+def load(path: Path, environ: Mapping[str, str]) -> PipelineFile:
+    """Parse a file; raises ConfigError, and PipelineFileError for mistakes in it."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text", hint="pipeline files are YAML in UTF-8") from None
+        raise ConfigError(f"{path} is not text", hint="pipeline files are YAML in UTF-8") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"the pipeline file {path} cannot be read", hint=reason) from None
     tree = compose(text)
     if isinstance(tree, Mistake):
-        raise DocumentError(path, [tree])
+        raise PipelineFileError(path, [tree])
     walker = Walker(environ)
-    document = _Reading(walker, environ).document(tree, path)
+    document = _FileReader(walker, environ).document(tree, path)
     if walker.mistakes or document is None:
-        raise DocumentError(path, walker.mistakes)
+        raise PipelineFileError(path, walker.mistakes)
     return document
 
 
-class _Reading:
-    """One function per part of a file; what is wrong is with the walker."""
+class _FileReader:
+    """Parses a file, one method per part; the walker collects the mistakes."""
 
     def __init__(self, walker: Walker, environ: Mapping[str, str]) -> None:
         self._walker = walker
         self._environ = environ
-        self._cluster: dict[str, str] | None = {}  #: None if it is broken
+        self._cluster: dict[str, str] | None = {}  #: None if it has mistakes
 
-    def document(self, node: Node, path: Path) -> Document | None:
+    def document(self, node: Node, path: Path) -> PipelineFile | None:
         walker = self._walker
         required = ("name", "checkpoints", "pipelines")
         parts = walker.mapping(node, "the file", (*required, "cluster", "spark"), required)
@@ -176,7 +176,7 @@ class _Reading:
         checkpoints = walker.text(parts["checkpoints"], "checkpoints")
         if not checkpoints:
             walker.wrong(parts["checkpoints"], "checkpoints must be a folder")
-        return Document(
+        return PipelineFile(
             path=path,
             name=name,
             checkpoints=checkpoints,
@@ -283,7 +283,7 @@ class _Reading:
             return self._topic_sink(node, parts, mode)
         given = self._plain(parts["options"], "options") if "options" in parts else {}
         if sink_format.lower() in FILE_FORMATS and not path:
-            # Among the options it means the same: one rule for both. To others it may be a name.
+            # As an option it means the same for files; other formats may use it for something else.
             path = next((given.pop(name) for name in list(given) if name.lower() == "path"), None)
             if not path:
                 walker.wrong(node, f"a sink of format {sink_format} needs path")
@@ -326,7 +326,7 @@ class _Reading:
     # ---- options ---------------------------------------------------------------------------------
 
     def _options(self, node: Node | None, what: str) -> dict[str, str] | None:
-        """The given options, and those of the cluster that are not among them; None if broken."""
+        """The options of a part, completed by those of the cluster; None if there are mistakes."""
         if self._cluster is None:
             return None
         count = len(self._walker.mistakes)
@@ -337,7 +337,7 @@ class _Reading:
         return {n: text for n, text in self._cluster.items() if n.lower() not in taken} | own
 
     def _checked(self, node: Node, read: Callable[[], T]) -> T | None:
-        """What ``read`` makes of options; its error stands where the option does that it names."""
+        """The result of ``read``; its error is reported at the option that it names."""
         try:
             return read()
         except SkylarkError as error:
@@ -346,7 +346,7 @@ class _Reading:
 
 
 def _named(node: Node, message: str) -> Node:
-    """The key that a message is about."""
+    """The node of the key that an error message names."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):

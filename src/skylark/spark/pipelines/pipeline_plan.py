@@ -1,7 +1,7 @@
-"""What a pipeline would do, before it does it: ``skylark pipeline check`` and ``plan``.
+"""Plan of a pipeline: what a run would do, for ``skylark pipeline check`` and ``plan``.
 
-:func:`check_outside` asks checkpoint and cluster and needs no Spark: it is done for all pipelines
-before a session starts. :func:`make_plan` has Spark analyse the query.
+:func:`check_outside` checks the checkpoint and the cluster without Spark, for all pipelines before
+a session starts. :func:`make_plan` has Spark analyse the query.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from skylark.spark.pipelines.pipeline_file import Document, Pipeline
+from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
 from skylark.spark.pipelines.pipeline_start import (
     Start,
     check_checkpoint,
-    document_checkpoints,
+    file_checkpoints,
     find_start,
-    naming,
+    name_in_errors,
     sink_brokers,
 )
 from skylark.spark.pipelines.query_builder import build
@@ -34,12 +34,12 @@ _SECRETS: Final = ("accesskey", "secretkey", "securitytoken")
 
 
 class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline that was analysed."""
+    """An analysed pipeline."""
 
     pipeline: Pipeline
     start: Start
-    columns: dict[str, str]  #: name -> type, as they go into the sink
-    query: str  #: the analysed plan of Spark
+    columns: dict[str, str]  #: name -> type of the columns that the sink gets
+    query: str  #: the analysed logical plan of Spark
 
     @property
     def reads(self) -> str:
@@ -59,19 +59,19 @@ class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(filter(None, steps)) or None
 
 
-def check_outside(document: Document, pipeline: Pipeline, *, strict: bool) -> Start:
-    """Checkpoint, topics and brokers; raises ConfigError and whatever the cluster says."""
-    with naming(pipeline):
+def check_outside(document: PipelineFile, pipeline: Pipeline, *, strict: bool) -> Start:
+    """Check checkpoint, topics and brokers; raises SkylarkError."""
+    with name_in_errors(pipeline):
         check_checkpoint(pipeline, document)
-        start = find_start(pipeline, document_checkpoints(document), strict=strict)
+        start = find_start(pipeline, file_checkpoints(document), strict=strict)
         sink_brokers(pipeline)
     return start
 
 
 def make_plan(
-    spark: SparkSession, document: Document, pipeline: Pipeline, start: Start
+    spark: SparkSession, document: PipelineFile, pipeline: Pipeline, start: Start
 ) -> PipelinePlan:
-    """Analyse a pipeline; raises ConfigError and whatever the cluster says."""
+    """Analyse a pipeline; raises SkylarkError."""
     frame = build(spark, document, pipeline)
     columns = {field.name: field.dataType.simpleString() for field in frame.schema}
     return PipelinePlan(
@@ -80,7 +80,7 @@ def make_plan(
 
 
 def _query(frame: DataFrame, pipeline: Pipeline) -> str:
-    """Spark's words, without passwords: it prints the options of sources."""
+    """Spark's plan, without passwords: it contains the options of sources."""
     said = io.StringIO()
     with redirect_stdout(said):
         frame.explain(extended=True)

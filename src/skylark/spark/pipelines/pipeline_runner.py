@@ -1,9 +1,9 @@
-"""Pipelines that run: one query each, side by side in one session.
+"""Runner of pipelines: runs the queries of a file side by side in one session.
 
-All are analysed before the first starts. Each is followed by a thread of its own, to its end
-(``availableNow``), until ``stop`` is set, or until it fails. When one fails, those that would go on
-for ever are stopped as if a person had asked for it: they end the batch in hand, and the next run
-goes on from their checkpoints. Those that end by themselves are waited for.
+All queries are analysed before the first one starts. A thread for each follows it until it ends by
+itself (``availableNow``), ``stop`` is set, or it fails. When one fails, the endless ones are
+stopped as if the user had asked for it: they finish their current batch, and the next run continues
+from their checkpoints. The runner waits for those that end by themselves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from skylark.core.errors import SkylarkError
-from skylark.spark.jobs.job_runner import JobProgress, drive
-from skylark.spark.pipelines.error_translation import in_sentences
-from skylark.spark.pipelines.pipeline_file import Document, Pipeline, Trigger
-from skylark.spark.pipelines.pipeline_start import document_checkpoints
+from skylark.spark.jobs.job_runner import JobProgress, follow_query
+from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
+from skylark.spark.pipelines.pipeline_session import pipeline_errors
+from skylark.spark.pipelines.pipeline_start import file_checkpoints
 from skylark.spark.pipelines.query_builder import build, start_query
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.2
 
 
-class Watcher(Protocol):
-    """Whoever wants to know how pipelines go; called from several threads."""
+class PipelineListener(Protocol):
+    """Receiver of progress reports; called from several threads."""
 
     def progress(self, name: str, progress: JobProgress) -> None:
         """Called about once a second for each pipeline, and once at its end."""
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a pipeline."""
+    """Result of one pipeline."""
 
     pipeline: str
     state: str  #: done, stopped or failed
@@ -48,17 +48,17 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class NoWatcher:
-    """For callers that do not want to know."""
+class NoListener:
+    """Ignores all progress reports."""
 
     def progress(self, name: str, progress: JobProgress) -> None:
-        """Nothing."""
+        """Ignored."""
 
 
 class _Report:
-    """Tells a watcher about one pipeline, and remembers the last word."""
+    """Passes the progress of one pipeline on to a listener, and keeps the last report."""
 
-    def __init__(self, name: str, watcher: Watcher) -> None:
+    def __init__(self, name: str, watcher: PipelineListener) -> None:
         self._name = name
         self._watcher = watcher
         self.last = JobProgress(rows=0)
@@ -70,27 +70,27 @@ class _Report:
 
 def run_pipelines(
     spark: SparkSession,
-    document: Document,
+    document: PipelineFile,
     pipelines: Sequence[Pipeline],
     *,
-    watcher: Watcher | None = None,
+    watcher: PipelineListener | None = None,
     stop: threading.Event | None = None,
     available_now: bool = False,
 ) -> list[PipelineRun]:
-    """Run pipelines to their end; ``available_now`` wins over their triggers.
+    """Run pipelines to their end; ``available_now`` overrides their triggers.
 
-    What is wrong before one has started is raised; later it is in the results.
+    Raises errors that occur before the first one has started; later ones are in the results.
     """
     frames = [(pipeline, build(spark, document, pipeline)) for pipeline in pipelines]
     stop = stop or threading.Event()
-    ending = threading.Event()  # for those that would go on for ever
+    ending = threading.Event()  # for the endless ones
     runs: list[Future[PipelineRun]] = []
     with ThreadPoolExecutor(len(frames), "pipeline") as pool:
         for pipeline, frame in frames:
             trigger = Trigger(available_now=True) if available_now else pipeline.trigger
-            report = _Report(pipeline.name, watcher or NoWatcher())
+            report = _Report(pipeline.name, watcher or NoListener())
             asked = stop if trigger.available_now else ending
-            # Started here: in another thread Spark would not know of Python sources.
+            # Started in this thread: in another one Spark does not find Python sources.
             query = _start(document, pipeline, frame, trigger)
             runs.append(pool.submit(_follow, pipeline, query, report, asked))
         while waiting := wait(runs, POLL_S).not_done:
@@ -101,10 +101,10 @@ def run_pipelines(
 
 
 def _start(
-    document: Document, pipeline: Pipeline, frame: DataFrame, trigger: Trigger
+    document: PipelineFile, pipeline: Pipeline, frame: DataFrame, trigger: Trigger
 ) -> StreamingQuery | SkylarkError:
     try:
-        location = document_checkpoints(document).location(pipeline.name)
+        location = file_checkpoints(document).location(pipeline.name)
         return start_query(document, pipeline, frame, location, trigger)
     except SkylarkError as error:
         return error
@@ -116,12 +116,12 @@ def _follow(
     report: _Report,
     stop: threading.Event,
 ) -> PipelineRun:
-    """One pipeline, in a thread of its own."""
+    """Follow one pipeline; runs in a thread of its own."""
     try:
         if isinstance(query, SkylarkError):
             raise query
-        with in_sentences(pipeline):
-            totals = drive(query, report, stop)
+        with pipeline_errors(pipeline):
+            totals = follow_query(query, report, stop)
     except SkylarkError as error:
         return PipelineRun(
             pipeline=pipeline.name,

@@ -1,8 +1,8 @@
-"""The session that the pipelines of a file run in.
+"""Spark sessions of a pipeline file: one for all of its pipelines, with a child session for each.
 
-``spark.master`` of a file is what Spark takes: ``local[*]``, ``spark://host:7077``, ``yarn``,
-``k8s://...``, or ``sc://host:15002`` for a Spark Connect server. Every pipeline gets a child of the
-session: views of its own, so that each can have its rows as the view ``input``.
+``spark.master`` of a file is any master of Spark: ``local[*]``, ``spark://host:7077``, ``yarn``,
+``k8s://...``, or ``sc://host:15002`` for a Spark Connect server. Each child session has its own
+views, so that every pipeline can have its rows as the view ``input``.
 """
 
 from __future__ import annotations
@@ -14,29 +14,38 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from skylark.spark.pipelines.error_translation import explained
-from skylark.spark.pipelines.pipeline_file import Document
+from skylark.spark.error_translation import translate_pipeline_errors
+from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
+from skylark.spark.pipelines.pipeline_start import name_in_errors
 from skylark.spark.session import make_session
 
+#: For annotations in modules that must not import pyspark.
 Session: TypeAlias = SparkSession
 
 _CONNECT: Final = "sc://"
-#: Loggers of pyspark that repeat every error which is raised, as JSON on stderr.
-_ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+#: Loggers of pyspark that print every raised error on stderr, as JSON.
+_REPEATING_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 @contextmanager
-def open_session(document: Document, *, quiet: bool = True) -> Iterator[SparkSession]:
-    """A session for a file; one that runs already is used, and left running. Raises ConfigError.
+def pipeline_errors(pipeline: Pipeline) -> Iterator[None]:
+    """Translate errors of Spark, and name the pipeline in them."""
+    with name_in_errors(pipeline), translate_pipeline_errors():
+        yield
 
-    ``quiet`` turns the log of the JVM off: what fails is told in one sentence, and not in its stack
-    traces as well.
+
+@contextmanager
+def open_session(document: PipelineFile, *, quiet: bool = True) -> Iterator[SparkSession]:
+    """A session for a file; raises ConfigError.
+
+    An active session is used and not stopped at the end. ``quiet`` turns the log of the JVM off:
+    the error is reported in one sentence, without stack traces.
     """
     active = SparkSession.getActiveSession()
     if quiet:
-        for name in _ECHOES:
+        for name in _REPEATING_LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    with explained():
+    with translate_pipeline_errors():
         spark = _make(document, quiet=quiet and active is None)
     try:
         yield spark
@@ -45,7 +54,7 @@ def open_session(document: Document, *, quiet: bool = True) -> Iterator[SparkSes
             spark.stop()
 
 
-def _make(document: Document, *, quiet: bool) -> SparkSession:
+def _make(document: PipelineFile, *, quiet: bool) -> SparkSession:
     if not document.master.startswith(_CONNECT):
         app_name = f"skylark pipeline {document.name}"
         return make_session(document.master, app_name=app_name, conf=document.conf, quiet=quiet)
@@ -55,8 +64,8 @@ def _make(document: Document, *, quiet: bool) -> SparkSession:
     return builder.getOrCreate()
 
 
-def child_session(spark: SparkSession, document: Document) -> SparkSession:
-    """A session of its own for a pipeline, with the settings of the file."""
+def child_session(spark: SparkSession, document: PipelineFile) -> SparkSession:
+    """A child session for a pipeline, with the settings of the file."""
     child = spark.newSession()
     for name in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions"):
         child.conf.set(name, str(spark.conf.get(name)))

@@ -1,14 +1,14 @@
-"""Where a pipeline would begin, asked of its checkpoint and of the brokers, without Spark.
+"""Start of a pipeline: where a run would begin, by its checkpoint and the brokers, without Spark.
 
-A pipeline with a checkpoint goes on behind its last complete batch; a batch that was planned and
-not completed is run again with the same rows. A pipeline without one begins where its
-``startingOffsets`` say. :func:`check_checkpoint` refuses what would not work, or would lose rows
-without a word:
+A pipeline with a checkpoint continues after its last completed batch; a batch that was planned and
+not completed runs again with the same rows. A pipeline without one begins at its
+``startingOffsets``. :func:`check_checkpoint` refuses what would fail, or would lose rows without
+an error:
 
-* a checkpoint of other topics than the options name;
-* a file sink whose folder is not the one that the checkpoint belongs to. Such a sink keeps a log of
-  its batches beside the data: Spark silently passes over a batch whose number is in the log, and
-  cannot read the folder any more if a number is left out.
+* a checkpoint of other topics than the options select;
+* a file sink whose folder does not belong to the checkpoint. Such a sink keeps a log of its batches
+  beside the data: Spark silently skips a batch whose number is in the log, and cannot read the
+  folder any more if a number is missing.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from skylark.client.core.route_cache import MASTER_ID
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.spark.cluster_client import shared_cluster
 from skylark.spark.pipelines.checkpoint_folders import Checkpoint, Checkpoints, local_path
-from skylark.spark.pipelines.pipeline_file import FILE_FORMATS, Document, Pipeline
-from skylark.spark.source.queue_bounds import Survey, Surveyor, patiently
+from skylark.spark.pipelines.pipeline_file import FILE_FORMATS, Pipeline, PipelineFile
+from skylark.spark.source.queue_bounds import ClusterInspector, ClusterSnapshot, with_retries
 from skylark.spark.source.source_options import SourceOptions
-from skylark.spark.source.start_offsets import Resolver
+from skylark.spark.source.start_offsets import OffsetResolver
 from skylark.wire.bodies.common_body import MessageQueue
 
 SINK_LOG: Final = "_spark_metadata"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a pipeline begins."""
+    """The start of a run."""
 
-    location: str  #: of its checkpoint
-    batch: int | None  #: the number of its next batch; None if only Spark can know it
-    again: bool  #: that batch was begun before
+    location: str  #: of the checkpoint
+    batch: int | None  #: number of the next batch; None if only Spark can read the checkpoint
+    again: bool  #: that batch was planned before
     positions: Mapping[MessageQueue, int]
     ends: Mapping[MessageQueue, int]  #: of the queues whose brokers answer
 
 
 @contextmanager
-def naming(pipeline: Pipeline) -> Iterator[None]:
-    """Let errors say which pipeline they are about."""
+def name_in_errors(pipeline: Pipeline) -> Iterator[None]:
+    """Prefix errors with the name of the pipeline."""
     try:
         yield
     except SkylarkError as error:
@@ -56,30 +56,30 @@ def naming(pipeline: Pipeline) -> Iterator[None]:
         raise
 
 
-def document_checkpoints(document: Document) -> Checkpoints:
-    """Where the pipelines of a file keep what they have done."""
+def file_checkpoints(document: PipelineFile) -> Checkpoints:
+    """The checkpoints of the pipelines of a file."""
     return Checkpoints(document.checkpoints, document.path.absolute().parent)
 
 
-def survey_source(options: SourceOptions) -> Survey:
-    """The queues of a source: its topics must exist and their brokers answer."""
+def source_snapshot(options: SourceOptions) -> ClusterSnapshot:
+    """Snapshot of the queues of a source; its topics must exist and their brokers answer."""
     cluster = shared_cluster(options.connection)
-    surveyor = Surveyor(cluster.session, options)
-    return cluster.run(patiently(cluster.session, options, surveyor.first_survey))
+    inspector = ClusterInspector(cluster.session, options)
+    return cluster.run(with_retries(cluster.session, options, inspector.first_snapshot))
 
 
-def survey_known(options: SourceOptions, known: Mapping[MessageQueue, int]) -> Survey:
-    """The queues of a source that has run before; brokers may be away."""
+def known_snapshot(options: SourceOptions, known: Mapping[MessageQueue, int]) -> ClusterSnapshot:
+    """Snapshot of the queues of a source that has run before; brokers may be down."""
     cluster = shared_cluster(options.connection)
-    surveyor = Surveyor(cluster.session, options)
-    return cluster.run(patiently(cluster.session, options, lambda: surveyor.survey(known)))
+    inspector = ClusterInspector(cluster.session, options)
+    return cluster.run(with_retries(cluster.session, options, lambda: inspector.snapshot(known)))
 
 
-def resolve_start(options: SourceOptions, survey: Survey) -> dict[MessageQueue, int]:
-    """What the options say about the start."""
+def resolve_start(options: SourceOptions, snapshot: ClusterSnapshot) -> dict[MessageQueue, int]:
+    """The start offsets by the options."""
     cluster = shared_cluster(options.connection)
-    resolver = Resolver(cluster.session, options, survey)
-    return cluster.run(patiently(cluster.session, options, resolver.start))
+    resolver = OffsetResolver(cluster.session, options, snapshot)
+    return cluster.run(with_retries(cluster.session, options, resolver.start))
 
 
 def sink_brokers(pipeline: Pipeline) -> set[str]:
@@ -100,23 +100,23 @@ def sink_brokers(pipeline: Pipeline) -> set[str]:
 
 
 def find_start(pipeline: Pipeline, checkpoints: Checkpoints, *, strict: bool) -> Start:
-    """Where ``pipeline`` would begin now; raises ConfigError and whatever the cluster says.
+    """Where ``pipeline`` would begin now; raises SkylarkError.
 
-    A query that has a checkpoint goes on while one of its brokers is away: unless ``strict``, that
-    is no error here either.
+    A query with a checkpoint continues while one of its brokers is down: here that is an error only
+    if ``strict``.
     """
     options = pipeline.source.options
     newest = None if checkpoints.root is None else checkpoints.newest(pipeline.name)
     if strict or newest is None or newest.last is None:
-        survey = survey_source(options)
+        snapshot = source_snapshot(options)
     else:
-        survey = survey_known(options, newest.positions)
-    ends = {queue: bounds.high for queue, bounds in survey.bounds.items()}
+        snapshot = known_snapshot(options, newest.positions)
+    ends = {queue: bounds.high for queue, bounds in snapshot.bounds.items()}
     location = checkpoints.location(pipeline.name)
     if checkpoints.root is None:
         return Start(location=location, batch=None, again=False, positions={}, ends=ends)
     if newest is None or newest.last is None:
-        positions = resolve_start(options, survey)
+        positions = resolve_start(options, snapshot)
         return Start(location=location, batch=0, again=False, positions=positions, ends=ends)
     return Start(
         location=location,
@@ -127,9 +127,9 @@ def find_start(pipeline: Pipeline, checkpoints: Checkpoints, *, strict: bool) ->
     )
 
 
-def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
-    """Raise ConfigError if the pipeline cannot go on with its checkpoint; see the module."""
-    checkpoints = document_checkpoints(document)
+def check_checkpoint(pipeline: Pipeline, document: PipelineFile) -> None:
+    """Raise ConfigError if the pipeline cannot continue with its checkpoint; see the module."""
+    checkpoints = file_checkpoints(document)
     if checkpoints.root is None:
         return
     checkpoints.check_writable(pipeline.name)
@@ -142,13 +142,15 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     next_number = 0 if newest is None else newest.next_number
     may_follow = {next_number - 1}
     if newest is not None and newest.unfinished is not None:
-        may_follow.add(next_number)  # its files are complete, and only the checkpoint is not
+        may_follow.add(
+            next_number
+        )  # its files are complete, but the checkpoint does not have the commit
     if (logged := last_logged(folder)) not in may_follow:
         last = "nothing" if logged < 0 else f"batch {logged}"
         raise ConfigError(
-            f"pipeline {pipeline.name}: its checkpoint goes on with batch {next_number}, and the"
+            f"pipeline {pipeline.name}: its checkpoint continues with batch {next_number}, and the"
             f" last in {folder} is {last}: they do not belong together",
-            hint="use the path that was used before, or begin anew: another path, and"
+            hint="use the path that was used before, or start again: another path, and"
             f" skylark pipeline reset FILE {pipeline.name} --to earliest",
         )
 
@@ -161,13 +163,13 @@ def _check_topics(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         raise ConfigError(
             f"pipeline {pipeline.name}: its checkpoint {checkpoint.folder} is of topic"
             f" {', '.join(foreign)}, and the file says {wanted}",
-            hint="give the pipeline another name, or begin anew with"
+            hint="give the pipeline another name, or start again with"
             f" skylark pipeline reset FILE {pipeline.name} --to earliest",
         )
 
 
-def sink_folder(pipeline: Pipeline, document: Document) -> Path | None:
-    """The folder of a sink that keeps a log of its batches, if it is one on this machine."""
+def sink_folder(pipeline: Pipeline, document: PipelineFile) -> Path | None:
+    """The local folder of a file sink, which has a log of its batches; None for other sinks."""
     sink = pipeline.sink
     if sink.format.lower() not in FILE_FORMATS or sink.path is None:
         return None

@@ -1,7 +1,7 @@
-"""How the pipelines of a file stand: from their checkpoints and the brokers, without Spark.
+"""Status of pipelines: progress and lag by their checkpoints and the brokers, without Spark.
 
-A broker or a name server that does not answer is told as a problem; what the checkpoint says is
-shown all the same.
+If a broker or name server does not answer, the status names the problem and still shows the content
+of the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import msgspec
 
 from skylark.core.errors import SkylarkError
 from skylark.spark.pipelines.checkpoint_folders import Checkpoint
-from skylark.spark.pipelines.pipeline_file import Document, Pipeline
-from skylark.spark.pipelines.pipeline_start import document_checkpoints, naming, survey_known
-from skylark.spark.source.queue_bounds import Survey
+from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
+from skylark.spark.pipelines.pipeline_start import file_checkpoints, known_snapshot, name_in_errors
+from skylark.spark.source.queue_bounds import ClusterSnapshot
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that a pipeline reads."""
+    """Status of a queue that a pipeline reads."""
 
     topic: str
     broker: str
     queue: int
-    committed: int | None  #: the offset behind what was read for good
-    end: int | None  #: the offset behind the last message; None if the broker does not answer
+    committed: int | None  #: the offset after the last completed batch
+    end: int | None  #: the offset after the last message; None if the broker does not answer
 
     @property
     def lag(self) -> int | None:
@@ -35,15 +35,15 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline."""
+    """Status of one pipeline."""
 
     name: str
-    checkpoint: str | None  #: the folder that counts; None if it has none yet
-    batch: int | None  #: the last that is complete
-    unfinished: int | None  #: one that was begun and will be run again
+    checkpoint: str | None  #: the current folder; None if there is none yet
+    batch: int | None  #: the last completed one
+    unfinished: int | None  #: one that was planned and will run again
     changed: datetime | None
     queues: tuple[QueueStatus, ...]
-    problem: str | None  #: why not all of it is known
+    problem: str | None  #: why parts of the status are unknown
 
     @property
     def lag(self) -> int | None:
@@ -51,34 +51,36 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in lags or not lags else sum(filter(None, lags))
 
 
-def pipeline_statuses(document: Document, names: tuple[str, ...]) -> Iterator[PipelineStatus]:
+def pipeline_statuses(document: PipelineFile, names: tuple[str, ...]) -> Iterator[PipelineStatus]:
     """The status of the chosen pipelines; raises ConfigError."""
-    checkpoints = document_checkpoints(document)
+    checkpoints = file_checkpoints(document)
     for pipeline in document.chosen(names):
-        with naming(pipeline):
+        with name_in_errors(pipeline):
             yield _status(pipeline, checkpoints.newest(pipeline.name))
 
 
 def _status(pipeline: Pipeline, checkpoint: Checkpoint | None) -> PipelineStatus:
     positions = {} if checkpoint is None else checkpoint.positions
-    survey, problem = Survey(), None
+    snapshot, problem = ClusterSnapshot(), None
     try:
-        survey = survey_known(pipeline.source.options, positions)
+        snapshot = known_snapshot(pipeline.source.options, positions)
     except SkylarkError as error:
         problem = str(error)
     else:
-        silent = [f"broker {name} does not answer: {why}" for name, why in survey.silent.items()]
-        gone = [f"topic {name} does not exist" for name in sorted(survey.gone)]
-        problem = "; ".join(gone + silent) or None
+        unreachable = [
+            f"broker {name} does not answer: {why}" for name, why in snapshot.unreachable.items()
+        ]
+        deleted = [f"topic {name} does not exist" for name in sorted(snapshot.deleted_topics)]
+        problem = "; ".join(deleted + unreachable) or None
     queues = [
         QueueStatus(
             topic=queue.topic,
             broker=queue.broker_name,
             queue=queue.queue_id,
             committed=positions.get(queue),
-            end=survey.bounds[queue].high if queue in survey.bounds else None,
+            end=snapshot.bounds[queue].high if queue in snapshot.bounds else None,
         )
-        for queue in sorted({*positions, *survey.bounds})
+        for queue in sorted({*positions, *snapshot.bounds})
     ]
     changed_ms = None if checkpoint is None else checkpoint.changed_ms
     changed = None if changed_ms is None else datetime.fromtimestamp(changed_ms / 1000, tz=UTC)

@@ -1,9 +1,9 @@
-"""From source to sink: the data frame of a pipeline, analysed, and the query made of it.
+"""Query builder: the analysed data frame of a pipeline from source to sink, and the query from it.
 
-:func:`build` runs nothing and reads no message. It finds what the analyser of Spark finds (columns
-and functions that do not exist, SQL that is none), and what Spark itself would say only when the
-query runs: a sink of unknown format, columns to partition by that are not there, and for topics
-everything that the sink checks.
+:func:`build` runs nothing and reads no message. It reports what Spark's analyser finds (unknown
+columns and functions, invalid SQL), and what Spark itself would report only when the query runs: an
+unknown format of a sink, unknown columns to partition by, and for topics everything that the sink
+checks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from skylark.core.errors import ConfigError
 from skylark.spark.pipelines.checkpoint_folders import local_path
-from skylark.spark.pipelines.error_translation import in_sentences
-from skylark.spark.pipelines.pipeline_file import FORMAT, Document, Pipeline, Trigger
-from skylark.spark.pipelines.pipeline_session import child_session
+from skylark.spark.pipelines.pipeline_file import FORMAT, Pipeline, PipelineFile, Trigger
+from skylark.spark.pipelines.pipeline_session import child_session, pipeline_errors
 from skylark.spark.pipelines.user_functions import (
     apply_function,
     importable,
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 VIEW: Final = "input"
-#: What stands in errors about a format that Spark does not know.
+#: Conditions in errors about a format that Spark does not know.
 UNKNOWN_FORMAT: Final = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENABLED]")
 
 
-def build(spark: SparkSession, document: Document, pipeline: Pipeline) -> DataFrame:
-    """What goes into the sink; raises ConfigError and whatever the cluster says."""
+def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> DataFrame:
+    """The frame that goes into the sink; raises SkylarkError."""
     folder = document.path.absolute().parent
-    with in_sentences(pipeline), importable(folder):
+    with pipeline_errors(pipeline), importable(folder):
         function = load_function(pipeline, folder)
         session = child_session(spark, document)
-        register(session)  # so that pipelines share nothing: register() says why
+        register(session)  # pipelines run side by side: see register()
         ship_code(session, pipeline, folder)
         frame = session.readStream.format(FORMAT).options(**pipeline.source.given).load()
         if pipeline.sql is not None:
@@ -50,9 +49,7 @@ def build(spark: SparkSession, document: Document, pipeline: Pipeline) -> DataFr
         if function is not None:
             frame = apply_function(pipeline, function, frame)
         if not frame.isStreaming:
-            raise ConfigError(
-                "what goes into the sink is no stream", hint=f"select from the view {VIEW}"
-            )
+            raise ConfigError("the result is not a stream", hint=f"select from the view {VIEW}")
         _check_sink(pipeline, frame)
     return frame
 
@@ -67,7 +64,7 @@ def _check_sink(pipeline: Pipeline, frame: DataFrame) -> None:
     for name in sink.partition_by:
         if name.lower() not in columns:
             raise ConfigError(
-                f"partitionBy names the column {name}, which is not there",
+                f"partitionBy names the column {name}, which does not exist",
                 hint=nearest(name, frame.columns),
             )
     try:
@@ -78,11 +75,11 @@ def _check_sink(pipeline: Pipeline, frame: DataFrame) -> None:
 
 
 def start_query(
-    document: Document, pipeline: Pipeline, frame: DataFrame, location: str, trigger: Trigger
+    document: PipelineFile, pipeline: Pipeline, frame: DataFrame, location: str, trigger: Trigger
 ) -> StreamingQuery:
     """Start the query of a pipeline, with its checkpoint at ``location``."""
     sink = pipeline.sink
-    with in_sentences(pipeline):
+    with pipeline_errors(pipeline):
         writer = (
             frame.writeStream.format(sink.format)
             .queryName(pipeline.name)
@@ -100,6 +97,6 @@ def start_query(
 
 
 def sink_path(text: str | None, base: Path) -> str | None:
-    """The path of a sink; a relative one is meant from the folder of the file."""
+    """The path of a sink; a relative one is relative to the folder of the file."""
     local = None if text is None else local_path(text, base)
     return text if local is None or not str(local).startswith(str(base)) else str(local)

@@ -1,9 +1,9 @@
-"""Functions of the user: ``python: module:function``.
+"""User functions of pipelines: imports ``python: module:function`` and ships its code to executors.
 
-The folder of the pipeline file is put on the path of imports, so that ``jobs.alerts:transform`` is
-the function ``transform`` in ``jobs/alerts.py`` beside the file. Functions that run on executors
-(UDFs) are found there by name: a module, or the package it is in, that stands beside the file is
-sent to them.
+The folder of the pipeline file is on the import path, so that ``jobs.alerts:transform`` is the
+function ``transform`` in ``jobs/alerts.py`` beside the file. Functions that run on executors (UDFs)
+are imported there by name: so a module beside the file, or the package that it is in, is sent to
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Modules beside the file can be imported."""
+    """Put the folder of the file on the import path."""
     path = str(folder)
     sys.path.insert(0, path)
     try:
@@ -43,7 +43,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def load_function(pipeline: Pipeline, folder: Path) -> Transform | None:
-    """The function that a pipeline names, if it does; raises ConfigError."""
+    """Import the function of a pipeline; None if it has none. Raises ConfigError."""
     if pipeline.python is None:
         return None
     module, _, name = pipeline.python.partition(":")
@@ -61,15 +61,16 @@ def load_function(pipeline: Pipeline, folder: Path) -> Transform | None:
         raise ConfigError(f"{where}: module {module} has no {name}") from error
     except Exception as error:
         raise ConfigError(
-            f"{where}: the import failed: {type(error).__name__}: {error}", hint="--debug shows it"
+            f"{where}: the import failed: {type(error).__name__}: {error}",
+            hint="--debug shows the traceback",
         ) from error
     if not callable(found):
-        raise ConfigError(f"{where}: {name} is no function")
+        raise ConfigError(f"{where}: {name} is not a function")
     return found  # type: ignore[no-any-return]
 
 
 def apply_function(pipeline: Pipeline, function: Transform, frame: DataFrame) -> DataFrame:
-    """The frame that the function makes; raises ConfigError, and errors of Spark as they are."""
+    """Call the function with the frame; raises ConfigError, and errors of Spark unchanged."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -83,12 +84,12 @@ def apply_function(pipeline: Pipeline, function: Transform, frame: DataFrame) ->
             f"{where} failed: {type(error).__name__}: {error}", hint="--debug shows where"
         ) from error
     if not isinstance(found, DataFrame):
-        raise ConfigError(f"{where} returned {type(found).__name__}, and a DataFrame is wanted")
+        raise ConfigError(f"{where} returned {type(found).__name__}, not a DataFrame")
     return found
 
 
 def ship_code(spark: SparkSession, pipeline: Pipeline, folder: Path) -> None:
-    """Send a module that stands beside the file, or its whole package, to the executors."""
+    """Send the module beside the file, or its whole package, to the executors."""
     if pipeline.python is None:
         return
     top = pipeline.python.partition(":")[0].partition(".")[0]
@@ -96,7 +97,7 @@ def ship_code(spark: SparkSession, pipeline: Pipeline, folder: Path) -> None:
     archive = _zipped({str(file.relative_to(folder)): file for file in files if file.is_file()})
     if archive is None:
         return
-    # Spark takes a name only once: other code has another name.
+    # Spark accepts a name only once, so the name depends on the content.
     file = _shipped() / f"{top}-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
     if not file.exists():
         file.write_bytes(archive)
@@ -105,14 +106,14 @@ def ship_code(spark: SparkSession, pipeline: Pipeline, folder: Path) -> None:
 
 @cache
 def _shipped() -> Path:
-    """Where executors fetch what was sent, each when its first task begins: until we end."""
+    """Folder from which executors fetch the code when their first task starts; removed at exit."""
     folder = tempfile.mkdtemp(prefix="skylark-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def _zipped(files: dict[str, Path]) -> bytes | None:
-    """An archive that depends on names and contents alone."""
+    """A zip archive whose bytes depend on names and contents only."""
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w") as archive:
         for name, file in files.items():

@@ -1,33 +1,35 @@
-"""YAML that knows where each value stands, read strictly: every mistake has its line and column.
+"""Strict YAML reader: every value has its line and column, and every mistake is reported.
 
-:class:`Walker` goes through the tree of a file and hands out plain values. What does not fit it
-notes as a :class:`Mistake` and goes on, so that a person gets all of them at once; the values that
-it hands out in their place are empty ones, and nobody may use them when :attr:`Walker.mistakes` is
-not empty.
+A :class:`Walker` reads plain values from the tree of a file. It collects what is wrong as
+:class:`Mistake` and continues, so that the user gets all mistakes at once. In place of wrong values
+it returns empty ones: check :attr:`Walker.mistakes` before using any value.
 
-Nothing is guessed from the form of a scalar: ``port: 08`` is the text ``08``. Keys are given once,
-and unknown ones are mistakes that name the nearest valid key.
+The type of a scalar is never guessed: ``port: 08`` is the text ``08``. Duplicate keys are mistakes,
+and so are unknown ones, with the nearest valid key in the message. Values may contain environment
+variables (:func:`expand`).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-
-from skylark.spark.pipelines.environment_variables import expand
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
 
 SIZE_MAX: Final = 1 << 20
 _NULL: Final = "tag:yaml.org,2002:null"
+_REFERENCE: Final = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
+)
 
 
 class Mistake(msgspec.Struct, frozen=True):
-    """What is wrong, and where; lines and columns count from 1."""
+    """A mistake with its line and column, counted from 1."""
 
     line: int
     column: int
@@ -38,7 +40,7 @@ class Mistake(msgspec.Struct, frozen=True):
 
 
 def compose(text: str) -> Node | Mistake:
-    """The tree of a file, or why it is none."""
+    """Parse a file into its tree; a Mistake if it is not YAML."""
     import yaml
 
     if len(text) > SIZE_MAX:
@@ -57,21 +59,52 @@ def compose(text: str) -> Node | Mistake:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence about an unknown word."""
+    """A hint for an unknown word: the nearest known one, or all."""
     by_lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(known)}"
 
 
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """Replace environment variables in ``text``; raises ValueError.
+
+    =====================  ==========================================================
+    ``${NAME}``            the variable; an error if it is not set
+    ``${NAME:-default}``   the variable, or the default if it is not set or is empty
+    ``$${``                the two characters ``${``, for SQL that needs them
+    =====================  ==========================================================
+
+    A lone ``$``, as in the JSON path ``$.uid``, is kept. Variables are replaced after the file was
+    parsed: a variable can hold any text and never changes the structure of the file.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found["broken"]:
+            raise ValueError("after ${ there must be a name and }; write $${ for the text itself")
+        name, default = found["name"], found["default"]
+        if name is None:
+            return "${"
+        known = environ.get(name)
+        if default is not None:
+            return known or default
+        if known is None:
+            raise ValueError(
+                f"the environment has no variable {name}: set it, or write ${{{name}:-default}}"
+            )
+        return known
+
+    return _REFERENCE.sub(value, text)
+
+
 class Walker:
-    """Takes values out of a tree, and notes what is wrong with them."""
+    """Reads values from a tree and collects mistakes."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self.mistakes: list[Mistake] = []
 
     def wrong(self, node: Node, text: str) -> None:
-        """Note a mistake where ``node`` begins."""
+        """Add a mistake at the start of ``node``."""
         mark = node.start_mark
         self.mistakes.append(Mistake(mark.line + 1, mark.column + 1, text))
 
@@ -83,7 +116,7 @@ class Walker:
         complete = True
         for key, name, value in self._entries(node, what):
             if name not in keys:
-                complete = False  # the missing one may be the one with the typing error
+                complete = False  # a missing key may be the misspelt one
                 self.wrong(key, f"{what} has no key {name}: {nearest(name, keys)}")
             else:
                 found[name] = value
@@ -94,14 +127,14 @@ class Walker:
         return found
 
     def texts(self, node: Node, what: str) -> dict[str, tuple[str, Node]]:
-        """A mapping of any names to texts, each with the node of its key."""
+        """A mapping with any keys to texts, each with the node of its key."""
         return {
             name: (self.text(value, f"{what}: {name}"), key)
             for key, name, value in self._entries(node, what)
         }
 
     def text(self, node: Node, what: str) -> str:
-        """A scalar, with the environment put in."""
+        """A scalar as text, with environment variables expanded."""
         import yaml
 
         if not isinstance(node, yaml.ScalarNode) or node.tag == _NULL:
@@ -121,7 +154,7 @@ class Walker:
         return text == "true"
 
     def names(self, node: Node, what: str) -> tuple[str, ...]:
-        """A list of texts; one text is a list as well."""
+        """A list of texts, or one text."""
         import yaml
 
         if not isinstance(node, yaml.SequenceNode):

@@ -1,9 +1,9 @@
-"""Rows cut into requests: what goes together, and to which queue.
+"""Batcher of the sink: groups rows into send requests and chooses their queues.
 
-Rows of one topic and one destination go together, up to ``batchBytes`` and ``batchRows``. The
-destination is a queue where a sharding key or the columns ``brokerName`` and ``queueId`` name one;
-the requests of such a queue are a *lane* and follow each other in the order of the rows. All other
-rows go to any queue. Delayed and large rows travel alone, the large ones compressed.
+Rows of one topic and one destination share a request, up to ``batchBytes`` and ``batchRows``. The
+destination is a queue if a sharding key, or the columns ``brokerName`` and ``queueId``, name one:
+the requests of such a queue form a *lane* and are sent in the order of the rows. All other rows may
+go to any queue. Delayed and large rows have a request of their own; large ones are compressed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-#: What every broker may be told about a batch as a whole.
+#: Properties of a batch as a whole: wait until it is stored.
 _BATCH_TEXT: Final = "WAIT\x01true\x02"
 _ANY: Final = -1
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where rows go: a topic, and a queue of it where only that one will do."""
+    """Destination of rows: a topic, and a queue if the rows must go to that one."""
 
-    topic: str  #: as the user knows it
-    queue: MessageQueue | None = None  #: as brokers know it
+    topic: str  #: without namespace
+    queue: MessageQueue | None = None  #: with namespace
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row as a message."""
+    """One row, encoded as a message."""
 
-    number: int  #: among the good rows of its batch
-    position: int  #: among all rows of the task
+    number: int  #: index among the good rows of its Arrow batch
+    position: int  #: index among all rows of the task
     target: Target
     body: bytes
     sys_flag: int
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
     flag: int
 
     def parcel(self, suffix: str = "", sys_flag: int = 0) -> Parcel:
-        """The row as a request by itself; ``suffix`` are further properties."""
+        """A request for this row alone; ``suffix`` has further properties."""
         return Parcel(
             messages=(Message(self.target.topic, b""),),
             properties=self.text + suffix,
@@ -59,22 +59,22 @@ class Row(msgspec.Struct, frozen=True):
         )
 
 
-class Load(msgspec.Struct, frozen=True):
-    """One request: some rows of one destination."""
+class RowRequest(msgspec.Struct, frozen=True):
+    """One send request: rows of one destination."""
 
     target: Target
     parcel: Parcel
     size: int
     rows: Rows
-    numbers: Sequence[int]  #: of its rows among the good ones
+    numbers: Sequence[int]  #: indexes of its rows among the good ones
 
     @property
     def count(self) -> int:
         return len(self.numbers)
 
 
-class Cutter:
-    """Cuts rows into requests."""
+class RowBatcher:
+    """Groups the rows of a task into requests."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class Cutter:
     def targets(
         self, rows: Rows, queues: Mapping[str, Sequence[MessageQueue]]
     ) -> Iterator[tuple[Target, np.ndarray[Any, Any]]]:
-        """The numbers of the rows of each destination; ``queues`` are those of each topic."""
+        """The indexes of the rows of each destination; ``queues`` has the queues of each topic."""
         import numpy as np
         import pyarrow.compute as pc
 
@@ -115,12 +115,12 @@ class Cutter:
     def _indexes(
         self, rows: Rows, numbers: np.ndarray[Any, Any], queues: Sequence[MessageQueue]
     ) -> np.ndarray[Any, Any] | None:
-        """The queue of each row, -1 for any; None if all may go anywhere."""
+        """The index of the queue of each row, -1 for any; None if all rows may go anywhere."""
         import numpy as np
 
         found: np.ndarray[Any, Any] | None = None
         if rows.shard_keys is not None:
-            keys = some(rows.shard_keys, numbers).dictionary_encode()
+            keys = take_rows(rows.shard_keys, numbers).dictionary_encode()
             by_key = [
                 _ANY if not key else self._rule(key, len(queues))
                 for key in keys.dictionary.to_pylist()
@@ -129,8 +129,8 @@ class Cutter:
             found = np.array([*by_key, _ANY])[codes]
         if rows.brokers is not None and rows.queue_ids is not None:
             known = {(queue.broker_name, queue.queue_id): at for at, queue in enumerate(queues)}
-            brokers = some(rows.brokers, numbers).to_pylist()
-            ids = some(rows.queue_ids, numbers).to_pylist()
+            brokers = take_rows(rows.brokers, numbers).to_pylist()
+            ids = take_rows(rows.queue_ids, numbers).to_pylist()
             named = np.array(
                 [_named(known, pair) for pair in zip(brokers, ids, strict=True)], np.int64
             )
@@ -139,23 +139,27 @@ class Cutter:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def cut(self, rows: Rows, queues: Mapping[str, Sequence[MessageQueue]]) -> Iterator[Load]:
-        """All requests; those of one queue in the order of its rows."""
+    def requests_of(
+        self, rows: Rows, queues: Mapping[str, Sequence[MessageQueue]]
+    ) -> Iterator[RowRequest]:
+        """The requests for these rows; those of one queue in the order of its rows."""
         for target, numbers in self.targets(rows, queues):
             for is_alone, run in runs_of(rows, target, numbers):
                 if is_alone:
                     for row in self.rows(rows, target, run):
                         size = len(row.body) + len(row.text)
-                        yield Load(target, row.parcel(), size, rows, (row.number,))
+                        yield RowRequest(target, row.parcel(), size, rows, (row.number,))
                 else:
                     yield from self._batches(rows, target, run)
 
-    def _batches(self, rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Iterator[Load]:
+    def _batches(
+        self, rows: Rows, target: Target, numbers: np.ndarray[Any, Any]
+    ) -> Iterator[RowRequest]:
         import numpy as np
 
         options = self._options
         data, ends = batch_parts(
-            some(rows.bodies, numbers), some(rows.texts, numbers), rows.flags[numbers]
+            take_rows(rows.bodies, numbers), take_rows(rows.texts, numbers), rows.flags[numbers]
         )
         first = 0
         while first < len(numbers):
@@ -170,18 +174,18 @@ class Cutter:
                 body=body,
                 code=RequestCode.SEND_BATCH_MESSAGE,
             )
-            yield Load(target, parcel, len(body), rows, part)
+            yield RowRequest(target, parcel, len(body), rows, part)
             first = last
 
     def rows(
         self, rows: Rows, target: Target, numbers: np.ndarray[Any, Any] | Sequence[int]
     ) -> Iterator[Row]:
-        """Rows one by one."""
+        """These rows as single messages."""
         import numpy as np
 
         chosen = np.asarray(numbers)
-        bodies = some(rows.bodies, chosen).to_pylist()
-        texts = some(rows.texts, chosen).to_pylist()
+        bodies = take_rows(rows.bodies, chosen).to_pylist()
+        texts = take_rows(rows.texts, chosen).to_pylist()
         for number, body, text in zip(chosen.tolist(), bodies, texts, strict=True):
             sys_flag = 0
             if len(body) >= self._options.compress_over:
@@ -193,11 +197,14 @@ class Cutter:
 def runs_of(
     rows: Rows, target: Target, numbers: np.ndarray[Any, Any]
 ) -> list[tuple[bool, np.ndarray[Any, Any]]]:
-    """The rows of a destination by whether each travels alone; in their order if that counts."""
+    """Split the rows of a destination into those sent alone and those sent in batches.
+
+    The rows of a queue keep their order.
+    """
     import numpy as np
 
     alone = rows.alone[numbers]
-    if target.queue is None:  # no order: batches stay whole
+    if target.queue is None:  # no order to keep: fewer and larger batches
         runs = [numbers[~alone], numbers[alone]]
     else:
         runs = np.split(numbers, np.flatnonzero(np.diff(alone)) + 1)
@@ -205,20 +212,20 @@ def runs_of(
 
 
 def _named(known: Mapping[tuple[str, int], int], pair: tuple[str | None, int | None]) -> int:
-    """The index of a queue that a row names; raises BadRowError if there is none."""
+    """The index of the queue that a row names; raises BadRowError if there is none."""
     broker, queue_id = pair
     if broker is None or queue_id is None:
         return _ANY
     if (broker, queue_id) not in known:
         raise BadRowError(
             f"a row is for queue {queue_id} of {broker}, which its topic does not have",
-            hint="leave explicitQueue out, and any queue will do",
+            hint="without explicitQueue rows go to any queue",
         )
     return known[broker, queue_id]
 
 
-def some(column: pa.Array, numbers: np.ndarray[Any, Any]) -> pa.Array:
-    """Some entries of a column; all of them cost nothing."""
+def take_rows(column: pa.Array, numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """Entries of a column; without a copy if all are taken."""
     import pyarrow as pa
 
     return column if len(numbers) == len(column) else column.take(pa.array(numbers))

@@ -1,4 +1,4 @@
-"""Arrow batches of a sink as messages: which rows are bad, what the others look like, where to.
+"""Encoder of the sink: turns Arrow batches into message bodies, properties and destinations.
 
 =====================  ============================================================================
 column                 becomes
@@ -6,7 +6,7 @@ column                 becomes
 body                   the body; binary or string. Null or empty is a bad row
 topic                  the topic, unless the option names one
 tags, keys             TAGS, KEYS; keys may be an array, joined by blanks
-properties             user properties; names of the system are left out, or make the row bad
+properties             user properties; reserved names are dropped, or make the row bad
 shardingKey            __SHARDINGKEY, and the queue: equal keys, one queue, in the order of the rows
 brokerName, queueId    the queue, with ``explicitQueue``
 delayLevel             DELAY, 1 to 18
@@ -16,9 +16,9 @@ msgId                  UNIQ_KEY, with ``preserveMsgId``
 flag                   the flag
 =====================  ============================================================================
 
-Columns of the source that say nothing here are passed over, so that what was read can be written as
-it is; any other column is a mistake. All work is done on columns; only bad rows and rows that must
-travel alone (delayed or large ones) are looked at one by one.
+Other columns of the source are ignored, so that rows can be written as they were read; any further
+column is an error. All work is done on whole columns; only bad rows and rows that need a request of
+their own (delayed or large ones) are handled one by one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DELAY_LEVEL_MAX: Final = 18
-#: What the sink understands, with the names that Spark has for the types.
+#: The columns of the sink, with Spark's names of their types.
 SINK_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
     "topic": ("string",),
@@ -63,7 +63,7 @@ SINK_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "msgId": ("string",),
     "flag": ("int",),
 }
-#: Columns of the source that mean nothing to the sink.
+#: Columns of the source that the sink ignores.
 PASSED_OVER: Final = frozenset(
     {
         "queueOffset", "bornTimestamp", "storeTimestamp", "bornHost", "reconsumeTimes", "sysFlag",
@@ -75,11 +75,11 @@ _DELAYS: Final = ("delayLevel", "deliverTimestamp", "delayMs")
 
 
 class BadRowError(SkylarkError):
-    """A row that cannot be a message."""
+    """A row that cannot be sent as a message."""
 
 
 class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns count; travels to the tasks."""
+    """The columns that the sink uses; pickled to the tasks."""
 
     columns: tuple[str, ...]
 
@@ -90,7 +90,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_rows(
     types: Mapping[str, str], options: SinkOptions, *, has_options: bool = True
 ) -> RowPlan:
-    """Check the columns (name -> Spark's name of the type); raises ConfigError."""
+    """Check the columns of a frame (name -> Spark's name of the type); raises ConfigError."""
     known = {**dict.fromkeys(PASSED_OVER), **SINK_TYPES}
     unknown = [name for name in types if name not in known]
     if unknown and not options.ignore_extra_columns:
@@ -110,8 +110,8 @@ def plan_rows(
             )
     if "queueOffset" in types and options.topic is None and not options.allow_same_topic:
         raise ConfigError(
-            "these are rows of the source, and no option says which topic they go to: they would"
-            " be written to where they came from",
+            "these are rows of the source, and no option names a topic: they would be written back"
+            " to the topic that they came from",
             hint='give .option("topic", "..."), or allowSameTopic=true',
         )
     if options.exactly_once and (delays := [name for name in _DELAYS if name in types]):
@@ -125,22 +125,22 @@ def plan_rows(
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What ``SPARK_ID`` begins with, and the number of the first row."""
+    """The prefix of the property ``SPARK_ID``, and the number of the first row."""
 
     prefix: str
     first: int
 
 
 class Rows:
-    """The rows of one Arrow batch that are messages, and what is wrong with the others.
+    """The good rows of one Arrow batch as columns, and why the others are bad.
 
-    ``positions`` are those of the good rows in the batch; all other arrays have one entry per good
-    row.
+    ``positions`` has the indexes of the good rows in the batch; all other arrays have one entry per
+    good row.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.first = 0  #: number of the first one among all rows of the task
+        self.first = 0  #: index of its first row among all rows of the task
         self.bad: dict[int, str] = {}
         self.positions: np.ndarray[Any, Any]
         self.bodies: pa.Array
@@ -151,11 +151,11 @@ class Rows:
         self.shard_keys: pa.Array | None = None
         self.brokers: pa.Array | None = None
         self.queue_ids: pa.Array | None = None
-        self.alone: np.ndarray[Any, Any]  #: rows that cannot be in a batch
+        self.alone: np.ndarray[Any, Any]  #: rows that need a request of their own
 
 
 class RowReader:
-    """Makes :class:`Rows` of batches."""
+    """Encodes Arrow batches as :class:`Rows`."""
 
     def __init__(
         self,
@@ -164,14 +164,14 @@ class RowReader:
         extra: Mapping[str, str],
         next_id: Callable[[], str] | None,
     ) -> None:
-        """``extra`` are properties of all rows; without ``next_id`` rows get no unique id."""
+        """``extra``: properties of all rows; without ``next_id`` rows get no unique id."""
         self._plan = plan
         self._options = options
         self._fixed = fixed_text({names.PROPERTY_WAIT: "true", **extra})
         self._next_id = next_id
 
     def read(self, batch: pa.RecordBatch, stamp: Stamp | None = None) -> Rows:
-        """Take a batch apart."""
+        """Encode a batch."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -237,7 +237,7 @@ class RowReader:
             if has(column):
                 values = batch.column(column)
                 if pa.types.is_list(values.type):
-                    # Spark says of elements whether they can be null; the kernel minds.
+                    # Spark marks elements as not null, and the kernel takes nullable ones only.
                     values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
                 broken = pc.fill_null(pc.match_substring(values, "\x02"), False)
                 self._mark(rows, broken.to_numpy(zero_copy_only=False), f"{column}: a separator")
@@ -293,7 +293,7 @@ class RowReader:
 
     @staticmethod
     def _mark(rows: Rows, which: np.ndarray[Any, Any], reason: str) -> None:
-        """Note bad rows, given by a mask or by their numbers; the first reason counts."""
+        """Mark rows as bad, given by a mask or by their indexes; the first reason is kept."""
         numbers = which.nonzero()[0] if which.dtype == bool else which
         for number in numbers.tolist():
             rows.bad.setdefault(number, reason)
@@ -302,7 +302,7 @@ class RowReader:
 def batch_parts(
     bodies: pa.Array, texts: pa.Array, flags: np.ndarray[Any, Any]
 ) -> tuple[memoryview, np.ndarray[Any, Any]]:
-    """Messages as they stand in the body of a batch, one behind the other; where each begins."""
+    """The messages encoded as the body of a batch, and the start of each in it."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -327,7 +327,7 @@ def batch_parts(
 
 
 def _fixed_width(values: np.ndarray[Any, Any], width: int) -> pa.Array:
-    """Rows of bytes of one width."""
+    """A binary array with values of one width."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,9 +1,9 @@
-"""The properties of many rows as texts, column by column: ``name 0x01 value 0x02`` each.
+"""Properties of many rows, encoded column by column: ``name 0x01 value 0x02`` each.
 
-Everything is done by Arrow's kernels on whole columns; no row is looked at by itself. A text is put
-together from pieces, one per column; the piece of a row that has no value there is empty. Of the
-column ``properties`` the names that belong to the system are left out (:data:`RESERVED_NAMES`), and
-those that a column of their own decides.
+Arrow kernels do all of it on whole columns, never row by row. The text of a row is joined from
+pieces, one per column; the piece is empty where the column has no value. Reserved names
+(:data:`RESERVED_NAMES`), and names that have a column of their own, are dropped from the column
+``properties``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAMP_PROPERTY: Final = "SPARK_ID"
-#: What the system writes by itself: a row that has it was read from a topic, or is a mistake.
+#: Names that clients and brokers write: a row that has one was read from a topic, or is wrong.
 RESERVED_NAMES: Final = frozenset(
     {
         names.PROPERTY_TRAN_MSG,
@@ -28,7 +28,7 @@ RESERVED_NAMES: Final = frozenset(
         names.PROPERTY_REAL_QID,
         names.PROPERTY_RETRY_TOPIC,
         names.PROPERTY_DELAY,
-        names.PROPERTY_PRIORITY,  # it would choose another queue than the one planned for
+        names.PROPERTY_PRIORITY,  # it would override the queue that the sink has chosen
         names.PROPERTY_MIN_OFFSET,
         names.PROPERTY_MAX_OFFSET,
         names.PROPERTY_RECONSUME_TIME,
@@ -48,12 +48,12 @@ RESERVED_NAMES: Final = frozenset(
     }
 )
 RESERVED_PREFIXES: Final = ("TIMER_", "INNER_", names.PROPERTY_TRANSIENT_PREFIX)
-#: Left out of the column ``properties`` without a word: the sink has its own.
+#: Dropped from the column ``properties``: the sink writes its own values.
 REPLACED_NAMES: Final = frozenset({names.PROPERTY_UNIQ_KEY, names.PROPERTY_WAIT, STAMP_PROPERTY})
 
 
 class MapTexts(NamedTuple):
-    """What a map column comes to."""
+    """The encoded properties of a map column."""
 
     texts: pa.Array
     reserved: np.ndarray[Any, Any]  #: rows that had a reserved name
@@ -72,7 +72,7 @@ def piece(name: str, values: pa.Array) -> pa.Array:
 
 
 def map_pieces(column: pa.MapArray, without: Collection[str]) -> MapTexts:
-    """The properties of a map column; ``without`` are names that other columns decide."""
+    """Encode a map column; ``without`` has the names for which there are other columns."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -109,7 +109,7 @@ def map_pieces(column: pa.MapArray, without: Collection[str]) -> MapTexts:
 
 
 def _joined(entries: pa.StringArray, ends: np.ndarray[Any, Any]) -> pa.Array:
-    """Neighbouring texts as one: only the offsets change."""
+    """Join adjacent texts without a copy: only the offsets change."""
     import numpy as np
     import pyarrow as pa
 
@@ -124,7 +124,7 @@ def _joined(entries: pa.StringArray, ends: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def join_pieces(pieces: Collection[pa.Array | str], count: int) -> pa.Array:
-    """The whole texts; pieces that are plain text are the same for all rows."""
+    """Join the pieces of each row; a piece that is a plain string is the same for all rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -134,5 +134,5 @@ def join_pieces(pieces: Collection[pa.Array | str], count: int) -> pa.Array:
 
 
 def fixed_text(properties: Mapping[str, str]) -> str:
-    """Properties that all rows have."""
+    """The encoded properties that all rows have."""
     return names.encode_properties(properties)

@@ -1,7 +1,7 @@
-"""Which queue a sharding key belongs to, by each of the three rules in use.
+"""Sharding rules: the functions that map a sharding key to a queue, as different clients do it.
 
 =============  ==============================================  ====================================
-rule           who uses it                                     index among n queues
+rule           used by                                         index among n queues
 =============  ==============================================  ====================================
 hash           Java's ``SelectMessageQueueByHash`` and the     absolute remainder of Java's hash
                clients of this project
@@ -9,7 +9,7 @@ consistent     Apache's proxy                                  jump hash of Java
 siphash        gRPC clients                                    SipHash-2-4 of the bytes, modulo n
 =============  ==============================================  ====================================
 
-The three disagree, so a topic needs one rule for all of its producers. Pure.
+The three give different queues, so all producers of a topic must use the same one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY1: Final = 0x0F0E0D0C0B0A0908
 
 
 def consistent_hash(number: int, count: int) -> int:
-    """Guava's ``Hashing.consistentHash``: few numbers move when ``count`` changes."""
+    """Counterpart of Guava's ``Hashing.consistentHash``: few keys move when ``count`` changes."""
     state, candidate = number & _MASK64, 0
     while True:
         state = (2862933555777941757 * state + 1) & _MASK64
@@ -78,7 +78,7 @@ def _siphash(key: str, count: int) -> int:
     return signed % count  # as Guava's LongMath.mod: never negative
 
 
-#: Index of a key among a number of queues, by the name of the option's value.
+#: Value of the option ``queueSelector`` -> function from key and number of queues to an index.
 SHARD_RULES: Final[dict[str, Callable[[str, int], int]]] = {
     "roundrobin": shard_index,
     "hash": shard_index,

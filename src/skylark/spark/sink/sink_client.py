@@ -1,14 +1,14 @@
-"""How sinks, their drivers and the resolver reach a cluster: one sender and one link.
+"""Client of the sink: the producer connection that tasks, driver and resolver share per process.
 
-A :class:`SinkClient` belongs to the event loop that it was opened on. It is a producer of its group
-to the brokers (it sends heartbeats), and gives what the sink needs of the client's inside: the
-:class:`~skylark.client.producer.sender.Sender` with which every frame is sent, the link for other
-requests, and the functions of an admin client over the same connections. Topics are never made by a
-send: a mistyped name must not become a topic.
+A :class:`SinkClient` belongs to the event loop that opened it. Brokers see it as a producer of its
+group (it sends heartbeats). It exposes parts of the client that the sink needs: the
+:class:`~skylark.client.producer.sender.Sender` for all sends, the link for other requests, and
+an admin session over the same connections. It never creates a topic by sending, so that a mistyped
+name does not become a topic.
 
-:func:`shared_client` is the one of this process for a connection and group, on the private loop of
-the blocking clients. Spark's workers live on between micro-batches, so connections do as well; they
-are never closed, they end with the process.
+:func:`shared_client` returns the client of this process for a connection and group, on the private
+event loop of the blocking clients. Spark keeps its workers between micro-batches, and so the
+connections stay open until the process ends.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 
-#: What a broker says about itself if END_TRANSACTION may be repeated there.
+#: Setting of a broker on which END_TRANSACTION may be repeated.
 IDEMPOTENT_SETTING: Final = "transactionEndIdempotent"
 
 
 class NotIdempotentError(ConfigError):
-    """A broker on which exactly-once does not hold."""
+    """A broker that cannot deliver exactly once."""
 
 
 class SinkClient:
-    """See the module; made by :func:`open_client`."""
+    """A producer and an admin session over the same connections; see :func:`open_client`."""
 
     def __init__(self, instance: ClientInstance, parts: ProducerParts) -> None:
         self._instance = instance
@@ -61,7 +61,7 @@ class SinkClient:
             await self._instance.release()
 
     async def queues(self, topic: str, *, fresh: bool = False) -> Sequence[MessageQueue]:
-        """The queues that one may send to, as brokers know them; raises NotFoundError."""
+        """The writable queues of a topic, with namespace; raises NotFoundError."""
         name = self.namespace.wrap(topic)
         route = self._instance.routes.get(name)
         if fresh or route is None or not route.publish:
@@ -75,22 +75,22 @@ class SinkClient:
         return await self.link.lookup.master_of(queue)
 
     async def load_route(self, topic: str) -> None:
-        """Know the brokers of a topic, and have heartbeats sent to them."""
+        """Load the route of a topic; heartbeats then go to its brokers as well."""
         await self._instance.refresh_route(topic)
 
     async def heartbeat(self) -> None:
-        """Tell all known brokers now that we are here."""
+        """Send a heartbeat to all known brokers now."""
         await self._instance.heartbeat_all()
 
     async def broker_settings(self, broker: str) -> dict[str, str]:
-        """The settings of a master, as of the first time they were asked for."""
+        """The settings of a master, cached after the first request."""
         if broker not in self._settings:
             report = await Settings(self.session).brokers(broker=broker)
             self._settings[broker] = report.servers[0].settings
         return self._settings[broker]
 
     async def require_idempotent(self, brokers: Sequence[str]) -> None:
-        """Raise NotIdempotentError for a broker that commits a half as often as it is told to."""
+        """Raise NotIdempotentError for a broker that stores a row again on a repeated commit."""
         for broker in sorted(set(brokers)):
             settings = await self.broker_settings(broker)
             if settings.get(IDEMPOTENT_SETTING) != "true":
@@ -103,7 +103,7 @@ class SinkClient:
 
 
 async def open_client(options: ClientOptions, group: str) -> SinkClient:
-    """A client on the running loop; raises ConfigError. Asks nobody yet."""
+    """Open a client on the running loop, without a request; raises ConfigError."""
     instance = acquire_instance(options, options.client_id())
     try:
         await instance.start()
@@ -120,7 +120,7 @@ _clients: dict[tuple[int, str, str], SinkClient] = {}
 
 
 def shared_client(options: ClientOptions, group: str) -> SinkClient:
-    """The client of this process; to be used on the private loop of the blocking clients."""
+    """The client of this process; it runs on the private loop of the blocking clients."""
     key = (os.getpid(), f"{options.namesrv}|{options.acl}", group)
     with _lock:
         client = _clients.get(key)
@@ -130,7 +130,7 @@ def shared_client(options: ClientOptions, group: str) -> SinkClient:
 
 
 def close_clients() -> None:
-    """Let go of the clients that this process shares; the next use makes new ones."""
+    """Close the shared clients of this process; the next use opens new ones."""
     with _lock:
         while _clients:
             (process_id, _, _), client = _clients.popitem()

@@ -1,32 +1,34 @@
-"""The options of the sink, checked once on the driver; tasks get them as they are.
+"""Options of the sink, checked once in the driver and pickled to the tasks.
 
 ======================  ==========================================================================
-option                  default
+option                  default and other values
 ======================  ==========================================================================
 nameServer, accessKey,  as for the source
 secretKey, ...
-topic                   none: the column ``topic`` decides; the option wins
+topic                   none: the column ``topic``; the option wins over the column
 producerGroup           spark-sink
 delivery                at-least-once, or exactly-once
-batchBytes, batchRows   1m, 512: a request holds so much at most
-maxInFlight             16 requests per broker; 1 per queue where order counts
+batchBytes, batchRows   1m, 512: limits of a request
+maxInFlight             16 requests per broker; 1 per queue where order is kept
 queueSelector           roundrobin; for rows with a sharding key hash, consistent or siphash
 compressOver,           4096 bytes, zlib (or lz4, zstd)
 compressType
 sendTimeoutMs, retries, 3000, 8, 120000
 deliveryTimeoutMs
-strictAck               false: a message whose flush or replica was late counts as stored
-onBadRow, badRowTopic   fail; skip; dlq, which puts bad rows to the other topic
+strictAck               false: a message whose flush or replication timed out counts as stored
+onBadRow, badRowTopic   fail; skip; dlq: send bad rows to badRowTopic
 reservedProperties      strip; fail: a row with such a property is bad
-explicitQueue           false; true: the columns brokerName and queueId decide
+explicitQueue           false; true: the columns brokerName and queueId name the queue
 preserveMsgId           false; true: the column msgId becomes the unique id
 stampId                 false; true: property SPARK_ID=query/batch/partition/number
 ignoreExtraColumns      false
-allowSameTopic          false; true: rows of the source may go back to where they came from
-txnId                   of exactly-once batch writes: the same id again writes nothing
-txnImmunitySec          900: so long brokers ask nobody about undecided rows
-txnVerify               false; true: exactly-once as well as an Apache broker can
+allowSameTopic          false; true: rows of the source may be written back to their topic
+txnId                   of exactly-once batch writes: a second write with the same id does nothing
+txnImmunitySec          900: for so long brokers send no check-back for undecided rows
+txnVerify               false; true: best-effort exactly-once on Apache brokers
 ======================  ==========================================================================
+
+Classes and fields keep their names: pickles of earlier versions must open.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ assert {option.name for option in _TABLE} >= _FIELDS.keys()
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said; see the module."""
+    """The options of one sink, parsed and checked."""
 
     connection: Connection
     topic: str | None = None
@@ -156,7 +158,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_sink_options(
     given: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> SinkOptions:
-    """Options as Spark hands them over; raises ConfigError."""
+    """Parse the options that Spark passes; raises ConfigError."""
     values = read_options(given, _TABLE)
     settings: dict[str, Any] = {
         field: values[name] for name, field in _FIELDS.items() if name in values
@@ -180,7 +182,7 @@ def _check(options: SinkOptions) -> None:
     if (options.on_bad_row == "dlq") != (options.bad_row_topic is not None):
         raise ConfigError(
             "onBadRow=dlq and badRowTopic belong together",
-            hint="say which topic takes the bad rows, or leave both out",
+            hint="name the topic for the bad rows, or leave both out",
         )
     if options.batch_size_max > BATCH_BYTES_MAX:
         raise ConfigError(
@@ -198,17 +200,17 @@ def _check(options: SinkOptions) -> None:
 
 def _no_options() -> ConfigError:
     return ConfigError(
-        "the sink got no options: Spark does not hand those of a table on with INSERT INTO",
+        "the sink got no options: Spark does not pass those of a table to INSERT INTO",
         hint="name them, INSERT INTO t WITH ('nameServer' = '...', 'topic' = '...') SELECT ...,"
         ' insert into a temporary view, or use df.write.format("rocketmq")',
     )
 
 
 def no_topic_known(*, has_options: bool) -> ConfigError:
-    """Neither an option nor a column says where rows go."""
+    """The error for rows without a topic in options and columns."""
     if not has_options:
         return _no_options()
     return ConfigError(
-        "nothing says which topic the rows go to",
+        "no option and no column names the topic",
         hint='give .option("topic", "...") or a column topic',
     )

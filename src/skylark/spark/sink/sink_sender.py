@@ -1,23 +1,23 @@
-"""Requests of a sink on their way: many at a time, each until it is acknowledged. At least once.
+"""Sender of the sink (at least once): many requests in flight, each retried until acknowledged.
 
-Belongs to one event loop. :meth:`Sending.put` waits while too much is under way, so whoever makes
-the requests is slowed to what the brokers take; :meth:`Sending.finish` waits for the rest and
-raises the first failure, if there was one.
+Belongs to one event loop. :meth:`SinkSender.put` waits while too much is in flight, which slows the
+task down to the speed of the brokers; :meth:`SinkSender.finish` waits for the rest and raises the
+first failure.
 
 ============================  ====================================================================
-answer                        what follows
+reply                         action
 ============================  ====================================================================
-stored                        the rows count, also with a late flush or replica unless
-                              ``strictAck``
-busy (2)                      again after 50 ms to 5 s, for ``deliveryTimeoutMs``
-1, 14, 16, 17, 1500, no       the same, ``retries`` times, at another queue unless order counts
+stored                        count the rows; with ``strictAck`` a flush or replication timeout is
+                              a failure to be retried
+busy (2)                      retry after 50 ms to 5 s, until ``deliveryTimeoutMs``
+1, 14, 16, 17, 1500, no       the same, ``retries`` times, to another queue unless order is kept
 answer, no connection
-illegal (13), of a batch      each row by itself, to find out which one is meant
+illegal (13), of a batch      send each row by itself, to find the illegal one
 illegal, of one row           it is a bad row
 other                         the task fails
 ============================  ====================================================================
 
-The requests of a lane, one queue in which order counts, follow each other one by one.
+The requests of a lane (one queue whose order is kept) are sent one after the other.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from skylark.core.errors import (
 )
 from skylark.core.lifecycle import Tasks
 from skylark.spark.exactly_once.txn_log import may_repeat
-from skylark.spark.sink.row_batcher import Cutter, Load
+from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
 from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: Bytes that may be under way.
+#: Bytes in flight at most.
 UNACKNOWLEDGED_MAX: Final = 32 << 20
 REPEAT: Final = Backoff(first_s=0.05, most_s=5.0, jitter=0.25)
-#: Requests under way at a broker of which nothing is known yet.
+#: First limit of requests in flight to a broker.
 WINDOW_FIRST: Final = 4
 _REQUESTS_MAX: Final = 4096
 
 
 class QueueWritten(msgspec.Struct):
-    """What was stored in one queue."""
+    """Offsets and number of the rows stored in one queue."""
 
     first: int
     last: int
@@ -67,7 +67,7 @@ class QueueWritten(msgspec.Struct):
 
 
 class Written(msgspec.Struct):
-    """What one task has stored."""
+    """Figures of what one task has stored; pickled to the driver."""
 
     count: int = 0
     size: int = 0
@@ -75,23 +75,23 @@ class Written(msgspec.Struct):
     bad: int = 0
     queues: dict[str, QueueWritten] = {}  #: by ``topic/broker/queue``
 
-    def stored(self, load: Load, result: SendResult) -> None:
-        """Count a request that was acknowledged."""
-        self.count += load.count
-        self.size += load.size
+    def stored(self, request: RowRequest, result: SendResult) -> None:
+        """Count an acknowledged request."""
+        self.count += request.count
+        self.size += request.size
         queue, first = result.queue, result.queue_offset
-        last = first + load.count - 1
+        last = first + request.count - 1
         key = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
         known = self.queues.setdefault(key, QueueWritten(first, last))
         known.first, known.last = min(known.first, first), max(known.last, last)
-        known.count += load.count
+        known.count += request.count
 
 
 class Window:
-    """How many requests may be under way at one broker.
+    """Limit of requests in flight to one broker.
 
-    What lies before a broker for too long it refuses as busy, so few are sent to one that is slow:
-    the number halves with every refusal, and grows slowly with what is stored.
+    A broker refuses requests as busy that wait too long in its queue. So the limit halves with
+    every refusal, and grows by one after as many stored requests.
     """
 
     def __init__(self, most: int, first: int = WINDOW_FIRST) -> None:
@@ -106,7 +106,7 @@ class Window:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
-                await turn  # whoever wakes us has counted us in
+                await turn  # _leave() has counted this request before it wakes it
             except BaseException:
                 if turn.done() and not turn.cancelled():
                     self._leave()
@@ -127,37 +127,37 @@ class Window:
                 turn.set_result(None)
 
     def stored(self) -> None:
-        """A request was acknowledged."""
+        """Count an acknowledged request; may raise the limit."""
         self._stored += 1
         if self._stored >= self._limit and self._limit < self._most:
             self._limit += 1
             self._stored = 0
 
     def refused(self) -> None:
-        """The broker is busy."""
+        """Halve the limit: the broker is busy."""
         self._limit = max(1, self._limit // 2)
         self._stored = 0
 
 
-#: Called for a row that a broker refuses, by load and number.
-OnRefused = Callable[[Load, int, str], None]
+#: Called for a row that a broker refuses: request, index of the row, reason.
+OnRefused = Callable[[RowRequest, int, str], None]
 
 
-class Sending:
-    """See the module."""
+class SinkSender:
+    """Sends the requests of one task; see the module."""
 
     def __init__(
         self,
         client: SinkClient,
         options: SinkOptions,
-        cutter: Cutter,
+        batcher: RowBatcher,
         on_refused: OnRefused,
         rng: random.Random | None = None,
     ) -> None:
-        """``on_refused`` may raise: then the task fails with that."""
+        """If ``on_refused`` raises, the task fails with that error."""
         self._client = client
         self._options = options
-        self._cutter = cutter
+        self._batcher = batcher
         self._on_refused = on_refused
         self._rng = rng or random.Random()
         self._tasks = Tasks("sink", limit=2 * _REQUESTS_MAX)
@@ -168,12 +168,12 @@ class Sending:
         self._failure: Exception | None = None
         self.written = Written(queues={})
 
-    async def put(self, load: Load) -> None:
-        """Have a request sent; waits for room, raises the first failure of any request."""
+    async def put(self, request: RowRequest) -> None:
+        """Start sending a request; waits for room, raises the first failure of any request."""
         self._raise_failure()
-        await self._permits.take(load.size, 2 * self._options.delivery_timeout_ms / 1000)
+        await self._permits.take(request.size, 2 * self._options.delivery_timeout_ms / 1000)
         self._raise_failure()
-        self._tasks.spawn(self._deliver(load), name="request")
+        self._tasks.spawn(self._deliver(request), name="request")
 
     async def finish(self) -> Written:
         """Wait until everything is acknowledged."""
@@ -182,42 +182,42 @@ class Sending:
         return self.written
 
     async def cancel(self) -> None:
-        """Give up what is under way."""
+        """Cancel all requests in flight."""
         await self._tasks.cancel_and_wait()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    async def _deliver(self, load: Load) -> None:
+    async def _deliver(self, request: RowRequest) -> None:
         try:
             if self._failure is None:
-                await self._in_lane(load)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task hears of it
+                await self._in_lane(request)
+        except Exception as error:  # noqa: BLE001 - put() and finish() raise it in the task
             self._failure = self._failure or error
         finally:
-            self._permits.give(load.size)
+            self._permits.give(request.size)
 
-    async def _in_lane(self, load: Load) -> None:
-        if load.target.queue is None:
-            await self._try(load)
+    async def _in_lane(self, request: RowRequest) -> None:
+        if request.target.queue is None:
+            await self._try(request)
         else:
-            async with self._lanes[load.target.queue]:
-                await self._try(load)
+            async with self._lanes[request.target.queue]:
+                await self._try(request)
 
-    async def _try(self, load: Load) -> None:
+    async def _try(self, request: RowRequest) -> None:
         clock, options = self._client.clock, self._options
         outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
         retries = 0
         while True:
             try:
-                result = await self._attempt(load)
+                result = await self._attempt(request)
                 if result.status is SendStatus.SEND_OK or not options.strict_ack:
-                    self.written.stored(load, result)
+                    self.written.stored(request, result)
                     return
                 problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
             except MessageIllegalError as error:
-                await self._refused(load, error)
+                await self._refused(request, error)
                 return
             except SkylarkError as error:
                 if not may_repeat(error):
@@ -228,21 +228,21 @@ class Sending:
             if retries > options.retries or pause_s is None:
                 raise problem
             self.written.retries += 1
-            log.debug("a request of %d rows is repeated: %s", load.count, problem)
+            log.debug("retrying a request of %d rows: %s", request.count, problem)
             await clock.sleep(pause_s)
 
-    async def _attempt(self, load: Load) -> SendResult:
+    async def _attempt(self, request: RowRequest) -> SendResult:
         client = self._client
-        queue = load.target.queue
+        queue = request.target.queue
         if queue is None:
-            queues = await client.queues(load.target.topic)
+            queues = await client.queues(request.target.topic)
             self._turn += 1
             queue = queues[self._turn % len(queues)]
         async with self._windows[queue.broker_name] as window:
             try:
                 result = await client.sender.send(
-                    client.sender.state_of(load.target.topic),
-                    load.parcel,
+                    client.sender.state_of(request.target.topic),
+                    request.parcel,
                     SendMode.SYNC,
                     self._options.send_timeout_ms / 1000,
                     client.clock.monotonic(),
@@ -254,10 +254,12 @@ class Sending:
             window.stored()
             return result
 
-    async def _refused(self, load: Load, error: MessageIllegalError) -> None:
-        if load.count == 1:
-            self._on_refused(load, load.numbers[0], f"the broker refuses it: {error.remark}")
+    async def _refused(self, request: RowRequest, error: MessageIllegalError) -> None:
+        if request.count == 1:
+            self._on_refused(request, request.numbers[0], f"the broker refuses it: {error.remark}")
             return
-        for row in self._cutter.rows(load.rows, load.target, load.numbers):
+        for row in self._batcher.rows(request.rows, request.target, request.numbers):
             size = len(row.body)
-            await self._try(Load(load.target, row.parcel(), size, load.rows, (row.number,)))
+            await self._try(
+                RowRequest(request.target, row.parcel(), size, request.rows, (row.number,))
+            )

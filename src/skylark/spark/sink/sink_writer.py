@@ -1,12 +1,13 @@
-"""The sink: ``df.write.format("rocketmq")`` and ``df.writeStream.format("rocketmq")``.
+"""Writers of the sink, called by Spark: ``df.write`` and ``df.writeStream`` of format ``rocketmq``.
 
-Spark makes a writer on the driver, pickles it to the tasks, calls ``write`` in each and ``commit``
-or ``abort`` on the driver, for streams on a fresh writer every time. So a writer holds nothing but
-options; who a stream is, the tasks learn from Spark (its query id stays the same over restarts) and
-tell the driver in their messages. What is done is in :mod:`skylark.spark.sink.task_writer` (tasks)
-and :mod:`skylark.spark.exactly_once.commit_coordinator` (driver).
+Spark creates a writer in the driver, pickles it to the tasks, calls ``write`` in each, and then
+``commit`` or ``abort`` in the driver; for streams it creates a new writer for every batch. So a
+writer has no state but its options. Tasks of a stream get the query id from Spark (it stays the
+same after a restart) and return it to the driver in their commit messages.
+:mod:`skylark.spark.sink.task_writer` does the work of tasks, and
+:mod:`skylark.spark.exactly_once.commit_coordinator` that of the driver.
 
-Order of the rows of one task is kept per sharding key. ``overwrite`` and output mode ``complete``
+The rows of a task keep their order per sharding key. ``overwrite`` and the output mode ``complete``
 are refused: a topic cannot be emptied.
 """
 
@@ -27,7 +28,7 @@ from pyspark.sql.datasource import (
 
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
-from skylark.spark.exactly_once.commit_coordinator import Deciding
+from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.sink.row_encoder import RowPlan, plan_rows
@@ -53,48 +54,48 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 
 @dataclass
 class SinkMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """Commit message of a task, pickled to the driver."""
 
     written: Written
     prepared: Prepared | None = None  #: with exactly-once
 
 
 class SinkWriter:
-    """What batch and stream writers have in common."""
+    """Base of batch and stream writers."""
 
     def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
         self.options = options
         self.plan = plan
 
     def write_task(self, batches: Iterator[pa.RecordBatch], task: TaskId) -> SinkMessage:
-        """The rows of one task."""
+        """Write the rows of one task."""
         if self.options.exactly_once:
             written, prepared = write_exactly_once(batches, self.options, self.plan, task)
             return SinkMessage(written, prepared)
         return SinkMessage(write_at_least_once(batches, self.options, self.plan, task))
 
-    def decide(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """All tasks of a batch have ended well."""
+    def commit_batch(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        """Commit a batch whose tasks have all succeeded."""
         found = [message for message in messages if isinstance(message, SinkMessage)]
         _summarise(found, batch)
         prepared = [message.prepared for message in found if message.prepared is not None]
         if self.options.exactly_once and prepared:
-            deciding = self._deciding()
-            shared_portal().call(deciding.commit(prepared[0].sink, batch, prepared))
+            coordinator = self._coordinator()
+            shared_portal().call(coordinator.commit(prepared[0].sink, batch, prepared))
 
-    def give_up(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """A task has failed, or the commit has."""
+    def abort_batch(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Roll back after a failed task or a failed commit."""
         if not self.options.exactly_once:
             return
         prepared = [
             message.prepared if isinstance(message, SinkMessage) else None for message in messages
         ]
-        shared_portal().call(self._deciding().abort(prepared))
+        shared_portal().call(self._coordinator().abort(prepared))
 
-    def _deciding(self) -> Deciding:
+    def _coordinator(self) -> CommitCoordinator:
         options = self.options
         client = sink_client(options)
-        return Deciding(
+        return CommitCoordinator(
             client,
             options.delivery_timeout_ms / 1000,
             verify=options.verify,
@@ -103,7 +104,7 @@ class SinkWriter:
 
 
 class BatchWriter(SinkWriter, DataSourceArrowWriter):
-    """``df.write``."""
+    """Writer of ``df.write``."""
 
     def __init__(self, options: SinkOptions, plan: RowPlan) -> None:
         super().__init__(options, plan)
@@ -115,14 +116,14 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
         return self.write_task(iterator, TaskId(sink=self.sink, batch=0, partition=partition))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.decide(messages, 0)
+        self.commit_batch(messages, 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.give_up(messages)
+        self.abort_batch(messages)
 
 
 class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
-    """``df.writeStream``."""
+    """Writer of one micro-batch of ``df.writeStream``."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         context = TaskContext.get()
@@ -130,31 +131,31 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
         batch = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
         if context is None or sink is None or batch is None:
             raise ConfigError(
-                "Spark does not say which query and batch this task belongs to",
+                "Spark does not pass the query and the batch of this task",
                 hint="is this a Spark before 4.3?",
             )
         task = TaskId(sink=sink, batch=int(batch), partition=context.partitionId())
         return self.write_task(iterator, task)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.decide(messages, batchId)
+        self.commit_batch(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         del batchId
-        self.give_up(messages)
+        self.abort_batch(messages)
 
 
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """The writer of a batch; raises ConfigError and whatever the cluster says."""
+    """The writer of a batch; raises SkylarkError."""
     return BatchWriter(*_prepare(options, schema, overwrite))
 
 
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """The writer of one micro-batch; raises ConfigError and whatever the cluster says."""
+    """The writer of one micro-batch; raises SkylarkError."""
     return StreamWriter(*_prepare(options, schema, overwrite))
 
 
@@ -174,7 +175,7 @@ def _prepare(
 
 
 async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
-    """Say before anything runs what cannot work."""
+    """Raise before anything runs if topics are missing or brokers cannot deliver exactly once."""
     brokers: set[str] = set()
     for topic in (options.topic, options.bad_row_topic):
         if topic is not None:
@@ -183,18 +184,18 @@ async def _check_cluster(client: SinkClient, options: SinkOptions) -> None:
         return
     brokers.add(log_broker := await TxnLog(client).broker())
     if options.verify:
-        log.warning("txnVerify=true: exactly-once is a best effort, an index may lag behind")
+        log.warning("txnVerify=true: exactly-once is a best effort, since the index may lag")
     else:
         await client.require_idempotent(sorted(brokers))
     settings = await client.broker_settings(log_broker)
     if settings.get("flushDiskType") != "SYNC_FLUSH":
-        log.info("decisions on %s survive a crash, but not a loss of power: set"
-                 " flushDiskType=SYNC_FLUSH there", log_broker)  # fmt: skip
+        log.info("commit decisions on %s may be lost with the power: set flushDiskType=SYNC_FLUSH"
+                 " there", log_broker)  # fmt: skip
 
 
 def _summarise(messages: Sequence[SinkMessage], batch: int) -> None:
     log.info(
-        "batch %d: %d rows in %d bytes, %d requests repeated, %d bad rows",
+        "batch %d: %d rows in %d bytes, %d requests retried, %d bad rows",
         batch,
         sum(message.written.count for message in messages),
         sum(message.written.size for message in messages),

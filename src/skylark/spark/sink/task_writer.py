@@ -1,8 +1,8 @@
-"""What one task of the sink does with its Arrow batches; knows nothing of Spark.
+"""Task side of the sink: sends the Arrow batches of one task; independent of Spark.
 
-The task reads batches in its own thread and makes requests of them; a loop thread sends them. What
-is too much under way holds the task, and with it Spark, back. A task ends when everything is
-acknowledged, or fails; what it had stored by then stays. ``Written`` says what it did.
+The task encodes batches in its own thread, and an event loop thread sends the requests. Too many
+requests in flight block the task, and with it Spark. A task ends when everything is acknowledged,
+or fails; rows that were stored by then stay stored. ``Written`` has the figures.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import property_text
 from skylark.spark.cluster_client import client_options
 from skylark.spark.exactly_once.commit_protocol import AbandonedError, Prepared
-from skylark.spark.exactly_once.half_message_sender import HalfSending, Portion, portions
+from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import TxnLog
-from skylark.spark.sink.row_batcher import Cutter, Load, Row, Target
+from skylark.spark.sink.row_batcher import Row, RowBatcher, RowRequest, Target
 from skylark.spark.sink.row_encoder import BadRowError, RowPlan, RowReader, Rows, Stamp
 from skylark.spark.sink.sink_client import SinkClient, shared_client
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import Sending, Written
+from skylark.spark.sink.sink_sender import SinkSender, Written
 from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Requests that are handed to the loop together.
+#: Requests that are passed to the loop in one call.
 _TOGETHER: Final = 8
 BAD_BODY_SIZE_MAX: Final = 64 * 1024
 REASON_PROPERTY: Final = "BAD_ROW_REASON"
@@ -44,7 +44,7 @@ BATCH_PROPERTY: Final = "BAD_ROW_BATCH"
 
 
 class TaskId(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of which batch of which sink."""
+    """Identity of a task: sink, batch and partition."""
 
     sink: str
     batch: int
@@ -55,47 +55,49 @@ class TaskId(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sink_client(options: SinkOptions) -> SinkClient:
-    """The client of this process for a sink."""
+    """The shared client of this process for a sink."""
     return shared_client(client_options(options.connection), options.producer_group)
 
 
 class BadRows:
-    """What is done with rows that cannot be messages."""
+    """Applies the option ``onBadRow``: fail, skip, or collect for the bad-row topic."""
 
     def __init__(self, options: SinkOptions, task: TaskId) -> None:
         self._options = options
         self._task = task
         self.count = 0
-        self.letters: list[tuple[bytes, str]] = []  #: bodies and reasons, for the other topic
-        self.letter_count = 0
+        self.dead_letters: list[
+            tuple[bytes, str]
+        ] = []  #: bodies and reasons, for the bad-row topic
+        self.dead_letter_count = 0
 
-    def judge(self, position: int, body: bytes | None, reason: str) -> None:
-        """A row is bad; raises BadRowError if that fails the task.
+    def reject(self, position: int, body: bytes | None, reason: str) -> None:
+        """Handle a bad row; raises BadRowError with ``onBadRow=fail``.
 
-        ``position`` counts all rows of the task.
+        ``position`` is the index among all rows of the task.
         """
         name = f"row {position} of partition {self._task.partition}"
         if self._options.on_bad_row == "fail":
             raise BadRowError(
-                f"{name} of batch {self._task.batch} cannot be a message: {reason}",
-                hint="onBadRow=skip or dlq goes on without such rows",
+                f"{name} of batch {self._task.batch} cannot be sent: {reason}",
+                hint="onBadRow=skip or dlq continues without such rows",
             )
         self.count += 1
-        log.info("%s is left out: %s", name, reason)
+        log.info("skipping %s: %s", name, reason)
         if self._options.on_bad_row == "dlq":
-            self.letter_count += 1
-            self.letters.append(((body or b"null")[:BAD_BODY_SIZE_MAX], reason))
+            self.dead_letter_count += 1
+            self.dead_letters.append(((body or b"null")[:BAD_BODY_SIZE_MAX], reason))
 
 
 class _Task:
-    """What both ways to deliver have in common."""
+    """Base of both delivery modes: client, batcher and encoder of one task."""
 
     def __init__(self, options: SinkOptions, plan: RowPlan, task: TaskId) -> None:
         self.options = options
         self.task = task
         self.portal: Portal = shared_portal()
         self.client = sink_client(options)
-        self.cutter = Cutter(options)
+        self.batcher = RowBatcher(options)
         self.bad = BadRows(options, task)
         self.reader = RowReader(
             plan,
@@ -106,7 +108,7 @@ class _Task:
         self._row_count = 0
 
     def read(self, batch: pa.RecordBatch) -> Rows:
-        """The good rows of a batch; the others have got what they deserve."""
+        """Encode a batch; bad rows are handled by ``onBadRow``."""
         stamp = Stamp(f"{self.task}/", self._row_count) if self.options.stamp_id else None
         rows = self.reader.read(batch, stamp)
         rows.first = self._row_count
@@ -114,7 +116,7 @@ class _Task:
         for position, reason in sorted(rows.bad.items()):
             body = bodies[position].as_py()
             raw = body.encode() if isinstance(body, str) else body
-            self.bad.judge(rows.first + position, raw, reason)
+            self.bad.reject(rows.first + position, raw, reason)
         self._row_count += batch.num_rows
         return rows
 
@@ -122,7 +124,7 @@ class _Task:
         """The queues of all topics of the rows; raises NotFoundError."""
 
         async def find() -> dict[str, Sequence[MessageQueue]]:
-            topics = self.cutter.topics(rows) if len(rows.positions) else []
+            topics = self.batcher.topics(rows) if len(rows.positions) else []
             return {topic: await self.client.queues(topic) for topic in topics}
 
         return self.portal.call(find())
@@ -131,46 +133,46 @@ class _Task:
 def write_at_least_once(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, plan: RowPlan, task_id: TaskId
 ) -> Written:
-    """Send all rows; returns when every one of them is acknowledged."""
+    """Send all rows; returns when every row is acknowledged."""
     task = _Task(options, plan, task_id)
     portal = task.portal
 
-    def refused(load: Load, number: int, reason: str) -> None:
-        body = load.rows.bodies[number].as_py()
-        task.bad.judge(load.rows.first + int(load.rows.positions[number]), body, reason)
+    def refused(request: RowRequest, number: int, reason: str) -> None:
+        body = request.rows.bodies[number].as_py()
+        task.bad.reject(request.rows.first + int(request.rows.positions[number]), body, reason)
 
-    async def start() -> Sending:
-        return Sending(task.client, options, task.cutter, refused)
+    async def start() -> SinkSender:
+        return SinkSender(task.client, options, task.batcher, refused)
 
     sending = portal.call(start())
 
-    async def put(loads: list[Load]) -> None:
-        for load in loads:
-            await sending.put(load)
+    async def put(requests: list[RowRequest]) -> None:
+        for request in requests:
+            await sending.put(request)
 
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
             rows = task.read(batch)
-            for loads in _together(task.cutter.cut(rows, task.queues(rows)), _TOGETHER):
-                portal.call(put(loads))
-            portal.call(put(_letters(task)))
+            for requests in _together(task.batcher.requests_of(rows, task.queues(rows)), _TOGETHER):
+                portal.call(put(requests))
+            portal.call(put(_bad_row_requests(task)))
         written = portal.call(sending.finish())
-        portal.call(put(_letters(task)))  # rows that a broker has refused
+        portal.call(put(_bad_row_requests(task)))  # rows that a broker has refused meanwhile
         written = portal.call(sending.finish())
     except BaseException:
         portal.call(sending.cancel())
         raise
     written.bad = task.bad.count
-    written.count -= task.bad.letter_count
+    written.count -= task.bad.dead_letter_count
     return written
 
 
 def write_exactly_once(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, plan: RowPlan, task_id: TaskId
 ) -> tuple[Written, Prepared]:
-    """Store all rows as half messages, unless the batch is decided already."""
+    """Store all rows as half messages, unless the batch was decided before."""
     task = _Task(options, plan, task_id)
     portal = task.portal
     prepared = Prepared(
@@ -181,19 +183,19 @@ def write_exactly_once(
         count=0,
     )
     txn_log = TxnLog(task.client, strict_ack=options.strict_ack)
-    standing = portal.call(txn_log.look(task_id.sink, task_id.batch)).standing
-    if standing.abandoned:
+    status = portal.call(txn_log.read_status(task_id.sink, task_id.batch)).status
+    if status.abandoned:
         raise AbandonedError(task_id.sink, task_id.batch)
-    if standing.decision is not None:
+    if status.decision is not None:
         for _ in batches:
-            pass  # Spark wants to see its rows taken
+            pass  # Spark expects the task to consume its rows
         return Written(queues={}), msgspec.structs.replace(prepared, already=True)
 
     def refused(row: Row, reason: str) -> None:
-        task.bad.judge(row.position, row.body, reason)
+        task.bad.reject(row.position, row.body, reason)
 
-    async def start() -> HalfSending:
-        return HalfSending(task.client, options, prepared, refused)
+    async def start() -> HalfMessageSender:
+        return HalfMessageSender(task.client, options, prepared, refused)
 
     sending = portal.call(start())
 
@@ -228,26 +230,26 @@ def _portions(
     if not task.options.verify:
         brokers = sorted({queue.broker_name for each in queues.values() for queue in each})
         task.portal.call(task.client.require_idempotent(brokers))
-    for target, numbers in task.cutter.targets(rows, queues):
+    for target, numbers in task.batcher.targets(rows, queues):
         yield from portions(rows, target, numbers)
 
 
-def _letters(task: _Task) -> list[Load]:
-    """Bad rows as messages to the other topic."""
-    letters, task.bad.letters = task.bad.letters, []
+def _bad_row_requests(task: _Task) -> list[RowRequest]:
+    """Requests that send the collected bad rows to the bad-row topic."""
+    dead_letters, task.bad.dead_letters = task.bad.dead_letters, []
     topic = task.options.bad_row_topic
-    if not letters or topic is None:
+    if not dead_letters or topic is None:
         return []
     rows = Rows(0)
-    loads = []
-    for body, reason in letters:
+    requests = []
+    for body, reason in dead_letters:
         message = Message(
             topic, body, properties={REASON_PROPERTY: reason, BATCH_PROPERTY: str(task.task)}
         )
         text = property_text(message, task.client.sender.next_id(), task.client.sender.common)
         row = Row(0, 0, Target(topic), body, 0, text, 0)
-        loads.append(Load(row.target, row.parcel(), len(body), rows, (0,)))
-    return loads
+        requests.append(RowRequest(row.target, row.parcel(), len(body), rows, (0,)))
+    return requests
 
 
 def _together(items: Iterable[T], count: int) -> Iterator[list[T]]:

@@ -1,13 +1,15 @@
-"""Where reading begins and ends, as the options say it.
+"""Starting and ending offsets as options name them, parsed into positions.
 
 =============================================  ===================================================
 ``earliest``, ``latest``, ``group``            the first message, the next one, the group's offset
-``-10m``, ``-2h``, ``-1d``                     a time, counted back from the start of the query
+``-10m``, ``-2h``, ``-1d``                     a time before the start of the query
 ``startingTimestamp``                          a time
 ``{"T": {"broker-a": {"0": 23, "1": -1}}}``    offsets; -2 earliest, -1 latest, -3 group
 =============================================  ===================================================
 
-Times mean the first message that was stored then or later, and for an end all before it.
+A start time means the first message that was stored at that time or later; an end time means
+all messages that were stored before it. :mod:`skylark.spark.source.start_offsets` turns positions
+into offsets. Tasks get positions inside pickled options: classes and fields keep their names.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _QUEUES: Final = re.compile(r"([^:,\s]+):(\d{1,6})(?:-(\d{1,6}))?")
 
 
 class Named(Enum):
-    """Positions that every queue has; the numbers stand for them in JSON."""
+    """A position by name; the values are its numbers in JSON."""
 
     LATEST = -1
     EARLIEST = -2
@@ -35,19 +37,19 @@ class Named(Enum):
 
 
 class Ago(msgspec.Struct, frozen=True):
-    """So long before the start of the query."""
+    """A time, as a duration before the start of the query."""
 
     duration_ms: int
 
 
 class At(msgspec.Struct, frozen=True):
-    """A time."""
+    """A time, in milliseconds since 1970."""
 
     time_ms: int
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """Offsets of some queues, or names in place of them."""
+    """Offsets, or named positions, of some queues."""
 
     by_queue: Mapping[MessageQueue, int | Named]
 
@@ -58,7 +60,7 @@ _SYNTAX: Final = '{"topic": {"broker": {"0": 23, "1": -1}}}'
 
 
 def starting_position(text: str) -> Position:
-    """What ``startingOffsets`` says."""
+    """Parse ``startingOffsets``; raises ValueError."""
     if text.upper() in Named.__members__:
         return Named[text.upper()]
     if (found := _RELATIVE.fullmatch(text)) is not None:
@@ -69,7 +71,7 @@ def starting_position(text: str) -> Position:
 
 
 def ending_position(text: str) -> Position:
-    """What ``endingOffsets`` says."""
+    """Parse ``endingOffsets``; raises ValueError."""
     if text.lower() == "latest":
         return Named.LATEST
     if text.startswith("{"):
@@ -107,7 +109,7 @@ def _queue(topic: str, broker: str, queue_id: int) -> MessageQueue:
 
 
 def assigned_queues(text: str) -> frozenset[MessageQueue]:
-    """What ``assign`` says, as in Kafka: ``{"topic": {"broker-a": [0, 1]}}``."""
+    """Parse ``assign``, as in Kafka: ``{"topic": {"broker-a": [0, 1]}}``; raises ValueError."""
     wrong = 'it must be JSON like {"topic": {"broker-a": [0, 1]}}'
     try:
         tree = msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
@@ -125,7 +127,7 @@ def assigned_queues(text: str) -> frozenset[MessageQueue]:
 
 
 def chosen_queues(text: str) -> frozenset[tuple[str, int]]:
-    """What ``queues`` says: ``broker-a:0-3,broker-b:1``."""
+    """Parse ``queues``: ``broker-a:0-3,broker-b:1``; raises ValueError."""
     found: set[tuple[str, int]] = set()
     for part in text.split(","):
         match = _QUEUES.fullmatch(part.strip())

@@ -1,16 +1,16 @@
-"""What a task does: the messages of one range as Arrow batches.
+"""Reader of one input partition: what a task runs to get the messages of a range as Arrow batches.
 
-The broker's files are read if the task can reach them
-(:mod:`skylark.spark.source.store_file_reader`), and where that ends, for whatever reason, pulling
-goes on (:mod:`skylark.client.consumer.range_reader`): the next pull is on its way while Spark takes
-the last batch. The first pull goes to the address that came with the partition; when one fails, the
-route is asked for again.
+The task reads the files of the broker if it can reach them
+(:mod:`skylark.spark.source.store_file_reader`). Where that stops, for any reason, it pulls the
+rest from the broker (:mod:`skylark.client.consumer.range_reader`), one pull ahead of Spark. The
+first pull goes to the address in the partition; after a failure the task asks for the route again.
 
-Files are trusted if their first message is byte by byte the one that the broker sends. An address
-on this machine may lead into a container; and a folder that the user names is that of one broker,
-while the topic may be on several.
+Files are trusted if their first message equals, byte by byte, the one that the broker sends. An
+address of this machine may be that of a container, and a folder that the user names belongs to one
+broker while the topic may be on several.
 
-Messages that are gone end the task, or are counted in the log and skipped (``failOnDataLoss``).
+If messages are gone, the task fails; with ``failOnDataLoss=false`` it logs their number and
+continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from skylark.client.core.route_cache import make_route
 from skylark.client.errors import Missing, MissingError
 from skylark.core.errors import SkylarkError, TransportError
 from skylark.spark.cluster_client import Cluster, shared_cluster
-from skylark.spark.errors import aged_out
+from skylark.spark.errors import messages_expired
 from skylark.spark.source.input_partitions import QueueRange
 from skylark.spark.source.queue_bounds import choose_address
 from skylark.spark.source.source_options import SourceOptions
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What Spark's own Arrow batches have at most.
+#: The default size of Spark's own Arrow batches.
 BATCH_ROWS_MAX: Final = 10_000
 
-_told: Final[set[str | None]] = set()  # stores of which was said that they cannot be read
+_warned_stores: Final[set[str | None]] = set()  # a warning was logged that these cannot be read
 
 
 def read_partition(
     partition: QueueRange, options: SourceOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a range; raises DataLossError and whatever keeps it from being read."""
+    """The messages of a range; raises SkylarkError, DataLossError for messages that are gone."""
     reader = _Reader(partition, options, columns)
     for batch in reader.batches():
         for first in range(0, batch.num_rows, BATCH_ROWS_MAX):
@@ -68,17 +68,17 @@ class _Reader:
             try:
                 yield from self._from_files(Path(self._range.store_path))
             except UnusableFilesError as error:
-                self._tell_unusable(error)
+                self._log_unusable(error)
         if self._next < self._range.end:
             yield from self._from_broker()
 
-    def _tell_unusable(self, error: UnusableFilesError) -> None:
-        """Once aloud: the newest messages of a queue are often still to be written."""
-        aloud = self._range.store_given and self._range.store_path not in _told
-        _told.add(self._range.store_path)
+    def _log_unusable(self, error: UnusableFilesError) -> None:
+        """Warn once per store: the newest messages of a queue are often not in its files yet."""
+        is_warning = self._range.store_given and self._range.store_path not in _warned_stores
+        _warned_stores.add(self._range.store_path)
         log.log(
-            logging.WARNING if aloud else logging.INFO,
-            "%s is pulled from offset %d: %s",
+            logging.WARNING if is_warning else logging.INFO,
+            "pulling %s from offset %d on instead of reading files: %s",
             self._range.queue,
             self._next,
             error,
@@ -93,20 +93,20 @@ class _Reader:
         )
         with StoreReader(root, part.queue, tag_list(self._options.tags)) as store:
             self._check_store(root)
-            for piece in store.read(part.start, part.end):
-                if piece.body:
-                    yield from decoder.decode(piece.body, part.start, part.end)
-                self._next = piece.next_offset
+            for chunk in store.read(part.start, part.end):
+                if chunk.body:
+                    yield from decoder.decode(chunk.body, part.start, part.end)
+                self._next = chunk.next_offset
 
     def _check_store(self, root: Path) -> None:
-        """The first message is the same here and there."""
+        """Compare the first message with that of the broker; raises UnusableFilesError."""
         part = self._range
         with StoreReader(root, part.queue) as store:
             ours = next(store.read(part.start, part.start + 1)).body
         try:
             theirs = self._cluster.run(self._first_message(len(ours)))
         except SkylarkError as error:
-            raise UnusableFilesError(f"there is nothing to compare {root} with: {error}") from None
+            raise UnusableFilesError(f"cannot compare {root} with the broker: {error}") from None
         if ours != theirs:
             raise UnusableFilesError(f"{root} is not the store of {part.queue.broker_name}")
 
@@ -144,34 +144,34 @@ class _Reader:
         )
         batches = read_range(
             session.calls,
-            _finder(session, self._range, options.read_from),
+            _address_finder(session, self._range, options.read_from),
             self._range.queue,
             self._next,
             self._range.end,
             tags=options.tags,
             columns=self._columns,
             terms=terms,
-            on_missing=None if options.fail_on_data_loss else _tell_missing,
+            on_missing=None if options.fail_on_data_loss else _log_missing,
             clock=session.clock,
             inflate=options.decompress,
         )
         try:
             yield from self._cluster.iterate(batches)
         except MissingError as error:
-            raise aged_out(error.missing) from None
+            raise messages_expired(error.missing) from None
 
 
 def tag_list(tags: str | None) -> list[str]:
-    """The tags of ``TagA || TagB``; none for all."""
+    """The tags of ``TagA || TagB``; an empty list stands for all."""
     parts = [part.strip() for part in (tags or "").split("||")]
     return [] if parts == ["*"] else [part for part in parts if part]
 
 
-def _tell_missing(missing: Missing) -> None:
-    log.warning("reading goes on: %s", aged_out(missing).message)
+def _log_missing(missing: Missing) -> None:
+    log.warning("continuing in spite of data loss: %s", messages_expired(missing).message)
 
 
-def _finder(session: Session, part: QueueRange, read_from: str) -> Find:
+def _address_finder(session: Session, part: QueueRange, read_from: str) -> Find:
     addresses: Mapping[int, str] = part.addresses
 
     async def find(attempt: int) -> str:

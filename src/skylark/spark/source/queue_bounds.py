@@ -1,15 +1,20 @@
-"""What the cluster holds now: the queues of the topics, and the first and next offset of each.
+"""Offset bounds of queues: asks the cluster for the first and the next offset of each queue.
 
-A :class:`Surveyor` asks for routes (105, at most once a second), then each broker for all queues of
-a topic at once (202). Where a broker refuses that, and for queues that a route does not name any
-more, it asks for the two ends of each queue (31, 30). A broker without address or answer is
-*silent*: its queues are held where they are, and nothing else stops.
+A :class:`ClusterInspector` requests routes (GET_ROUTEINFO, at most once a second), then the
+statistics of a topic from each broker (GET_TOPIC_STATS_INFO). If a broker refuses these, and for
+queues that a route no longer names, it requests minimum and maximum offset of each queue. The
+result is a :class:`ClusterSnapshot`, in which problems have these names:
 
-A queue that is known is *cut off* if its route names others of its broker, but not this one: the
-topic has fewer queues to read now, and a broker refuses pulls of the rest.
+===================  ===============================================================================
+``unreachable``      a broker without address or answer: its queues keep their offsets, and all
+                     others are read on
+``unreadable``       a known queue whose route names other queues of its broker, but not this one:
+                     ``readQueueNums`` was lowered, and the broker refuses to serve it
+``deleted_topics``   a topic without a route although a broker that had it is registered. If none
+                     is registered, its brokers are down, which looks the same to a name server
+===================  ===============================================================================
 
-A topic without a route is *gone* if a broker that had it is registered; otherwise its brokers are
-away, which looks the same to a name server. If no name server answers, the last routes serve on.
+If no name server answers, the routes of the last request are used.
 """
 
 from __future__ import annotations
@@ -51,26 +56,28 @@ ROUTE_AGE_S: Final = 1.0
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
-    """The first offset of a queue, and that of its next message."""
+    """The offsets of the first message of a queue and of the next one to be stored."""
 
     low: int
     high: int
 
 
-class Survey(msgspec.Struct, kw_only=True):
-    """One look at the cluster; topics are named as the application knows them."""
+class ClusterSnapshot(msgspec.Struct, kw_only=True):
+    """State of the queues at one moment; topic names are without the namespace."""
 
     bounds: dict[MessageQueue, Bounds] = msgspec.field(default_factory=dict)
     addresses: dict[str, Mapping[int, str]] = msgspec.field(default_factory=dict)
-    silent: dict[str, str] = msgspec.field(default_factory=dict)  #: broker -> what is wrong
-    slaves: set[str] = msgspec.field(default_factory=set)  #: brokers that only a slave spoke for
-    gone: set[str] = msgspec.field(default_factory=set)  #: topics
-    #: Known queues that their broker does not let read any more: the topic has fewer now.
-    cut_off: set[MessageQueue] = msgspec.field(default_factory=set)
+    unreachable: dict[str, str] = msgspec.field(default_factory=dict)  #: broker -> reason
+    slave_only: set[str] = msgspec.field(
+        default_factory=set
+    )  #: brokers whose slave answered, not the master
+    deleted_topics: set[str] = msgspec.field(default_factory=set)  #: topics
+    #: Known queues that the broker no longer serves: the topic has fewer readable queues now.
+    unreadable: set[MessageQueue] = msgspec.field(default_factory=set)
     versions: dict[str, int] = msgspec.field(default_factory=dict)
 
     def address(self, broker: str, read_from: str = "master") -> str:
-        """Where to ask a broker; raises TransportError."""
+        """The address to send requests for a broker to; raises TransportError."""
         found = choose_address(self.addresses.get(broker, {}), read_from)
         if found is None:
             raise TransportError(f"broker {broker} has no address now", hint="is it running?")
@@ -78,30 +85,30 @@ class Survey(msgspec.Struct, kw_only=True):
 
 
 def choose_address(addresses: Mapping[int, str], read_from: str, attempt: int = 0) -> str | None:
-    """An address out of those of a broker; further attempts may go elsewhere."""
+    """One of the addresses of a broker; further attempts choose others if ``read_from`` allows."""
     slaves = [addresses[broker_id] for broker_id in sorted(addresses) if broker_id != MASTER_ID]
     masters = [addresses[MASTER_ID]] if MASTER_ID in addresses else []
     usable = {"master": masters, "slave": slaves + masters, "any": masters + slaves}[read_from]
     return usable[attempt % len(usable)] if usable else None
 
 
-async def patiently(
+async def with_retries(
     session: Session, options: SourceOptions, work: Callable[[], Awaitable[T]]
 ) -> T:
-    """Do it again for a while if the network or a server is at fault."""
+    """Run ``work``, again after a pause for errors of the network or of a server."""
     for _ in range(options.fetch_retries):
         try:
             return await work()
         except (SkylarkError, TimeoutError) as error:
             if not isinstance(error, (TransportError, TimeoutError)) and not error.retriable:
                 raise
-            log.info("tried again: %s", error)
+            log.info("retrying in %d ms: %s", options.fetch_retry_ms, error)
             await session.clock.sleep(options.fetch_retry_ms / 1000)
     return await work()
 
 
-class Surveyor:
-    """Looks at the cluster again and again."""
+class ClusterInspector:
+    """Takes snapshots of the queues that the options select; caches routes in between."""
 
     def __init__(self, session: Session, options: SourceOptions) -> None:
         self._session = session
@@ -115,13 +122,13 @@ class Surveyor:
     def topic_count(self) -> int:
         return len(self._topics)
 
-    async def survey(self, known: Collection[MessageQueue] = ()) -> Survey:
-        """The queues that the options name; ``known`` ones also where routes have forgotten them.
+    async def snapshot(self, known: Collection[MessageQueue] = ()) -> ClusterSnapshot:
+        """The queues that the options select, and the ``known`` ones that routes no longer name.
 
-        Raises NoNameServerError if it never knew a route.
+        Raises NoNameServerError if no name server has ever answered.
         """
         await self._refresh(known)
-        found = Survey()
+        found = ClusterSnapshot()
         wanted: dict[tuple[str, str], set[MessageQueue]] = {}
         for topic, route in self._routes.items():
             if route is not None:
@@ -130,27 +137,32 @@ class Surveyor:
                     mine = self._session.unwrap_queue(queue)
                     if self._options.wants(mine):
                         wanted.setdefault((topic, mine.broker_name), set()).add(mine)
-        await self._add_forgotten(known, wanted, found)
+        await self._add_unrouted(known, wanted, found)
         await asyncio.gather(
-            *(self._ask(topic, broker, wanted[topic, broker], found) for topic, broker in wanted)
+            *(
+                self._ask_broker(topic, broker, wanted[topic, broker], found)
+                for topic, broker in wanted
+            )
         )
         return found
 
-    async def first_survey(self) -> Survey:
-        """As :meth:`survey`, when nothing is known yet: topics must exist, and brokers answer."""
-        found = await self.survey()
+    async def first_snapshot(self) -> ClusterSnapshot:
+        """As :meth:`snapshot`, for a new read: all topics must exist, and all brokers answer."""
+        found = await self.snapshot()
         for topic, route in self._routes.items():
             if route is None:
                 raise no_topic(topic)
         if not self._topics:
             raise ConfigError(f"no topic matches {self._options.topics_pattern!r}")
-        if found.silent:
-            raise TransportError(_silence(found.silent), hint="is it running and reachable?")
+        if found.unreachable:
+            raise TransportError(
+                _unreachable_text(found.unreachable), hint="is it running and reachable?"
+            )
         self._check_queues(found)
         return found
 
-    def _check_queues(self, found: Survey) -> None:
-        """All queues that were asked for one by one are there."""
+    def _check_queues(self, found: ClusterSnapshot) -> None:
+        """Raise ConfigError if a queue that an option names does not exist."""
         there = ", ".join(map(queue_name, sorted(found.bounds))) or "none"
         for queue in sorted(self._options.assigned or ()):
             if queue not in found.bounds:
@@ -175,7 +187,7 @@ class Surveyor:
         except NoNameServerError as error:
             if self._routes_at is None:
                 raise
-            log.warning("the routes stay as they were: %s", error)
+            log.warning("cannot refresh routes, using the last ones: %s", error)
         else:
             self._routes = routes
         self._routes_at = now
@@ -196,13 +208,13 @@ class Surveyor:
         self._topics = tuple(filter(self._options.wants_topic, map(self._session.unwrap, names)))
         self._topics_at = now
 
-    async def _add_forgotten(
+    async def _add_unrouted(
         self,
         known: Iterable[MessageQueue],
         wanted: dict[tuple[str, str], set[MessageQueue]],
-        found: Survey,
+        found: ClusterSnapshot,
     ) -> None:
-        """Queues in use that no route names: of shrunk or deleted topics, or of brokers away."""
+        """Find out about known queues that no route names; adds them to ``wanted`` or ``found``."""
         missing = [
             queue
             for queue in known
@@ -214,24 +226,24 @@ class Surveyor:
         try:
             brokers = (await self._session.cluster_info()).broker_addr_table
         except NoNameServerError as error:
-            found.silent |= {queue.broker_name: str(error) for queue in missing}
+            found.unreachable |= {queue.broker_name: str(error) for queue in missing}
             return
         for queue in missing:
             data = brokers.get(queue.broker_name)
             if data is None:
-                found.silent[queue.broker_name] = "it is not registered with the name server"
+                found.unreachable[queue.broker_name] = "it is not registered with the name server"
             elif await self._is_gone(queue.topic):
-                found.gone.add(queue.topic)
+                found.deleted_topics.add(queue.topic)
             else:
                 found.addresses[queue.broker_name] = dict(data.broker_addrs)
                 wanted.setdefault((queue.topic, queue.broker_name), set()).add(queue)
-                if self._offers_others(queue):
-                    found.cut_off.add(queue)
+                if self._is_withdrawn(queue):
+                    found.unreadable.add(queue)
 
-    def _offers_others(self, queue: MessageQueue) -> bool:
-        """Whether the route of the topic names queues of this broker to be read, but not this one.
+    def _is_withdrawn(self, queue: MessageQueue) -> bool:
+        """Whether the route of the topic names readable queues of this broker, but not this one.
 
-        A route that was asked for just now may name it: its broker is back.
+        A route that was refreshed just now may name it again: its broker is back.
         """
         route = self._routes.get(queue.topic)
         if route is None:
@@ -246,7 +258,7 @@ class Surveyor:
     async def _is_gone(self, topic: str) -> bool:
         """Whether a topic of a registered broker has no route.
 
-        What the last look found may be from before the broker registered: it is asked again.
+        The cached route may be older than the registration of the broker: it is requested again.
         """
         if self._routes.get(topic) is None:
             self._routes[topic] = await self._route(topic)
@@ -254,22 +266,29 @@ class Surveyor:
 
     # ---- brokers ---------------------------------------------------------------------------------
 
-    async def _ask(self, topic: str, broker: str, queues: set[MessageQueue], found: Survey) -> None:
+    async def _ask_broker(
+        self, topic: str, broker: str, queues: set[MessageQueue], found: ClusterSnapshot
+    ) -> None:
         addresses = found.addresses[broker]
         address = choose_address(addresses, "master")
         if address is None and self._options.read_from != "master":
             address = choose_address(addresses, self._options.read_from)
-            found.slaves.add(broker)
+            found.slave_only.add(broker)
         if address is None:
-            found.silent[broker] = "it has no master now"
+            found.unreachable[broker] = "it has no master now"
             return
         try:
             found.bounds |= await self._bounds(topic, address, queues, found, broker)
         except (TransportError, RemoteProtocolError, BrokerError, TimeoutError) as error:
-            found.silent[broker] = str(error)
+            found.unreachable[broker] = str(error)
 
     async def _bounds(
-        self, topic: str, address: str, queues: set[MessageQueue], found: Survey, broker: str
+        self,
+        topic: str,
+        address: str,
+        queues: set[MessageQueue],
+        found: ClusterSnapshot,
+        broker: str,
     ) -> dict[MessageQueue, Bounds]:
         session = self._session
         bounds: dict[MessageQueue, Bounds] = {}
@@ -293,5 +312,5 @@ class Surveyor:
         return bounds
 
 
-def _silence(silent: Mapping[str, str]) -> str:
-    return "; ".join(f"broker {name} does not answer: {what}" for name, what in silent.items())
+def _unreachable_text(unreachable: Mapping[str, str]) -> str:
+    return "; ".join(f"broker {name} does not answer: {what}" for name, what in unreachable.items())

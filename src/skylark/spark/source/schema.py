@@ -1,9 +1,9 @@
-"""The columns of the source as Spark types; their content is that of
-:mod:`skylark.client.arrow.arrow_reader`.
+"""Schema of the source: its columns with their Spark types.
 
-Everything is nullable: a batch must match the schema exactly, and Spark's own default is nullable.
-A user narrows the columns by ``columns`` or by a schema; Spark does not tell a Python source which
-ones a query uses. A schema may hold any of the columns in any order, with the types that they have.
+:mod:`skylark.client.arrow.arrow_reader` fills the columns. All are nullable: an Arrow batch must
+match the schema exactly, and nullable is Spark's default. Users select columns by the option
+``columns`` or by a schema, because Spark does not tell a Python source which columns a query uses.
+A schema may have any of the columns in any order, with the types below.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ALL_TYPES: Final[dict[str, DataType]] = DEFAULT_TYPES | {
 
 
 def source_schema(columns: Sequence[str] | None = None) -> StructType:
-    """The schema with these columns, by default the usual ones; raises ConfigError."""
+    """The schema with these columns, or the default ones; raises ConfigError."""
     names = list(DEFAULT_TYPES) if columns is None else list(columns)
     if unknown := [name for name in names if name not in ALL_TYPES]:
         raise _no_columns(unknown)

@@ -1,7 +1,8 @@
-"""The options of the source.
+"""Options of the source: names, types, defaults, and which of them exclude each other.
 
-:func:`source_options` makes :class:`SourceOptions` of what the user gave, or says in one sentence
-what is wrong. The names of Spark's Kafka source that mean something here are known as well:
+:func:`source_options` makes a :class:`SourceOptions` from the options of a query, or raises one
+error that says what is wrong. The options of Spark's Kafka source that have a counterpart are
+accepted as well:
 
 =============================  ================================================
 ``kafka.bootstrap.servers``    ``nameServer``
@@ -9,14 +10,15 @@ what is wrong. The names of Spark's Kafka source that mean something here are kn
 ``subscribePattern``           ``topicsPattern``
 ``assign``                     topics and queues, ``{"T": {"broker-a": [0, 1]}}``
 ``kafka.group.id``             ``group``
-``includeHeaders``             nothing: properties are a column
+``includeHeaders``             ignored: properties are a column
 =============================  ================================================
 
-The others have the same names there. Options that only batches or only streams know are errors
-where they would change what is read (``endingOffsets`` in a stream) and pass where they only
-would pace it (``maxOffsetsPerTrigger`` in a batch).
+All others have the same names there. An option of batches in a stream (or the reverse) is an error
+if it would change what is read (``endingOffsets`` in a stream), and is ignored if it would only
+limit the rate (``maxOffsetsPerTrigger`` in a batch).
 
-The options travel to the tasks inside readers: they are plain values.
+Tasks get these options inside pickled readers, so all values are plain, and classes and fields keep
+their names: pickles of earlier versions must open.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 DEFAULT_GROUP: Final = "spark-source"
 FILE_RECORDS_PER_PARTITION: Final = 500_000
-#: What a Skylark broker may put into one answer; others stop at 32 messages whatever is asked.
+#: Messages in one reply of a Skylark broker; Apache brokers send 32 at most.
 PULL_BATCH_SIZE: Final = 65_536
-#: Larger answers are decoded more slowly, for they leave the caches of the processor.
+#: Larger replies exceed the processor caches and are decoded more slowly.
 PULL_SIZE: Final = 2 * 1024 * 1024
 
 
@@ -146,7 +148,7 @@ _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read, and how."""
+    """The options of one query, parsed and checked."""
 
     connection: Connection
     topics: tuple[str, ...] = ()
@@ -181,13 +183,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fetch_retry_ms: int = 200
 
     def wants(self, queue: MessageQueue) -> bool:
-        """Whether the options let this queue be read; its topic is one that was asked for."""
+        """Whether the options select this queue of a selected topic."""
         if self.assigned is not None:
             return queue in self.assigned
         return self.queues is None or (queue.broker_name, queue.queue_id) in self.queues
 
     def wants_topic(self, topic: str) -> bool:
-        """Whether the options name this topic."""
+        """Whether the options select this topic."""
         if self.topics_pattern is not None:
             return re.fullmatch(self.topics_pattern, topic) is not None
         return topic in self.topics
@@ -222,14 +224,14 @@ _FIELDS: Final = {
 
 
 def read_source_options(given: Mapping[str, str]) -> dict[str, Any]:
-    """The values that were given, checked one by one; raises ConfigError."""
+    """The parsed values by name, each checked by itself; raises ConfigError."""
     return read_options(given, OPTIONS)
 
 
 def source_options(
     given: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str] | None = None
 ) -> SourceOptions:
-    """What the user gave, checked as a whole; raises ConfigError."""
+    """Parse the options of a query and check them as a whole; raises ConfigError."""
     values = read_source_options(given)
     if streaming:
         for name in _BATCH_ONLY:

@@ -1,8 +1,8 @@
-"""From positions to offsets: what ``earliest``, ``-10m`` or a group mean in each queue right now.
+"""Resolution of positions to offsets: what ``earliest`` or ``-10m`` mean in each queue now.
 
 **Times.** Brokers since 5.0 find the first message that was stored at a time or later. Older ones
-give the nearest one, the last one for times after it, and any of several with the same time. There
-the neighbours of the answer are looked at until the first is found.
+return the nearest message, the last one for later times, and any of several with the same time.
+For these the neighbours of the returned message are read until the first one is found.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from skylark.client.arrow.record_rows import rows_of
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.errors import Missing
 from skylark.core.errors import ConfigError
-from skylark.spark.errors import aged_out, queue_name
+from skylark.spark.errors import messages_expired, queue_name
 from skylark.spark.source.offset_options import Ago, At, Named, Offsets, Position
-from skylark.spark.source.queue_bounds import Bounds, Survey
+from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.spark.source.source_options import SourceOptions
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import V5_0_0
@@ -33,7 +33,7 @@ SAMPLE_COUNT: Final = 32
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Some messages of a queue: their offsets, store times and sizes."""
+    """Offsets, store times and sizes of some messages of a queue."""
 
     offsets: list[int]
     times_ms: list[int]
@@ -43,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
 async def sample(
     session: Session, address: str, queue: MessageQueue, start: int, end: int, group: str
 ) -> Sample:
-    """The messages from ``start`` to ``end``, a few of them; ``queue`` as brokers know it."""
+    """Pull a few messages, from ``start`` to ``end``; the queue's topic has its namespace."""
     found = Sample([], [], [])
     terms = RangeTerms(group=group, count_max=max(1, end - start), patience_s=3.0)
     answers = pull_range(
@@ -57,27 +57,27 @@ async def sample(
     return found
 
 
-class Resolver:
-    """Makes offsets of positions, for the queues of one survey."""
+class OffsetResolver:
+    """Resolves the positions of the options for the queues of one snapshot."""
 
-    def __init__(self, session: Session, options: SourceOptions, survey: Survey) -> None:
+    def __init__(self, session: Session, options: SourceOptions, snapshot: ClusterSnapshot) -> None:
         self._session = session
         self._options = options
-        self._survey = survey
+        self._snapshot = snapshot
 
     async def start(self) -> dict[MessageQueue, int]:
-        """Where reading begins; raises ConfigError, DataLossError."""
+        """The offsets at which reading starts; raises ConfigError, DataLossError."""
         return await self._resolve(self._options.start, self._options.start_default)
 
     async def end(self, start: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Where a batch ends: never before its start, nor behind what is there."""
+        """The offsets at which a batch ends: not before its start, not after the last message."""
         ends = await self._resolve(self._options.end, Named.LATEST, is_end=True)
         return {queue: max(start[queue], offset) for queue, offset in ends.items()}
 
     async def _resolve(
         self, position: Position, default: Named, *, is_end: bool = False
     ) -> dict[MessageQueue, int]:
-        bounds = self._survey.bounds
+        bounds = self._snapshot.bounds
         if isinstance(position, Offsets):
             self._check_known(position)
         if isinstance(position, Ago):
@@ -89,7 +89,7 @@ class Resolver:
         return dict(zip(queues, offsets, strict=True))
 
     def _check_known(self, position: Offsets) -> None:
-        known = self._survey.bounds
+        known = self._snapshot.bounds
         if unknown := sorted(queue for queue in position.by_queue if queue not in known):
             names = ", ".join(queue_name(queue) for queue in sorted(known))
             raise ConfigError(
@@ -100,7 +100,7 @@ class Resolver:
     async def _offset(
         self, queue: MessageQueue, position: Position, default: Named, *, is_end: bool
     ) -> int:
-        bounds = self._survey.bounds[queue]
+        bounds = self._snapshot.bounds[queue]
         if isinstance(position, Offsets):
             listed = position.by_queue.get(queue, default)
             if isinstance(listed, int):
@@ -124,12 +124,12 @@ class Resolver:
             count = bounds.low - offset
             missing = Missing(queue=queue, wanted=offset, available=bounds.low, count=count)
             if self._options.fail_on_data_loss:
-                raise aged_out(missing)
-            log.warning("%s", aged_out(missing).message)
+                raise messages_expired(missing)
+            log.warning("%s", messages_expired(missing).message)
         return max(offset, bounds.low)
 
     def _address(self, queue: MessageQueue) -> str:
-        return self._survey.address(queue.broker_name, self._options.read_from)
+        return self._snapshot.address(queue.broker_name, self._options.read_from)
 
     async def _committed(self, queue: MessageQueue) -> int | None:
         session = self._session
@@ -141,23 +141,23 @@ class Resolver:
         address = self._address(queue)
         found = await self._session.calls.search_offset(address, wrapped, time_ms)
         found = max(bounds.low, min(bounds.high, found))
-        if self._survey.versions.get(queue.broker_name, V5_0_0) < V5_0_0:
+        if self._snapshot.versions.get(queue.broker_name, V5_0_0) < V5_0_0:
             found = await self._first_since(wrapped, address, time_ms, found, bounds)
         return found
 
     async def _first_since(
         self, queue: MessageQueue, address: str, time_ms: int, near: int, bounds: Bounds
     ) -> int:
-        """The first message stored at ``time_ms`` or later, which is somewhere near."""
+        """The first message stored at ``time_ms`` or later, searched from offset ``near``."""
         group = self._session.wrap(self._options.group)
         first = near
-        while first > bounds.low:  # back, over those of the same time
+        while first > bounds.low:  # backwards, past messages with the same time
             since = max(bounds.low, first - SAMPLE_COUNT)
             part = await sample(self._session, address, queue, since, first, group)
             first = since
             if part.times_ms and part.times_ms[0] < time_ms:
                 break
-        while first < bounds.high:  # and on, to the first that is not older
+        while first < bounds.high:  # forwards, to the first message that is not older
             end = min(bounds.high, first + SAMPLE_COUNT)
             part = await sample(self._session, address, queue, first, end, group)
             for offset, stored_ms in zip(part.offsets, part.times_ms, strict=True):

@@ -1,21 +1,21 @@
-"""Reading a queue from the files of its broker, where they can be reached.
+"""Reader of a queue in the store files of its broker, for tasks on the same machine or mount.
 
-A store is two kinds of files, both named by the position of their first byte, in twenty digits::
+A store has two kinds of files, both named by the position of their first byte, in twenty digits::
 
-    <root>/consumequeue/<topic>/<queue id>/<file>   20 bytes for each message: its place in the log
-    <root>/commitlog/<file>                         the messages of all topics, as they came
+    <root>/consumequeue/<topic>/<queue id>/<file>   20 bytes per message: its position in the log
+    <root>/commitlog/<file>                         the messages of all topics in order of arrival
 
-The entries of a range say which bytes of the log are wanted. These are read in large pieces, small
-gaps with messages of other queues included, and the records are picked out of them.
+The entries of a range give the positions of its records in the log. Records are read in large
+chunks, including small gaps with messages of other queues, and are then cut out of them.
 
-**Trust.** The range is one that the broker has confirmed, so its entries and records have been
-written. But they may be in the broker's memory only (``transientStorePoolEnable``), in files that
-a network file system shows late, or deleted meanwhile; and a folder may belong to another broker.
-So every record must have the size, magic, queue, offset and position that its entry says; at the
-first that has not, or that is not there, reading stops, and the caller pulls from there on. Queues
-of other kinds (RocksDB, batches) have no such files.
+**Trust.** The broker has confirmed the range, so its entries and records exist. But they may still
+be in the memory of the broker (``transientStorePoolEnable``), in files that a network file system
+shows late, or already deleted; and the folder may belong to another broker. So every record must
+have the size, magic, queue, offset and position of its entry. At the first record that does not,
+or that is missing, reading stops, and the caller pulls from that offset on. Other kinds of queues
+(RocksDB, batches) have no such files.
 
-An open file can be read to its end even if it is deleted meanwhile.
+An open file can be read to its end even after it was deleted.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ if TYPE_CHECKING:
 #: Bytes between two wanted records that are read rather than skipped.
 GAP_MAX: Final = 64 * 1024
 READ_SIZE_MAX: Final = 8 * 1024 * 1024
-#: Records are handed on when they are so many bytes.
-PIECE_SIZE: Final = 1024 * 1024
-#: Entries looked at together.
+#: Size of the chunks that the caller gets.
+CHUNK_SIZE: Final = 1024 * 1024
+#: Entries that are read at once.
 ENTRY_COUNT: Final = 65_536
-#: Codes below stand for places in a file of extensions, not for tags.
+#: Smaller codes are positions in the extension file, not hash codes of tags.
 TAGS_CODE_MIN: Final = -(1 << 31)
 
 
 class UnusableFilesError(SkylarkError):
-    """The files do not hold what they should, or cannot be read; pulling goes on."""
+    """The files cannot be read or have other content; the caller pulls instead."""
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Records one after the other, of offsets below ``next_offset``."""
+class RecordChunk(msgspec.Struct, frozen=True):
+    """Consecutive records with offsets below ``next_offset``."""
 
     body: bytes
     next_offset: int
 
 
 class _Files:
-    """Files of equal size that continue each other."""
+    """A sequence of files, read as one range of bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class _Files:
         self._descriptors: dict[int, int] = {}
 
     def read(self, position: int, size: int) -> bytes:
-        """As many of these bytes as there are; raises UnusableFilesError if there are none."""
+        """These bytes, or fewer at the end; raises UnusableFilesError if there are none."""
         parts: list[bytes] = []
         while size > 0:
             try:
@@ -124,10 +124,10 @@ class _Files:
 
 
 class StoreReader:
-    """Ranges of one queue, read from a store; use it as a context manager."""
+    """Reads ranges of one queue from a store; a context manager."""
 
     def __init__(self, root: Path, queue: MessageQueue, tags: Collection[str] = ()) -> None:
-        """``tags``: only messages whose code is that of one of these are read.
+        """``tags``: only messages with the hash code of one of these tags are read.
 
         Raises UnusableFilesError.
         """
@@ -144,10 +144,10 @@ class StoreReader:
         self._entries.close()
         self._log.close()
 
-    def read(self, start: int, end: int) -> Iterator[Piece]:
+    def read(self, start: int, end: int) -> Iterator[RecordChunk]:
         """The records from offset ``start`` up to ``end``.
 
-        Raises UnusableFilesError at the first that is not there.
+        Raises UnusableFilesError at the first one that is missing.
         """
         import numpy as np
 
@@ -157,12 +157,12 @@ class StoreReader:
             entries = np.frombuffer(raw[: len(raw) - len(raw) % CQ_ENTRY_SIZE], cq_dtype())
             blank = np.flatnonzero(entries["total_size"] < RECORD_SIZE_MIN)
             entries = entries[: blank[0]] if len(blank) else entries
-            yield from self._of_entries(entries, first)
+            yield from self._read_entries(entries, first)
             if len(entries) < count:
                 written = first + len(entries)
                 raise UnusableFilesError(f"{self._queue} is written up to offset {written} only")
 
-    def _of_entries(self, entries: npt.NDArray[np.void], first: int) -> Iterator[Piece]:
+    def _read_entries(self, entries: npt.NDArray[np.void], first: int) -> Iterator[RecordChunk]:
         import numpy as np
 
         positions = entries["log_offset"].astype(np.int64)
@@ -172,17 +172,17 @@ class StoreReader:
             codes = entries["tags_code"].astype(np.int64)
             wanted = np.isin(codes, self._codes) | (codes < TAGS_CODE_MIN)
             positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
-        yield from self._pieces(positions, sizes, offsets)
+        yield from self._chunks(positions, sizes, offsets)
         if self._codes:
-            yield Piece(b"", first + len(entries))
+            yield RecordChunk(b"", first + len(entries))
 
-    def _pieces(
+    def _chunks(
         self,
         positions: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.int64],
         offsets: npt.NDArray[np.int64],
-    ) -> Iterator[Piece]:
-        """The records at these positions, in pieces that are worth decoding."""
+    ) -> Iterator[RecordChunk]:
+        """The records at these positions, in chunks of about CHUNK_SIZE."""
         import numpy as np
 
         ends = positions + sizes
@@ -194,15 +194,15 @@ class StoreReader:
         after = 0
         while after < len(positions):
             first = after
-            after = int(np.searchsorted(totals, totals[first] + PIECE_SIZE, "right"))
+            after = int(np.searchsorted(totals, totals[first] + CHUNK_SIZE, "right"))
             raw, problem = self._read(positions[first:after], ends[first:after])
-            count = _right_count(
+            count = _valid_count(
                 raw, positions[first:after], sizes[first:after], offsets[first:after], self._queue
             )
             if count:
                 last = first + count - 1
                 size = int(totals[last] - totals[first] + sizes[first])
-                yield Piece(raw[:size], int(offsets[last]) + 1)
+                yield RecordChunk(raw[:size], int(offsets[last]) + 1)
             if first + count < after:
                 at = first + count
                 raise problem or UnusableFilesError(
@@ -213,10 +213,10 @@ class StoreReader:
     def _read(
         self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> tuple[bytes, UnusableFilesError | None]:
-        """The records one after the other, up to where the log cannot be read, and why not."""
+        """Consecutive records up to the first that cannot be read, and the error for that one."""
         import numpy as np
 
-        # Neighbouring records are runs; runs that stand near each other are read together.
+        # Adjacent records form runs; runs with small gaps between them are read at once.
         breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
         runs = deque(
             zip(
@@ -239,15 +239,15 @@ class StoreReader:
             if len(near) == 1:
                 parts.append(raw)
             else:
-                # Copied, for a view would keep all that was read, gaps included.
+                # Copied: a view would keep the whole read, gaps included, in memory.
                 parts += [raw[first - start : last - start] for first, last in near]
             if len(raw) < end - start:
                 return b"".join(parts), None
         return b"".join(parts), None
 
 
-def _right_count(raw: bytes, positions: Any, sizes: Any, offsets: Any, queue: MessageQueue) -> int:
-    """How many of the records, which stand one after the other, are those that entries mean."""
+def _valid_count(raw: bytes, positions: Any, sizes: Any, offsets: Any, queue: MessageQueue) -> int:
+    """How many of the consecutive records match their entries, counted from the first."""
     places = sizes.cumsum() - sizes
     there = int((places + sizes <= len(raw)).sum())
     heads = gather(raw, places[:there], RECORD_HEAD_SIZE).view(record_head_dtype()).ravel()

@@ -1,10 +1,10 @@
-"""Which tasks may read files: where the store of a broker is, as far as the driver can tell.
+"""Finder of store folders: decides for which brokers tasks may read files instead of pulling.
 
-The user may say so (``storePath``). Otherwise, with ``readMode=auto``, brokers at an address of
-this machine are asked for their settings once. Whether a task can read the folder is up to the
-task.
+With ``storePath`` it is that folder. Otherwise, with ``readMode=auto``, brokers at an address of
+this machine are asked once for their settings. Whether a task can really read the folder is found
+out by the task.
 
-Compacted topics are pulled: the log still has what a broker does not hand out any more.
+Compacted topics are always pulled: the log still has messages that the broker no longer delivers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLICY: Final = "cleanup.policy"
 
 
 class StoreFinder:
-    """Remembers what brokers said."""
+    """Asks brokers for their store folder and caches the answers."""
 
     def __init__(self, session: Session, options: SourceOptions) -> None:
         self._session = session
@@ -38,18 +38,18 @@ class StoreFinder:
         self._compacted: dict[tuple[str, str], bool] = {}
 
     async def find(self, topic: str, addresses: Mapping[int, str]) -> str | None:
-        """The folder of the store of a broker with these addresses; None: it is pulled from.
+        """The store folder of the broker with these addresses; None to pull from it.
 
-        ``topic`` is named as brokers know it.
+        ``topic`` has its namespace.
         """
         options = self._options
         if options.read_mode == "pull" or options.sql92 is not None:
             return None
         address = choose_address(addresses, options.read_from)
         path = options.store_path
-        if path is None and address is not None and is_here(address):
+        if path is None and address is not None and is_local(address):
             if address not in self._paths:
-                self._paths[address] = await self._ask(address)
+                self._paths[address] = await self._ask_path(address)
             path = self._paths[address]
         if path is None or address is None:
             return path
@@ -62,20 +62,22 @@ class StoreFinder:
         return None if self._compacted[key] else path
 
     async def _is_compacted(self, address: str, topic: str) -> bool | None:
-        """None if the broker does not say."""
+        """Whether the topic is compacted; None if the broker does not answer."""
         try:
             config = await topic_config(self._session, address, topic)
         except SkylarkError as error:
-            log.info("broker %s does not say how it keeps topic %s: %s", address, topic, error)
+            log.info(
+                "cannot get the attributes of topic %s from broker %s: %s", topic, address, error
+            )
             return None
         policies = {config.attributes.get(name) for name in (_POLICY, f"+{_POLICY}")}
         return "COMPACTION" in policies
 
-    async def _ask(self, address: str) -> str | None:
+    async def _ask_path(self, address: str) -> str | None:
         try:
             report = await Settings(self._session).brokers(broker=address)
         except SkylarkError as error:
-            log.info("broker %s does not say where its store is: %s", address, error)
+            log.info("cannot get the store folder of broker %s: %s", address, error)
             return None
         settings = report.servers[0].settings
         path = settings.get("storePathRootDir", "")
@@ -85,8 +87,8 @@ class StoreFinder:
         return path or None
 
 
-def is_here(address: str) -> bool:
-    """Whether ``host:port`` is on this machine, for all one can see."""
+def is_local(address: str) -> bool:
+    """Whether ``host:port`` is an address of this machine: loopback or its own address."""
     host = parse_address(address)[0]
     if host in ("localhost", local_address()):
         return True

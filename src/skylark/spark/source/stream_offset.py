@@ -1,19 +1,19 @@
-"""Stream offsets: what Spark writes into the checkpoint, and hands back after a restart.
+"""Offset of a stream as Spark stores it in the checkpoint, in JSON.
 
 ::
 
     {"v": 1, "q": {"<topic>": {"<broker>": {"<queue id>": <next offset>}}}}
 
-Spark compares offsets as text: keys stand in a fixed order (queue ids by number) and there is
-nothing else in it that could change without new messages. Two marks serve the first batch:
+Spark compares offsets as text. So keys have a fixed order (queue ids by number), and nothing in
+the JSON changes without new messages. Two further keys are for the first batch:
 
 ``"fresh": true``
-    in the initial offset only: resolved just now and written down nowhere
+    only in the initial offset: it was resolved just now and is not in any checkpoint
 ``"s": {...}``
-    in the end of the first batch only: where that batch begins. Spark does not record the start of
-    batch 0 and asks for it again after a crash; resolving ``latest`` anew would lose messages.
+    only in the end of the first batch: the start of that batch. Spark does not record the start of
+    batch 0 and asks for it again after a crash; resolving ``latest`` again would lose messages.
 
-Queues are never dropped because their broker is away.
+Queues of brokers that are down stay in the offset.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StreamOffset(msgspec.Struct, frozen=True):
 
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
-    """As Spark wants it: nested dictionaries of text and numbers."""
+    """The JSON object that Spark stores."""
     found: dict[str, Any] = {"v": VERSION, "q": _tree(offset.queues)}
     if offset.first_start is not None:
         found["s"] = _tree(offset.first_start)
@@ -53,7 +53,7 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
 
 
 def decode_offset(given: Any) -> StreamOffset:
-    """What :func:`encode_offset` made, after a way through JSON; raises ConfigError."""
+    """Read the JSON object that :func:`encode_offset` made; raises ConfigError."""
     if not isinstance(given, Mapping) or not isinstance(given.get("v"), int):
         raise _unreadable(given)
     if given["v"] > VERSION:
@@ -94,6 +94,6 @@ def _flat(tree: Any, given: Any) -> dict[MessageQueue, int]:
 
 def _unreadable(given: Any) -> ConfigError:
     return ConfigError(
-        f"the checkpoint holds an offset that is none of this source: {str(given)[:200]}",
+        f"the checkpoint has an offset of another source: {str(given)[:200]}",
         hint="use a new checkpoint location for a new source",
     )

@@ -34,7 +34,7 @@ def _shared_connections() -> Iterator[None]:
         (("transform", "S", "T", "--checkpoint", "/ck"), 2, "Give --sql or --sql-file"),
         (("transform", "S", "T", *SQL, "--sql-file", __file__), 2, "Give --sql or --sql-file"),
         (("transform", "S", "T", *SQL), 2, "Give --checkpoint"),
-        (("transform", "S", "S", *SQL, "--checkpoint", "/ck"), 2, "would read what it writes"),
+        (("transform", "S", "S", *SQL, "--checkpoint", "/ck"), 2, "would read its own output"),
         (("transform", "S", "T", *SQL, "--checkpoint", "/ck"), 3, "no name server answered"),
         (("mirror", "S", "--checkpoint", "/ck"), 2, "Missing option '--to-namesrv'"),
         (("mirror", "S", "--to-namesrv", "h:1"), 2, "Give --checkpoint"),

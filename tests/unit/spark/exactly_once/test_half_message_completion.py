@@ -1,4 +1,4 @@
-"""The ends of halves, many in one request, at brokers that know that and at those that do not."""
+"""Completion of half messages, at brokers with and without END_HALVES."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import pytest
 
 from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError, ConnectionClosedError
-from skylark.spark.exactly_once.half_message_completion import PORTION_COUNT, Ended, Ends, Place
+from skylark.spark.exactly_once.half_message_completion import (
+    PORTION_COUNT,
+    CompletionCounts,
+    HalfLocation,
+    HalfMessageCompleter,
+)
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -21,12 +26,12 @@ COMMIT, ROLLBACK = 8, 12
 
 
 class FakeBroker:
-    """Ends halves once each; knows END_HALVES or not. ``judge`` says the code of an end."""
+    """Completes half messages once each, with or without END_HALVES; ``code_of``: the replies."""
 
     def __init__(self, clock: Clock, *, batches: bool = True) -> None:
         self.clock = clock
         self.batches = batches
-        self.judge: Callable[[int], int] = lambda number: 0
+        self.code_of: Callable[[int], int] = lambda number: 0
         self.lost = 0  # answers that do not arrive
         self.ended: list[int] = []  # queue offsets, in order
         self.requests: list[int] = []
@@ -62,7 +67,7 @@ class FakeBroker:
         return Command(code=0, body=encode_codes(codes))
 
     def _end(self, number: int) -> int:
-        code = self.judge(number)
+        code = self.code_of(number)
         if code == 0 and number not in self.ended:
             self.ended.append(number)
         return code
@@ -83,9 +88,9 @@ class FakeClient:
         return f"{queue.broker_name}:1"
 
 
-def places(count: int, queues: int = 2) -> list[Place]:
+def places(count: int, queues: int = 2) -> list[HalfLocation]:
     return [
-        Place(
+        HalfLocation(
             MessageQueue(topic="T", broker_name="b", queue_id=number % queues),
             1_000 + number,
             number,
@@ -103,11 +108,13 @@ async def passing(clock: VirtualClock, work: Coroutine[Any, Any, Any]) -> Any:
     return task.result()
 
 
-def made(*, batches: bool = True, verify: bool = False) -> tuple[VirtualClock, FakeBroker, Ends]:
+def made(
+    *, batches: bool = True, verify: bool = False
+) -> tuple[VirtualClock, FakeBroker, HalfMessageCompleter]:
     clock = VirtualClock()
     broker = FakeBroker(clock, batches=batches)
     client: Any = FakeClient(broker)
-    return clock, broker, Ends(client, 30.0, verify=verify)
+    return clock, broker, HalfMessageCompleter(client, 30.0, verify=verify)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -115,7 +122,7 @@ async def test_many_ends_go_in_few_requests(ordered: bool) -> None:
     clock, broker, ends = made()
     count = 4 * PORTION_COUNT + 10
     ended = await passing(clock, ends.commit(places(count), ordered=ordered))
-    assert ended == Ended(count=count)
+    assert ended == CompletionCounts(count=count)
     assert sorted(broker.ended) == list(range(count))
     assert broker.requests == [RequestCode.END_HALVES] * (6 if ordered else 5)
     assert 1 < broker.most_under_way <= 4
@@ -126,13 +133,13 @@ async def test_order_within_a_queue_stands_although_an_end_fails(batches: bool) 
     clock, broker, ends = made(batches=batches)
     busy = [21, 21, 40]
 
-    def judge(number: int) -> int:
+    def code_of(number: int) -> int:
         if number in busy:
             busy.remove(number)
             return 2
         return 0
 
-    broker.judge = judge
+    broker.code_of = code_of
     ended = await passing(clock, ends.commit(places(100), ordered=True))
     assert ended.count == 100
     for queue in range(2):
@@ -159,16 +166,16 @@ async def test_a_broker_that_does_not_know_it_gets_one_request_each() -> None:
     assert broker.requests.count(RequestCode.END_HALVES) == 1  # it is not asked again
 
 
-async def test_what_is_too_late_is_counted() -> None:
+async def test_half_messages_after_their_immunity_are_handed_over() -> None:
     clock, broker, ends = made()
-    broker.judge = lambda number: 604 if number in (3, 4) else 0
+    broker.code_of = lambda number: 604 if number in (3, 4) else 0
     ended = await passing(clock, ends.commit(places(10), ordered=True))
-    assert ended == Ended(count=8, handed_over=2)
+    assert ended == CompletionCounts(count=8, handed_over=2)
 
 
 async def test_a_refusal_is_raised_by_the_end_that_it_is_about() -> None:
     clock, broker, ends = made()
-    broker.judge = lambda number: 1 if number == 5 else 0
+    broker.code_of = lambda number: 1 if number == 5 else 0
     with pytest.raises(BrokerError, match="half already"):
         await passing(clock, ends.commit(places(10, queues=1), ordered=True))
     assert broker.ended == [0, 1, 2, 3, 4]
@@ -176,9 +183,9 @@ async def test_a_refusal_is_raised_by_the_end_that_it_is_about() -> None:
 
 async def test_rolling_back_leaves_failures_to_others() -> None:
     clock, broker, ends = made()
-    broker.judge = lambda number: 1 if number == 5 else 0
+    broker.code_of = lambda number: 1 if number == 5 else 0
     await passing(clock, ends.roll_back(places(10, queues=1)))
     assert broker.ended == [0, 1, 2, 3, 4]
-    broker.judge = lambda number: 0
+    broker.code_of = lambda number: 0
     await passing(clock, ends.roll_back(places(10)))
     assert sorted(broker.ended) == list(range(10))

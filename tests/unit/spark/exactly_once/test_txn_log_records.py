@@ -1,4 +1,4 @@
-"""Records of exactly-once sinks, and what a log of them says."""
+"""Records of the transaction log, and the status of batches by them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.spark.exactly_once.half_message_completion import places_of
+from skylark.spark.exactly_once.half_message_completion import half_locations
 from skylark.spark.exactly_once.txn_log_records import (
     Abandon,
+    BatchRecord,
+    BatchStatus,
     Decision,
     Done,
-    Fate,
     Identity,
     LogRecord,
     Manifest,
-    Ruling,
-    Standing,
+    Outcome,
     Winner,
     decode_record,
     differences,
     encode_record,
-    fate_of,
     identity_prefix,
     is_sink_id,
+    outcome_of,
     read_identity,
-    standing_of,
+    status_of,
     sums,
     unique_id,
     unique_prefix,
@@ -55,34 +55,36 @@ def half(attempt: str = WON, batch: int = 1, seq: int = 0) -> Identity:
 
 @pytest.mark.spec("spark.9.33")
 @pytest.mark.parametrize(
-    ("rulings", "identity", "fate"),
+    ("batch_records", "identity", "outcome"),
     [
-        ([decision(1)], half(), Fate.COMMIT),
-        ([decision(1)], half(LOST), Fate.ROLLBACK),
-        ([decision(1, void=(4,))], half(seq=4), Fate.ROLLBACK),
-        ([decision(1, void=(4,))], half(seq=5), Fate.COMMIT),
-        ([decision(1), decision(1, LOST)], half(LOST), Fate.ROLLBACK),  # the first one counts
-        ([], half(), Fate.UNKNOWN),
-        ([decision(0), done(0)], half(), Fate.UNKNOWN),
-        ([decision(2)], half(), Fate.ROLLBACK),  # a later batch: this one was never decided
-        ([abandon(1)], half(), Fate.ROLLBACK),
-        ([abandon(0)], half(), Fate.ROLLBACK),
-        ([abandon(2)], half(), Fate.UNKNOWN),
-        ([abandon(1), decision(1)], half(), Fate.ROLLBACK),
-        ([decision(1), abandon(1)], half(), Fate.COMMIT),
+        ([decision(1)], half(), Outcome.COMMIT),
+        ([decision(1)], half(LOST), Outcome.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=4), Outcome.ROLLBACK),
+        ([decision(1, void=(4,))], half(seq=5), Outcome.COMMIT),
+        ([decision(1), decision(1, LOST)], half(LOST), Outcome.ROLLBACK),  # the first one counts
+        ([], half(), Outcome.UNKNOWN),
+        ([decision(0), done(0)], half(), Outcome.UNKNOWN),
+        ([decision(2)], half(), Outcome.ROLLBACK),  # a later batch: this one was never decided
+        ([abandon(1)], half(), Outcome.ROLLBACK),
+        ([abandon(0)], half(), Outcome.ROLLBACK),
+        ([abandon(2)], half(), Outcome.UNKNOWN),
+        ([abandon(1), decision(1)], half(), Outcome.ROLLBACK),
+        ([decision(1), abandon(1)], half(), Outcome.COMMIT),
     ],
 )
-def test_what_becomes_of_a_half(rulings: list[Ruling], identity: Identity, fate: Fate) -> None:
-    assert fate_of(identity, standing_of(rulings, 1)) is fate
+def test_outcome_of_a_half_message(
+    batch_records: list[BatchRecord], identity: Identity, outcome: Outcome
+) -> None:
+    assert outcome_of(identity, status_of(batch_records, 1)) is outcome
 
 
 def test_done_belongs_to_its_batch() -> None:
-    rulings: list[Ruling] = [decision(0), done(0), decision(1)]
-    assert standing_of(rulings, 0).done
-    assert not standing_of(rulings, 1).done
+    batch_records: list[BatchRecord] = [decision(0), done(0), decision(1)]
+    assert status_of(batch_records, 0).done
+    assert not status_of(batch_records, 1).done
 
 
-def walk(log: list[Ruling | None], batch: int, window: int) -> tuple[Standing, int]:
+def walk(log: list[BatchRecord | None], batch: int, window: int) -> tuple[BatchStatus, int]:
     """Walk over a log in which None is a record of somebody else; also how much was read."""
     walking = walk_back(batch, 0, len(log), window)
     read = 0
@@ -90,46 +92,46 @@ def walk(log: list[Ruling | None], batch: int, window: int) -> tuple[Standing, i
         low, high = next(walking)
         while True:
             read += high - low
-            part = [ruling for ruling in log[low:high] if ruling is not None]
+            part = [batch_record for batch_record in log[low:high] if batch_record is not None]
             low, high = walking.send(part)
     except StopIteration as stop:
-        standing: Standing = stop.value
-    return standing, read
+        status: BatchStatus = stop.value
+    return status, read
 
 
 def test_a_walk_ends_where_the_batch_cannot_have_been_decided() -> None:
-    log: list[Ruling | None] = [None] * 1_000
+    log: list[BatchRecord | None] = [None] * 1_000
     log += [decision(6, seen=1_000), done(6), None, None]
-    standing, read = walk(log, 7, window=2)
-    assert standing == Standing()
+    status, read = walk(log, 7, window=2)
+    assert status == BatchStatus()
     assert read < 20
-    standing, read = walk(log, 6, window=2)
-    assert standing.decision is not None
+    status, read = walk(log, 6, window=2)
+    assert status.decision is not None
     assert read == len(log)  # nothing says that the batch before was decided
 
 
 def test_a_late_decision_of_an_earlier_batch_hides_nothing() -> None:
     """A driver that was believed dead appends behind those who went on without it."""
     first = decision(1, WON, seen=0)
-    log: list[Ruling | None] = [first, done(1), decision(2, seen=2), decision(1, LOST, seen=0)]
-    standing, _ = walk(log, 2, window=1)
-    assert standing.decision == decision(2, seen=2)
-    standing, _ = walk(log, 1, window=1)
-    assert standing.decision == first
+    log: list[BatchRecord | None] = [first, done(1), decision(2, seen=2), decision(1, LOST, seen=0)]
+    status, _ = walk(log, 2, window=1)
+    assert status.decision == decision(2, seen=2)
+    status, _ = walk(log, 1, window=1)
+    assert status.decision == first
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(0, 2), max_size=12))
 def test_a_walk_finds_what_reading_everything_finds(window: int, gaps: list[int]) -> None:
-    log: list[Ruling | None] = []
+    log: list[BatchRecord | None] = []
     for batch, gap in enumerate(gaps):
         seen = len(log)
         log += [None] * gap
         log += [decision(batch, seen=seen), done(batch)]
-    rulings = [ruling for ruling in log if ruling is not None]
+    batch_records = [batch_record for batch_record in log if batch_record is not None]
     for batch in range(len(gaps) + 1):
-        standing, _ = walk(log, batch, window)
-        assert standing == standing_of(rulings, batch)
+        status, _ = walk(log, batch, window)
+        assert status == status_of(batch_records, batch)
 
 
 def test_identities() -> None:
@@ -154,7 +156,7 @@ def test_records_survive_the_log() -> None:
     )  # fmt: skip
     records: list[LogRecord] = [manifest, decision(3, void=(1, 2)), done(3), abandon(4)]
     assert [decode_record(encode_record(record)) for record in records] == records
-    places = places_of(manifest)
+    places = half_locations(manifest)
     assert [(p.queue.broker_name, p.log_offset, p.queue_offset) for p in places] == [
         ("broker-a", 700, 5), ("broker-b", 300, 1), ("broker-a", 900, 6),
     ]  # fmt: skip
@@ -162,7 +164,7 @@ def test_records_survive_the_log() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"kind":"D","sink":"s"}', b"[1]"])
-def test_what_cannot_be_read_is_an_error_of_the_peer(body: bytes) -> None:
+def test_an_unreadable_record_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="SPARK_TXN_LOG cannot be read"):
         decode_record(body)
 

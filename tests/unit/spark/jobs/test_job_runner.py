@@ -1,4 +1,4 @@
-"""What jobs share, without Spark: following a query, and errors as sentences."""
+"""The runner of jobs without Spark: progress of a query, stop requests, cluster options."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ from typing import Any, cast
 
 import pytest
 from pyspark.errors import (
-    AnalysisException,
-    ParseException,
-    PySparkException,
     StreamingQueryException,
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from skylark.admin.errors import NotFoundError
 from skylark.core.errors import (
-    ClientError,
     ConfigError,
-    NoNameServerError,
     SkylarkError,
-    TransportError,
 )
-from skylark.core.names import IllegalNameError
-from skylark.spark.jobs.job_runner import (
-    JobProgress,
-    cluster_options,
-    drive,
-    explained,
-    our_error,
-    stream_lag,
-)
+from skylark.spark.jobs.job_runner import JobProgress, cluster_options, follow_query, stream_lag
 from skylark.testing.virtual_clock import VirtualClock
 
 
@@ -92,7 +77,7 @@ class Heard:
 
 def follow(query: ScriptedQuery, stop: Event | None = None) -> tuple[Any, list[JobProgress]]:
     heard = Heard()
-    totals = drive(cast("StreamingQuery", query), heard, stop, VirtualClock())
+    totals = follow_query(cast("StreamingQuery", query), heard, stop, VirtualClock())
     return totals, heard.all
 
 
@@ -122,7 +107,7 @@ def test_a_query_is_stopped_behind_its_batch() -> None:
     assert (totals.rows, totals.stopped) == (20, True)
 
 
-def test_a_query_that_rests_is_stopped_at_once() -> None:
+def test_an_idle_query_is_stopped_at_once() -> None:
     stop = Event()
     stop.set()
     query = ScriptedQuery([progress(0, 10)], [progress(1, 10)], active=False)
@@ -138,7 +123,7 @@ def test_the_end_may_come_before_the_stop() -> None:
     assert (query.stopped, totals.stopped, totals.rows) == (False, False, 10)
 
 
-def test_a_failure_is_one_sentence() -> None:
+def test_a_failed_query_raises_one_error_of_ours() -> None:
     query = ScriptedQuery([])
     query.failure = StreamingQueryException(
         "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST\n"
@@ -158,119 +143,6 @@ def test_other_sources_have_no_lag() -> None:
     foreign.sources = []
     assert stream_lag(foreign) is None
     assert stream_lag(progress(0, 1, 3, 10)) == 7
-
-
-class Refused(AnalysisException):
-    """What Spark raises before anything runs; the condition comes from the JVM."""
-
-    def __init__(self, condition: str, text: str) -> None:
-        super().__init__(f"[{condition}] {text}")
-        self._given = condition
-
-    def __str__(self) -> str:
-        return str(self._message)
-
-    def getCondition(self) -> str:
-        return self._given
-
-
-class JavaError(Exception):
-    """What comes through the bridge where Spark has no error of its own: Py4JJavaError."""
-
-    __module__ = "py4j.protocol"
-
-    def __str__(self) -> str:
-        return (
-            "An error occurred while calling o58.start.\n"
-            f": org.apache.spark.SparkClassNotFoundException: {self.args[0]}\n"
-            "\tat org.apache.spark.sql.errors.QueryExecutionErrors$.x(QueryExecutionErrors.scala:1)"
-        )
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "sentence"),
-    [
-        (
-            PySparkException("x\nskylark.admin.errors.NotFoundError: there is no topic T\nat y"),
-            NotFoundError,
-            "there is no topic T",
-        ),
-        (
-            PySparkException("skylark.core.errors.NoNameServerError: no name server answers"),
-            NoNameServerError,
-            "no name server answers",
-        ),
-        (
-            PySparkException("skylark.core.errors.ConnectError: nobody at h:1"),
-            TransportError,
-            "nobody at h:1",
-        ),
-        (
-            PySparkException("pyspark: x\nskylark.spark.rows.BadRowError: row 3 is bad\n"),
-            ClientError,
-            "row 3 is bad",
-        ),
-        (
-            Refused("PATH_NOT_FOUND", "Path does not exist: file:/x. SQLSTATE: 42K03"),
-            NotFoundError,
-            "Path does not exist: file:/x",
-        ),
-        (
-            Refused(
-                "DATA_SOURCE_NOT_FOUND",
-                "Failed to find the data source: delta. Make sure. SQLSTATE: 42K02",
-            ),
-            ConfigError,
-            "Failed to find the data source: delta: its jars are not part of Spark: name them,"
-            " --conf spark.jars.packages=...",
-        ),
-        (
-            Refused("UNRESOLVED_COLUMN", "No column `x`. SQLSTATE: 42703; line 1"),
-            ConfigError,
-            "[UNRESOLVED_COLUMN] No column `x`.",
-        ),
-        (
-            PySparkException("skylark.core.names.IllegalNameError: the topic is too long\n"),
-            IllegalNameError,
-            "the topic is too long",
-        ),
-        (
-            JavaError(
-                "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: orc2. Make sure the name"
-                " is right. SQLSTATE: 42K02"
-            ),
-            ConfigError,
-            "Failed to find the data source: orc2: its jars are not part of Spark: name them,"
-            " --conf spark.jars.packages=...",
-        ),
-        (
-            JavaError("Invalid path"),
-            ClientError,
-            "Spark failed: Invalid path: --debug shows where",
-        ),
-        (
-            Refused("PACKAGE_NOT_INSTALLED", "grpcio >= 1.67.0 must be installed."),
-            ConfigError,
-            "grpcio >= 1.67.0 must be installed: pip install 'skylark-mq[spark,connect]'",
-        ),
-        (
-            PySparkException("\nJava heap space\n\tat java.base"),
-            ClientError,
-            "Spark failed: Java heap space: --debug shows where",
-        ),
-    ],
-    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
-)  # fmt: skip
-def test_errors_of_spark_become_ours(
-    error: Exception, kind: type[SkylarkError], sentence: str
-) -> None:
-    assert issubclass(ParseException, AnalysisException)
-    found = our_error(error)
-    assert isinstance(found, kind)
-    assert str(found) == sentence
-    with pytest.raises(kind) as caught, explained():
-        raise error
-    assert caught.value.__cause__ is error
 
 
 def test_the_cluster_comes_from_the_argument_the_environment_or_is_local(

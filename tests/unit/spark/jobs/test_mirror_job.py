@@ -91,7 +91,7 @@ def test_runs_say_of_every_row_where_it_is(given_rows: list[tuple[int, int, int]
     assert told == {(row[1], row[2]): at for row, at in zip(rows, targets, strict=True)}
 
 
-def test_options_say_what_is_wrong() -> None:
+def test_wrong_options_raise_errors_with_hints() -> None:
     options = MirrorOptions(topic="T", to_namesrv=NAMESRV, checkpoint="/ck/", namesrv=NAMESRV)
     assert (options.target, options.pairs_folder) == ("T", "/ck.pairs")
     assert options.source["maxRecordsPerPartition"] == str(1 << 62)

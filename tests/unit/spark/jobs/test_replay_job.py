@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import ConfigError
-from skylark.spark.jobs.replay_job import SLICE_S, Pace, ReplayOptions, deal, match_queues
+from skylark.spark.jobs.replay_job import SLICE_S, Pace, ReplayOptions, assign_tasks, match_queues
 from skylark.wire.bodies.common_body import MessageQueue
 
 
@@ -37,7 +37,7 @@ def test_queues_keep_their_names_where_they_can() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
 def test_work_is_dealt_evenly(sizes: list[int], count_max: int) -> None:
-    tasks = deal(sizes, count_max)
+    tasks = assign_tasks(sizes, count_max)
     count = min(count_max, len(sizes))
     assert set(tasks) == set(range(count))
     loads = [sum(size for size, task in zip(sizes, tasks, strict=True) if task == at)

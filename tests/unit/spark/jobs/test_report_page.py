@@ -87,7 +87,7 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_page_needs_nothing_else_and_escapes_what_messages_hold() -> None:
+def test_a_page_is_self_contained_and_escapes_text_of_messages() -> None:
     page = html_page(report())
     assert "http" not in page
     assert "@import" not in page
@@ -150,7 +150,7 @@ def test_names_are_one_line_and_short() -> None:
     assert printable("abcdef", 4) == "abc…"
 
 
-def test_without_matplotlib_the_user_is_told_what_to_install(
+def test_without_matplotlib_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

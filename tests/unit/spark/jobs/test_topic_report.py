@@ -1,4 +1,4 @@
-"""Figures of a report: spans of time, rates, and how they are shown to people."""
+"""Figures of a report: time spans, rates, and their text form."""
 
 from __future__ import annotations
 

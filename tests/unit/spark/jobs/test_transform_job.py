@@ -1,4 +1,4 @@
-"""Options of a transformation, and how mistakes in its SQL are told."""
+"""Options of a transform job, and the messages for errors in its SQL."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_the_clusters_and_the_size_of_batches() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"sql": " "}, "there is no SQL"),
+        ({"sql": " "}, "no SQL is given"),
         ({"checkpoint": ""}, "needs a checkpoint"),
-        ({"to_topic": "S"}, "would read what it writes"),
+        ({"to_topic": "S"}, "would read its own output"),
         ({"start": "yesterday"}, "startingOffsets"),
         ({"to_topic": "a b"}, "illegal characters"),
         ({"group": "a b"}, "group"),

@@ -1,4 +1,4 @@
-"""Checkpoint folders: which one counts, what it says, and the one that a reset makes."""
+"""Checkpoint folders: the current one, its content, and the new one of a reset."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_highest_number_counts(tmp_path: Path) -> None:
     assert newest(tmp_path).positions == {Q0: 10}
 
 
-def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
+def test_done_and_unfinished_batches(tmp_path: Path) -> None:
     folder = tmp_path / "p" / "0"
     folder.mkdir(parents=True)
     empty = newest(tmp_path)
@@ -95,7 +95,7 @@ def test_what_is_done_and_what_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("next_number", [1, 8])
-def test_a_reset_goes_on_with_the_numbers(tmp_path: Path, next_number: int) -> None:
+def test_a_reset_continues_the_batch_numbers(tmp_path: Path, next_number: int) -> None:
     """A file sink passes over numbers that it has seen, and may have no gaps."""
     old_folder = tmp_path / "p" / "0"
     plan(old_folder, 6, StreamOffset({Q0: 8}), StreamOffset({Q0: 8}))
@@ -149,12 +149,12 @@ def test_a_folder_that_exists_is_never_written_to(tmp_path: Path) -> None:
     [
         ("v2\n{}\n{}", "begins with 'v2' and not with v1"),
         ("", "begins with '' and not with v1"),
-        (f"v1\n{METADATA}\n{{", "a line of it is no JSON"),
-        (f'v1\n{METADATA}\n{{"kafka":1}}', "none of this source"),
+        (f"v1\n{METADATA}\n{{", "it has a line that is not JSON"),
+        (f'v1\n{METADATA}\n{{"kafka":1}}', "an offset of another source"),
         (f'v1\n{METADATA}\n{{"v":2,"q":{{}}}}', "version 2"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_checkpoint_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     folder = tmp_path / "p" / "0"
     plan(folder, 0)
     (folder / "offsets" / "0").write_text(text)
@@ -166,7 +166,7 @@ def test_folders_elsewhere_are_for_spark_alone(tmp_path: Path) -> None:
     checkpoints = Checkpoints("hdfs://h/ck/", tmp_path)
     assert checkpoints.location("p") == "hdfs://h/ck/p/0"
     checkpoints.check_writable("p")
-    with pytest.raises(ConfigError, match="at hdfs://h/ck, where only Spark can look"):
+    with pytest.raises(ConfigError, match="at hdfs://h/ck, which only Spark can read"):
         checkpoints.newest("p")
 
 
@@ -174,7 +174,9 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     checkpoints = Checkpoints(str(tmp_path / "file" / "ck"), tmp_path)
     assert checkpoints.newest("p") is None
-    with pytest.raises(ConfigError, match=r"pipeline p cannot keep .*file is no folder: change"):
+    with pytest.raises(
+        ConfigError, match=r"pipeline p cannot write .*file is not a folder: change"
+    ):
         checkpoints.check_writable("p")
     Checkpoints(str(tmp_path / "new" / "ck"), tmp_path).check_writable("p")
     assert not (tmp_path / "new").exists()
@@ -183,5 +185,5 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked of the system by access(2), which says yes to root: so its answer is given here."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(ConfigError, match="may not be written to"):
+    with pytest.raises(ConfigError, match="is not writable"):
         Checkpoints(str(tmp_path / "ck"), tmp_path).check_writable("p")

@@ -1,4 +1,4 @@
-"""Pipeline files: what they say, and the line and column of every mistake."""
+"""Pipeline files: their content, and line and column of every mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.spark.pipelines.pipeline_file import Document, DocumentError, Trigger, load
+from skylark.spark.pipelines.pipeline_file import PipelineFile, PipelineFileError, Trigger, load
 
 GOOD = """\
 name: orders
@@ -32,21 +32,21 @@ pipelines:
 ENVIRON = {"NAMESRV": "h:9876"}
 
 
-def read(tmp_path: Path, text: str) -> Document:
+def read(tmp_path: Path, text: str) -> PipelineFile:
     file = tmp_path / "orders.yaml"
     file.write_text(text)
     return load(file, ENVIRON)
 
 
 def mistakes(tmp_path: Path, text: str) -> list[str]:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(PipelineFileError) as caught:
         read(tmp_path, text)
     for mistake in caught.value.mistakes:
         assert str(mistake) in str(caught.value)
     return [f"{each.line}:{each.column} {each.text}" for each in caught.value.mistakes]
 
 
-def test_a_file_says_what_runs(tmp_path: Path) -> None:
+def test_a_pipeline_file_is_parsed(tmp_path: Path) -> None:
     document = read(tmp_path, GOOD)
     assert (document.name, document.checkpoints) == ("orders", "file:///data/ck")
     assert (document.master, document.conf) == ("local[2]", {"spark.sql.shuffle.partitions": "4"})
@@ -138,7 +138,7 @@ def test_a_mistake_has_a_line_and_a_column(
     assert found[0].startswith(expected)
 
 
-def test_all_mistakes_are_told_in_order(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("partitionBy: dt", "partitionBi: dt").replace("tags:", "tagz:")
     found = mistakes(tmp_path, text)
     assert [each.partition(" ")[0] for each in found] == ["7:57", "18:51"]
@@ -169,7 +169,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: is a directory"):
         load(tmp_path, {})
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is no text"):
+    with pytest.raises(ConfigError, match="is not text"):
         load(tmp_path / "b.yaml", {})
 
 

@@ -12,7 +12,7 @@ from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import batch_part
 from skylark.core.errors import ConfigError
 from skylark.spark.connection_options import Connection
-from skylark.spark.sink.row_batcher import Cutter
+from skylark.spark.sink.row_batcher import RowBatcher
 from skylark.spark.sink.row_encoder import BadRowError, RowReader, Rows, Stamp, plan_rows
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.wire.batch import split_batch
@@ -171,9 +171,9 @@ def test_delays_and_large_bodies_travel_alone() -> None:
     assert list(rows.bad) == [4]
     assert texts(rows)[0]["DELAY"] == "3"
     assert texts(rows)[1]["TIMER_DELIVER_MS"] == str(int(when.timestamp() * 1000))
-    loads = list(Cutter(options()).cut(rows, {"T": QUEUES}))
-    assert [load.count for load in loads] == [1, 1, 1, 1]
-    large = loads[-1].parcel
+    requests = list(RowBatcher(options()).requests_of(rows, {"T": QUEUES}))
+    assert [request.count for request in requests] == [1, 1, 1, 1]
+    large = requests[-1].parcel
     assert large.sys_flag & 1
     assert len(large.body) < 5000
 
@@ -187,26 +187,26 @@ def test_a_batch_is_what_the_client_would_have_sent() -> None:
             flag=[7, None, -1],
         )
     )
-    (load,) = Cutter(options()).cut(rows, {"T": QUEUES})
+    (request,) = RowBatcher(options()).requests_of(rows, {"T": QUEUES})
     messages = [Message("T", b"first", flag=7), Message("T", b"second"), Message("T", b"third")]
     messages[2] = Message("T", b"third", flag=-1)
     expected = b"".join(
         batch_part(message, text)
         for message, text in zip(messages, rows.texts.to_pylist(), strict=True)
     )
-    assert load.parcel.body == expected
-    assert len(list(split_batch(load.parcel.body))) == 3
+    assert request.parcel.body == expected
+    assert len(list(split_batch(request.parcel.body))) == 3
 
 
 def test_batches_are_closed_by_rows_and_by_bytes() -> None:
     rows = read(batch(body=[b"x" * 100] * 1000))
-    by_rows = list(Cutter(options(batch_count_max=300)).cut(rows, {"T": QUEUES}))
-    assert [load.count for load in by_rows] == [300, 300, 300, 100]
-    by_size = list(Cutter(options(batch_size_max=1000)).cut(rows, {"T": QUEUES}))
-    assert all(load.size <= 1000 for load in by_size)
-    assert sum(load.count for load in by_size) == 1000
-    assert b"".join(load.parcel.body for load in by_size) == b"".join(
-        load.parcel.body for load in by_rows
+    by_rows = list(RowBatcher(options(batch_count_max=300)).requests_of(rows, {"T": QUEUES}))
+    assert [request.count for request in by_rows] == [300, 300, 300, 100]
+    by_size = list(RowBatcher(options(batch_size_max=1000)).requests_of(rows, {"T": QUEUES}))
+    assert all(request.size <= 1000 for request in by_size)
+    assert sum(request.count for request in by_size) == 1000
+    assert b"".join(request.parcel.body for request in by_size) == b"".join(
+        request.parcel.body for request in by_rows
     )
 
 
@@ -214,31 +214,37 @@ def test_sharding_keys_choose_the_queue_and_keep_the_order() -> None:
     keys = ["order-1", "order-0", None, "order-1", "order-0", "order-1"]
     bodies = [b"1", b"2", b"3", b"4" * 5000, b"5", b"6"]
     rows = read(batch(body=bodies, shardingKey=keys))
-    loads = list(Cutter(options()).cut(rows, {"T": QUEUES}))
+    requests = list(RowBatcher(options()).requests_of(rows, {"T": QUEUES}))
     lanes: dict[int | None, list[int]] = {}
-    for load in loads:
-        queue = None if load.target.queue is None else load.target.queue.queue_id
-        lanes.setdefault(queue, []).extend(load.numbers)
+    for request in requests:
+        queue = None if request.target.queue is None else request.target.queue.queue_id
+        lanes.setdefault(queue, []).extend(request.numbers)
     assert lanes == {None: [2], 3: [1, 4], 2: [0, 3, 5]}
 
 
 def test_explicit_queues() -> None:
     rows = batch(body=[b"a", b"b"], brokerName=["broker-a", None], queueId=[2, 1])
-    free = list(Cutter(options()).cut(read(rows), {"T": QUEUES}))
-    assert [load.target.queue for load in free] == [None]
+    free = list(RowBatcher(options()).requests_of(read(rows), {"T": QUEUES}))
+    assert [request.target.queue for request in free] == [None]
     chosen = options(explicit_queue=True)
-    loads = list(Cutter(chosen).cut(read(rows, chosen), {"T": QUEUES}))
-    assert [(load.target.queue, load.numbers) for load in loads] == [(None, [1]), (QUEUES[2], [0])]
+    requests = list(RowBatcher(chosen).requests_of(read(rows, chosen), {"T": QUEUES}))
+    assert [(request.target.queue, request.numbers) for request in requests] == [
+        (None, [1]),
+        (QUEUES[2], [0]),
+    ]
     absent = batch(body=[b"a"], brokerName=["broker-b"], queueId=[0])
     with pytest.raises(BadRowError, match="queue 0 of broker-b"):
-        list(Cutter(chosen).cut(read(absent, chosen), {"T": QUEUES}))
+        list(RowBatcher(chosen).requests_of(read(absent, chosen), {"T": QUEUES}))
 
 
 def test_topics_by_column_never_share_a_request() -> None:
     rows = read(batch(body=[b"1", b"2", b"3"], topic=["A", "B", "A"]), options(topic=None))
     queues = {"A": QUEUES, "B": QUEUES}
-    loads = list(Cutter(options(topic=None)).cut(rows, queues))
-    assert [(load.target.topic, load.numbers) for load in loads] == [("A", [0, 2]), ("B", [1])]
+    requests = list(RowBatcher(options(topic=None)).requests_of(rows, queues))
+    assert [(request.target.topic, request.numbers) for request in requests] == [
+        ("A", [0, 2]),
+        ("B", [1]),
+    ]
 
 
 def test_stamps_and_kept_ids() -> None:
@@ -254,11 +260,11 @@ def test_stamps_and_kept_ids() -> None:
         ({"value": "binary", "body": "binary"}, {}, "no column value"),
         ({"tags": "string"}, {}, "needs a column body"),
         ({"body": "int"}, {}, "column body is int, and must be binary or string"),
-        ({"body": "binary"}, {"topic": None}, "nothing says which topic"),
+        ({"body": "binary"}, {"topic": None}, "no option and no column names the topic"),
         (
             {"body": "binary", "topic": "string", "queueOffset": "bigint"},
             {"topic": None},
-            "they would be written to where they came from",
+            "they would be written back to the topic that they came from",
         ),
         ({"body": "binary", "delayMs": "bigint"}, {"delivery": "exactly-once"}, "column delayMs"),
         ({"body": "binary"}, {"explicit_queue": True}, "needs the columns brokerName and queueId"),
@@ -303,8 +309,8 @@ def test_options_that_cannot_be(given: dict[str, str], message: str) -> None:
 
 
 @pytest.mark.spec("spark.9.23")
-def test_an_insert_without_options_says_what_was_lost() -> None:
-    with pytest.raises(ConfigError, match="does not hand those of a table on with INSERT INTO"):
+def test_an_insert_without_options_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match="does not pass those of a table to INSERT INTO"):
         read_sink_options({}, {})
     found = read_sink_options({}, {"ROCKETMQ_NAMESRV_ADDR": "127.0.0.1:9876"})
     with pytest.raises(ConfigError, match=r"INSERT INTO t WITH .* temporary view"):

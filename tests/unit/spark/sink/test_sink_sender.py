@@ -1,4 +1,4 @@
-"""Requests of a sink on their way, to brokers that are busy, gone, or choosy; in virtual time."""
+"""The senders of the sink, with brokers that are busy, down, or refuse rows; in virtual time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from skylark.core.errors import (
 )
 from skylark.core.hashing import encode_offset_id
 from skylark.spark.exactly_once.commit_protocol import Prepared
-from skylark.spark.exactly_once.half_message_sender import HalfSending, Portion, portions
+from skylark.spark.exactly_once.half_message_sender import HalfMessageSender, Portion, portions
 from skylark.spark.exactly_once.txn_log import QUEUE_COUNT, TxnLog
 from skylark.spark.exactly_once.txn_log_records import LOG_TOPIC, Done, Manifest, sums
-from skylark.spark.sink.row_batcher import Cutter, Load
+from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import RowPlan, RowReader
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import UNACKNOWLEDGED_MAX, Sending, Window, Written
+from skylark.spark.sink.sink_sender import UNACKNOWLEDGED_MAX, SinkSender, Window, Written
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.batch import split_batch
 from skylark.wire.bodies.common_body import MessageQueue
@@ -53,9 +53,9 @@ QUEUES = [
 class FakeSender:
     """Takes parcels as a broker would; ``judge`` may raise."""
 
-    def __init__(self, clock: Clock, judge: Callable[[Parcel, MessageQueue], None]) -> None:
+    def __init__(self, clock: Clock, reject: Callable[[Parcel, MessageQueue], None]) -> None:
         self._clock = clock
-        self._judge = judge
+        self._outcomes = reject
         self.common = None
         self.bodies: list[tuple[MessageQueue, bytes]] = []
         self.properties: list[dict[str, str]] = []
@@ -85,7 +85,7 @@ class FakeSender:
         self.most_size = max(self.most_size, self.size_under_way)
         try:
             await self._clock.sleep(0.01)
-            self._judge(parcel, queue)
+            self._outcomes(parcel, queue)
         finally:
             self.under_way -= 1
             self.size_under_way -= len(parcel.body)
@@ -125,10 +125,10 @@ class FakeNamespace:
 class FakeClient:
     """What Sending needs of a SinkClient."""
 
-    def __init__(self, clock: Clock, judge: Callable[[Parcel, MessageQueue], None]) -> None:
+    def __init__(self, clock: Clock, reject: Callable[[Parcel, MessageQueue], None]) -> None:
         self.clock = clock
         self.namespace = FakeNamespace()
-        self.sender = FakeSender(clock, judge)
+        self.sender = FakeSender(clock, reject)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         assert topic == "T"
@@ -143,10 +143,10 @@ async def passing(clock: VirtualClock, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def send_all(clock: VirtualClock, work: Sending, loads: list[Load]) -> Written:
+async def send_all(clock: VirtualClock, work: SinkSender, requests: list[RowRequest]) -> Written:
     async def run() -> Written:
-        for load in loads:
-            await work.put(load)
+        for request in requests:
+            await work.put(request)
         return await work.finish()
 
     return await passing(clock, run())
@@ -156,37 +156,41 @@ def accept(parcel: Parcel, queue: MessageQueue) -> None:
     del parcel, queue
 
 
-def loads_of(opts: SinkOptions, bodies: list[bytes], keys: list[str] | None = None) -> list[Load]:
+def loads_of(
+    opts: SinkOptions, bodies: list[bytes], keys: list[str] | None = None
+) -> list[RowRequest]:
     columns = {"body": pa.array(bodies, pa.binary())}
     if keys is not None:
         columns["shardingKey"] = pa.array(keys, pa.string())
     numbers = iter(range(1 << 30))
     reader = RowReader(RowPlan(columns=tuple(columns)), opts, {}, lambda: f"{next(numbers):032}")
     rows = reader.read(pa.RecordBatch.from_pydict(columns))
-    return list(Cutter(opts).cut(rows, {"T": QUEUES}))
+    return list(RowBatcher(opts).requests_of(rows, {"T": QUEUES}))
 
 
 class Refused(list[tuple[int, str]]):
-    def __call__(self, load: Load, number: int, reason: str) -> None:
-        self.append((int(load.rows.positions[number]), reason))
+    def __call__(self, request: RowRequest, number: int, reason: str) -> None:
+        self.append((int(request.rows.positions[number]), reason))
 
 
-def sending(client: Any, opts: SinkOptions, refused: Refused | None = None) -> Sending:
-    return Sending(client, opts, Cutter(opts), Refused() if refused is None else refused, RNG)
+def sending(client: Any, opts: SinkOptions, refused: Refused | None = None) -> SinkSender:
+    return SinkSender(
+        client, opts, RowBatcher(opts), Refused() if refused is None else refused, RNG
+    )
 
 
 @pytest.mark.spec("spark.9.26")
 async def test_a_busy_broker_slows_the_sink_and_loses_nothing() -> None:
     clock = VirtualClock()
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del parcel, queue
         if clock.monotonic() - began < 5.0:
             raise SystemBusyError("[REJECTREQUEST]system busy", code=2)
 
     began = clock.monotonic()
     opts = options(batch_size_max=100_000)
-    client = FakeClient(clock, judge)
+    client = FakeClient(clock, reject)
     work = sending(client, opts)
     bodies = [b"%06d" % n + b"x" * 1_000 for n in range(40_000)]  # more than may be under way
     written = await send_all(clock, work, loads_of(opts, bodies))
@@ -198,27 +202,27 @@ async def test_a_busy_broker_slows_the_sink_and_loses_nothing() -> None:
     assert client.sender.most_under_way <= 2 * opts.in_flight_max
 
 
-async def test_what_is_under_way_is_bounded() -> None:
+async def test_requests_in_flight_are_limited() -> None:
     opts = options(in_flight_max=3, batch_count_max=1)
     client = FakeClient(clock := VirtualClock(), accept)
-    loads = loads_of(opts, [b"%d" % n for n in range(200)])
-    await send_all(clock, sending(client, opts), loads)
+    requests = loads_of(opts, [b"%d" % n for n in range(200)])
+    await send_all(clock, sending(client, opts), requests)
     assert client.sender.most_under_way == 6  # three at each of two brokers
 
 
 async def test_order_holds_though_requests_are_repeated() -> None:
     rng = random.Random(7)
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del parcel, queue
         if rng.random() < 0.4:
             raise SystemBusyError("busy", code=2)
 
     opts = options(batch_count_max=3)
-    client = FakeClient(clock := VirtualClock(), judge)
+    client = FakeClient(clock := VirtualClock(), reject)
     keys = [f"k{n % 5}" for n in range(100)]
-    loads = loads_of(opts, [b"%03d" % n for n in range(100)], keys)
-    await send_all(clock, sending(client, opts), loads)
+    requests = loads_of(opts, [b"%03d" % n for n in range(100)], keys)
+    await send_all(clock, sending(client, opts), requests)
     lanes: dict[MessageQueue, list[bytes]] = {}
     for queue, body in client.sender.bodies:
         lanes.setdefault(queue, []).append(body)
@@ -228,15 +232,15 @@ async def test_order_holds_though_requests_are_repeated() -> None:
 
 
 async def test_a_batch_that_is_refused_is_sent_row_by_row() -> None:
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
         if b"poison" in parcel.body:
             raise MessageIllegalError("the message is illegal", code=13)
 
     opts = options()
-    client, refused = FakeClient(clock := VirtualClock(), judge), Refused()
-    loads = loads_of(opts, [b"a", b"poison", b"b"])
-    written = await send_all(clock, sending(client, opts, refused), loads)
+    client, refused = FakeClient(clock := VirtualClock(), reject), Refused()
+    requests = loads_of(opts, [b"a", b"poison", b"b"])
+    written = await send_all(clock, sending(client, opts, refused), requests)
     assert written.count == 2
     assert refused == [(1, "the broker refuses it: the message is illegal")]
     assert [body for _, body in client.sender.bodies] == [b"a", b"b"]
@@ -251,13 +255,13 @@ async def test_failures_end_the_task_after_their_retries(
 ) -> None:
     tried: list[str] = []
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del parcel
         tried.append(queue.broker_name)
         raise error
 
     opts = options(retries=3)
-    work = sending(FakeClient(clock := VirtualClock(), judge), opts)
+    work = sending(FakeClient(clock := VirtualClock(), reject), opts)
     with pytest.raises(type(error)):
         await send_all(clock, work, loads_of(opts, [b"a"]))
     assert len(tried) == attempts
@@ -295,22 +299,22 @@ def halves_of(
     )
     return [
         portion
-        for target, numbers in Cutter(opts).targets(rows, {"T": QUEUES})
+        for target, numbers in RowBatcher(opts).targets(rows, {"T": QUEUES})
         for portion in portions(rows, target, numbers)
     ]
 
 
 async def send_halves(
-    judge: Callable[[Parcel, MessageQueue], None],
+    reject: Callable[[Parcel, MessageQueue], None],
     bodies: list[bytes],
     statuses: Sequence[SendStatus] = (),
     **more: Any,
 ) -> tuple[Prepared, Manifest, FakeSender]:
-    client: Any = FakeClient(clock := VirtualClock(), judge)
+    client: Any = FakeClient(clock := VirtualClock(), reject)
     client.sender.statuses += statuses
     who = Prepared(sink="s", batch=4, partition=1, attempt="00000000000000aa", count=0)
     opts = options(delivery="exactly-once", **more)
-    work = HalfSending(client, opts, who, lambda row, reason: None, random.Random(1))
+    work = HalfMessageSender(client, opts, who, lambda row, reason: None, random.Random(1))
     log: Any = FakeLog()
 
     async def run() -> Prepared:
@@ -378,7 +382,7 @@ async def test_with_strict_ack_a_late_flush_appends_a_record_again(
 async def test_a_portion_without_an_answer_gets_other_numbers() -> None:
     seen: list[Parcel] = []
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
         seen.append(parcel)
         if len(seen) == 1:
@@ -387,7 +391,7 @@ async def test_a_portion_without_an_answer_gets_other_numbers() -> None:
             raise SystemBusyError("busy", code=2)
 
     bodies = [b"%d" % number for number in range(4)]
-    prepared, manifest, sender = await send_halves(judge, bodies)
+    prepared, manifest, sender = await send_halves(reject, bodies)
     assert [parcel.code for parcel in seen] == [RequestCode.SEND_HALVES] * 3
     assert prepared.count == 4
     assert prepared.void == (0, 1, 2, 3)  # not those that were refused: they are not there
@@ -404,13 +408,13 @@ async def test_a_portion_without_an_answer_gets_other_numbers() -> None:
 async def test_a_broker_without_portions_gets_halves_one_by_one() -> None:
     asked: Counter[int] = Counter()
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
         asked[parcel.code] += 1
         if parcel.code == RequestCode.SEND_HALVES:
             raise BrokerError("request type 9002 not supported", code=3)
 
-    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(600)])
+    prepared, manifest, sender = await send_halves(reject, [b"%d" % n for n in range(600)])
     assert prepared.count == 600
     assert prepared.void == ()
     assert asked[RequestCode.SEND_MESSAGE_V2] == 600
@@ -422,12 +426,12 @@ async def test_a_broker_without_portions_gets_halves_one_by_one() -> None:
 
 
 async def test_a_portion_that_is_refused_is_sent_row_by_row() -> None:
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
         if parcel.code == RequestCode.SEND_HALVES or parcel.body == b"2":
             raise MessageIllegalError("illegal", code=13)
 
-    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(4)])
+    prepared, manifest, sender = await send_halves(reject, [b"%d" % n for n in range(4)])
     assert prepared.count == 3  # the one that is refused by itself is a bad row
     assert sorted(body for _, body in sender.bodies) == [b"0", b"1", b"3"]
     assert len(manifest.targets) == 3
@@ -436,7 +440,7 @@ async def test_a_portion_that_is_refused_is_sent_row_by_row() -> None:
 async def test_a_half_without_an_answer_gets_another_number() -> None:
     lost: list[str] = []
 
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         del queue
         if parcel.code == RequestCode.SEND_HALVES:
             raise BrokerError("request type 9002 not supported", code=3)
@@ -448,7 +452,7 @@ async def test_a_half_without_an_answer_gets_another_number() -> None:
             lost.append(identity)
             raise SystemBusyError("busy", code=2)
 
-    prepared, manifest, sender = await send_halves(judge, [b"%d" % n for n in range(4)])
+    prepared, manifest, sender = await send_halves(reject, [b"%d" % n for n in range(4)])
     assert prepared.count == 4
     assert prepared.void == (5,)  # only of the one whose outcome nobody knows
     stored = numbers_of(sender)
@@ -458,8 +462,8 @@ async def test_a_half_without_an_answer_gets_another_number() -> None:
 
 
 async def test_too_many_rows_without_an_answer_fail_the_task() -> None:
-    def judge(parcel: Parcel, queue: MessageQueue) -> None:
+    def reject(parcel: Parcel, queue: MessageQueue) -> None:
         raise ConnectionClosedError("gone")
 
     with pytest.raises(SkylarkError):
-        await send_halves(judge, [b"x"] * 20_000)
+        await send_halves(reject, [b"x"] * 20_000)

@@ -1,4 +1,4 @@
-"""What the cluster holds, when parts of it do not answer."""
+"""Snapshots of the queues of a cluster when parts of it do not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skylark.core.errors import (
     NoNameServerError,
     TransportError,
 )
-from skylark.spark.source.queue_bounds import Bounds, Surveyor, patiently
+from skylark.spark.source.queue_bounds import Bounds, ClusterInspector, with_retries
 from skylark.spark.source.source_options import source_options
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
@@ -108,12 +108,12 @@ class FakeSession:
         return Command(code=0, body=b'{"offsetTable":{%s}}' % table.encode(), version=500)
 
 
-def surveyor(session: FakeSession, **more: str) -> Surveyor:
+def inspector(session: FakeSession, **more: str) -> ClusterInspector:
     given = {"nameserver": "h:1", "topic": "T", **more}
     if "topicspattern" in more:
         del given["topic"]
     options = source_options(given, streaming=True, environ={})
-    return Surveyor(cast(Session, session), options)
+    return ClusterInspector(cast(Session, session), options)
 
 
 ALL = {queue(n, broker) for broker in ("broker-a", "broker-b") for n in range(2)}
@@ -121,7 +121,7 @@ ALL = {queue(n, broker) for broker in ("broker-a", "broker-b") for n in range(2)
 
 async def test_every_broker_is_asked_once() -> None:
     session = FakeSession()
-    found = await surveyor(session).survey()
+    found = await inspector(session).snapshot()
     assert found.bounds == dict.fromkeys(ALL, Bounds(1, 10))
     assert sorted(session.asked) == ["a:1", "b:1", "route"]
     assert found.versions == {"broker-a": 500, "broker-b": 500}
@@ -132,93 +132,93 @@ async def test_every_broker_is_asked_once() -> None:
 
 async def test_routes_are_asked_for_once_a_second() -> None:
     session = FakeSession()
-    each = surveyor(session)
-    await each.survey()
-    await each.survey()
+    each = inspector(session)
+    await each.snapshot()
+    await each.snapshot()
     assert session.asked.count("route") == 1
     await session.clock.advance(1.1)
-    await each.survey()
+    await each.snapshot()
     assert session.asked.count("route") == 2
 
 
 async def test_routes_stay_if_no_name_server_answers() -> None:
     session = FakeSession()
-    each = surveyor(session)
-    await each.survey()
+    each = inspector(session)
+    await each.snapshot()
     session.namesrv_answers = False
     await session.clock.advance(5)
-    found = await each.survey(ALL)
+    found = await each.snapshot(ALL)
     assert set(found.bounds) == ALL
     with pytest.raises(NoNameServerError):
-        await surveyor(session).survey()
+        await inspector(session).snapshot()
 
 
 async def test_single_queues_are_asked_where_statistics_are_refused() -> None:
     session = FakeSession()
     session.stats["a:1"] = BrokerError("no", code=1)
-    found = await surveyor(session).survey()
+    found = await inspector(session).snapshot()
     assert found.bounds[queue(1)] == Bounds(3, 30)
     assert found.bounds[queue(1, "broker-b")] == Bounds(1, 10)
-    assert not found.silent
+    assert not found.unreachable
 
 
-async def test_a_broker_that_does_not_answer_is_silent() -> None:
+async def test_a_broker_that_does_not_answer_is_unreachable() -> None:
     session = FakeSession()
     session.stats["a:1"] = ConnectError("refused")
-    each = surveyor(session)
-    found = await each.survey()
+    each = inspector(session)
+    found = await each.snapshot()
     assert set(found.bounds) == {queue(0, "broker-b"), queue(1, "broker-b")}
-    assert found.silent == {"broker-a": "refused"}
+    assert found.unreachable == {"broker-a": "refused"}
     with pytest.raises(TransportError, match=r"broker broker-a does not answer: refused"):
-        await each.first_survey()
+        await each.first_snapshot()
 
 
-async def test_a_broker_without_registration_is_silent() -> None:
+async def test_an_unregistered_broker_is_unreachable() -> None:
     session = FakeSession()
     del session.brokers["broker-a"]
-    found = await surveyor(session).survey(ALL)
-    assert list(found.silent) == ["broker-a"]
-    assert not found.gone
+    found = await inspector(session).snapshot(ALL)
+    assert list(found.unreachable) == ["broker-a"]
+    assert not found.deleted_topics
     session.brokers.clear()
     await session.clock.advance(2)
-    alone = await surveyor(session).survey(ALL)
-    assert (set(alone.silent), alone.gone) == ({"broker-a", "broker-b"}, set())
+    alone = await inspector(session).snapshot(ALL)
+    assert (set(alone.unreachable), alone.deleted_topics) == ({"broker-a", "broker-b"}, set())
 
 
-async def test_a_topic_without_route_is_gone_if_its_brokers_are_there() -> None:
+async def test_a_topic_without_route_is_deleted_if_its_brokers_are_registered() -> None:
     session = FakeSession()
     session.topic_exists = False
-    found = await surveyor(session).survey(ALL)
-    assert (found.gone, found.silent, found.bounds) == ({"T"}, {}, {})
+    found = await inspector(session).snapshot(ALL)
+    assert (found.deleted_topics, found.unreachable, found.bounds) == ({"T"}, {}, {})
     with pytest.raises(NotFoundError, match="there is no topic T"):
-        await surveyor(session).first_survey()
+        await inspector(session).first_snapshot()
 
 
-async def test_a_topic_is_not_gone_while_its_only_broker_restarts() -> None:
+async def test_a_topic_is_not_deleted_while_its_only_broker_restarts() -> None:
     """The route is from before the broker registered again, the list of brokers from after."""
     session = FakeSession()
-    looker = surveyor(session)
+    looker = inspector(session)
     brokers, session.brokers = session.brokers, {}
-    away = await looker.survey(ALL)
-    assert (set(away.silent), away.gone) == ({"broker-a", "broker-b"}, set())
+    away = await looker.snapshot(ALL)
+    assert (set(away.unreachable), away.deleted_topics) == ({"broker-a", "broker-b"}, set())
     session.brokers = brokers
-    back = await looker.survey(ALL)
-    assert (back.silent, back.gone, back.cut_off) == ({}, set(), set())
+    back = await looker.snapshot(ALL)
+    assert (back.unreachable, back.deleted_topics, back.unreadable) == ({}, set(), set())
     assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
 
 
 async def test_queues_that_the_route_has_lost_are_cut_off() -> None:
     session = FakeSession()
     session.queue_count = 1
-    found = await surveyor(session).survey(ALL)
+    found = await inspector(session).snapshot(ALL)
     assert set(found.bounds) == ALL  # so it is known whether everything in them was read
-    assert found.cut_off == {queue(1), queue(1, "broker-b")}
+    assert found.unreadable == {queue(1), queue(1, "broker-b")}
 
 
 async def test_queues_that_do_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"no topic has the queue broker-a:7: readable are topic"):
-        await surveyor(FakeSession(), queues="broker-a:1,broker-a:7").first_survey()
-    found = await surveyor(FakeSession(), queues="broker-a:1").first_survey()
+        await inspector(FakeSession(), queues="broker-a:1,broker-a:7").first_snapshot()
+    found = await inspector(FakeSession(), queues="broker-a:1").first_snapshot()
     assert set(found.bounds) == {queue(1)}
 
 
@@ -234,7 +234,7 @@ async def test_patience() -> None:
         return "done"
 
     async def outcome() -> object:
-        task = asyncio.ensure_future(patiently(cast(Session, session), options, work))
+        task = asyncio.ensure_future(with_retries(cast(Session, session), options, work))
         await session.clock.advance(10)
         return (await asyncio.gather(task, return_exceptions=True))[0]
 

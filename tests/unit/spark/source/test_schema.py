@@ -1,4 +1,4 @@
-"""The columns, as Spark and as Arrow know them."""
+"""The columns as Spark types and as Arrow types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_columns_are_chosen_by_option_or_schema() -> None:
     assert schema_columns(user) == ("body", "queueOffset")
 
 
-def test_wrong_columns_are_told_with_the_right_ones() -> None:
+def test_errors_about_columns_list_the_valid_ones() -> None:
     with pytest.raises(ConfigError, match="no column nosuch: there are topic string, brokerName"):
         schema_columns(StructType().add("nosuch", IntegerType()))
     with pytest.raises(ConfigError, match="column body is binary, not string"):

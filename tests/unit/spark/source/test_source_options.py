@@ -1,4 +1,4 @@
-"""Options: what is known, what is wrong, and how it is said."""
+"""Options of the source: valid values, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_names_of_kafka_mean_the_same() -> None:
     assert not assigned.wants(queue(1))
 
 
-def test_what_spark_adds_is_passed_over() -> None:
+def test_keys_that_spark_adds_are_ignored() -> None:
     found = checked({"path": "x", "checkpointlocation": "y", "queryname": "q", "option.topic": "T"})
     assert found.topics == ("T",)
 
@@ -108,7 +108,7 @@ def test_what_spark_adds_is_passed_over() -> None:
         ({"topicspattern": "("}, "regular expression"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(given: dict[str, str], sentence: str) -> None:
+def test_errors_are_one_sentence(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as caught:
         checked(given)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Times in brokers that only find a message nearby (before 5.0)."""
+"""Start times at brokers before 5.0, which only find a message near the time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from skylark.admin.admin_session import Session
 from skylark.client.core.namespace import Namespace
 from skylark.spark.source import start_offsets
-from skylark.spark.source.queue_bounds import Bounds, Survey
+from skylark.spark.source.queue_bounds import Bounds, ClusterSnapshot
 from skylark.spark.source.source_options import SourceOptions, source_options
-from skylark.spark.source.start_offsets import Resolver, Sample
+from skylark.spark.source.start_offsets import OffsetResolver, Sample
 from skylark.wire.bodies.common_body import MessageQueue
 
 QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
@@ -61,12 +61,12 @@ async def test_the_first_message_is_found_nearby(
     monkeypatch: pytest.MonkeyPatch, pick: int, time_ms: int
 ) -> None:
     monkeypatch.setattr(start_offsets, "sample", sample)
-    survey = Survey(
+    snapshot = ClusterSnapshot(
         bounds={QUEUE: Bounds(LOW, HIGH)},
         addresses={"broker-a": {0: "h:2"}},
         versions={"broker-a": 399},
     )
     session = cast(Session, OldSession(pick))
-    found = await Resolver(session, options(time_ms), survey).start()
+    found = await OffsetResolver(session, options(time_ms), snapshot).start()
     later = [n for n, stored in enumerate(TIMES) if stored >= time_ms]
     assert found == {QUEUE: LOW + later[0] if later else HIGH}

@@ -1,4 +1,4 @@
-"""Reading a store's files: what is there, and what is not what it should be."""
+"""Reading store files: complete ones, missing ones, and ones with other content."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Written:
         body, stop, why = b"", start, ""
         with StoreReader(self.root, QUEUE, tags) as reader:
             try:
-                for piece in reader.read(start, end):
-                    body, stop = body + piece.body, piece.next_offset
+                for chunk in reader.read(start, end):
+                    body, stop = body + chunk.body, chunk.next_offset
             except UnusableFilesError as error:
                 why = str(error)
         return body, stop, why
@@ -99,7 +99,7 @@ def test_tags_by_their_code(store: Written) -> None:
     assert store.read(0, 35, "C") == (b"", 35, "")
 
 
-def test_what_is_not_written_yet(store: Written) -> None:
+def test_entries_that_are_not_written_yet(store: Written) -> None:
     body, stop, why = store.read(30, 50)  # the file has five entries more, of zeros
     assert body == b"".join(store.records[30:])
     assert (stop, why) == (35, f"{QUEUE} is written up to offset 35 only")
@@ -108,7 +108,7 @@ def test_what_is_not_written_yet(store: Written) -> None:
     assert "ends before position 900" in why
 
 
-def test_a_log_that_is_gone(store: Written) -> None:
+def test_a_missing_log_is_an_error(store: Written) -> None:
     (store.root / "commitlog" / f"{0:020}").unlink()
     body, stop, why = store.read(0, 5)
     assert (body, stop) == (b"", 0)

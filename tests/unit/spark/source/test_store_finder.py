@@ -1,4 +1,4 @@
-"""Where the files of a broker are, and which topics are not read from them."""
+"""The store folder of a broker, and topics that are not read from files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_compacted_topics_are_pulled(name: str) -> None:
     assert session.asked == ["Plain", "Kept", "Compacted", "Silent", "Silent"]
 
 
-async def test_nobody_is_asked_where_files_are_out_of_reach() -> None:
+async def test_remote_brokers_are_not_asked_for_their_store_folder() -> None:
     session = FakeSession()
     assert await finder(session).find("T", ADDRESSES) is None
     assert await finder(session, storepath="/store", readmode="pull").find("T", ADDRESSES) is None

@@ -1,10 +1,10 @@
-"""Variables of the environment in values."""
+"""Environment variables in the values of a YAML file."""
 
 from __future__ import annotations
 
 import pytest
 
-from skylark.spark.pipelines.environment_variables import expand
+from skylark.spark.pipelines.yaml_reader import expand
 
 ENVIRON = {"HOST": "h", "EMPTY": "", "WILD": "a: {b}\n${HOST}"}
 
@@ -37,6 +37,6 @@ def test_values_are_put_in(text: str, expected: str) -> None:
         ("${1A}", "there must be a name"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, problem: str) -> None:
+def test_wrong_references_are_errors(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         expand(text, ENVIRON)

@@ -29,24 +29,24 @@ from skylark.spark.exactly_once.commit_protocol import (
     Append,
     CommitHalves,
     Confirm,
-    Look,
     Prepared,
+    ReadStatus,
     RollBack,
+    StatusView,
     Step,
     Steps,
-    View,
     abort,
     commit,
 )
 from skylark.spark.exactly_once.txn_log_records import (
-    Fate,
+    BatchRecord,
+    BatchStatus,
     Identity,
     LogRecord,
     Manifest,
-    Ruling,
-    Standing,
-    fate_of,
-    standing_of,
+    Outcome,
+    outcome_of,
+    status_of,
     walk_back,
 )
 
@@ -72,13 +72,13 @@ class HandedOverError(Exception):
 class Half:
     """A half message at the broker."""
 
-    __slots__ = ("born", "copies", "fate", "identity", "row")
+    __slots__ = ("born", "copies", "identity", "outcome", "row")
 
     def __init__(self, identity: Identity, row: tuple[int, int, int], born: int) -> None:
         self.identity = identity
         self.row = row
         self.born = born
-        self.fate: Fate | None = None
+        self.outcome: Outcome | None = None
         self.copies = 0
 
 
@@ -133,19 +133,19 @@ class World:
         self.log.append(record)
         return len(self.log) - 1
 
-    def rulings(self, low: int, high: int) -> list[Ruling]:
+    def batch_records(self, low: int, high: int) -> list[BatchRecord]:
         return [r for r in self.log[low:high] if not isinstance(r, Manifest)]
 
-    def look(self, batch: int) -> View:
+    def read_status(self, batch: int) -> StatusView:
         end = len(self.log)
         walk = walk_back(batch, 0, end, window=3)
         try:
             low, high = next(walk)
             while True:
-                low, high = walk.send(self.rulings(low, high))
+                low, high = walk.send(self.batch_records(low, high))
         except StopIteration as stop:
-            standing: Standing = stop.value
-        return View(standing, end)
+            status: BatchStatus = stop.value
+        return StatusView(status, end)
 
     # ---- halves ----------------------------------------------------------------------------------
 
@@ -153,17 +153,17 @@ class World:
         self.halves.append(half)
         return len(self.halves) - 1
 
-    def end(self, index: int, fate: Fate, *, asked: bool) -> None:
+    def end(self, index: int, outcome: Outcome, *, asked: bool) -> None:
         """END_TRANSACTION."""
         half = self.halves[index]
-        if half.fate is None:
+        if half.outcome is None:
             if not asked and self.now - half.born > IMMUNITY:
                 raise HandedOverError
-            half.fate = fate
+            half.outcome = outcome
         elif self.idempotent:
-            assert half.fate is fate, f"{half.identity} was {half.fate}, now {fate}"
+            assert half.outcome is outcome, f"{half.identity} was {half.outcome}, now {outcome}"
             return
-        if fate is Fate.COMMIT:
+        if outcome is Outcome.COMMIT:
             half.copies += 1
 
     def put_all(self, halves: list[Half]) -> list[int]:
@@ -174,31 +174,31 @@ class World:
         """SEND_HALVES of a broker that dies within."""
         self.put_all(halves[: self.rng.randint(0, len(halves))])
 
-    def end_all(self, indexes: tuple[int, ...], fate: Fate) -> None:
+    def end_all(self, indexes: tuple[int, ...], outcome: Outcome) -> None:
         """END_HALVES; what is too late is passed over."""
         for index in indexes:
             with contextlib.suppress(HandedOverError):
-                self.end(index, fate, asked=False)
+                self.end(index, outcome, asked=False)
 
-    def end_some(self, indexes: tuple[int, ...], fate: Fate) -> None:
+    def end_some(self, indexes: tuple[int, ...], outcome: Outcome) -> None:
         """END_HALVES of a broker that dies within."""
-        self.end_all(indexes[: self.rng.randint(0, len(indexes))], fate)
+        self.end_all(indexes[: self.rng.randint(0, len(indexes))], outcome)
 
     def check_back(self) -> bool:
         """The broker asks about an old half; whether there is an answer, which goes its own way."""
         old = [
             index
             for index, half in enumerate(self.halves)
-            if half.fate is None and self.now - half.born > IMMUNITY
+            if half.outcome is None and self.now - half.born > IMMUNITY
         ]
         if not old:
             return False
         index = self.rng.choice(old)
         identity = self.halves[index].identity
-        fate = fate_of(identity, self.look(identity.batch).standing)
-        if fate is Fate.UNKNOWN:
+        outcome = outcome_of(identity, self.read_status(identity.batch).status)
+        if outcome is Outcome.UNKNOWN:
             return False
-        self.late.append(lambda: self.end(index, fate, asked=True))
+        self.late.append(lambda: self.end(index, outcome, asked=True))
         return True
 
     def deliver_late(self) -> None:
@@ -215,8 +215,8 @@ def task(world: World, batch: int, partition: int) -> Generator[None, None, Prep
     """Write one partition: what ``write`` does on an executor."""
     world.attempts += 1
     attempt = f"{world.attempts:016x}"
-    view = yield from world.patient(lambda: world.look(batch))
-    if view.standing.decision is not None:
+    view = yield from world.patient(lambda: world.read_status(batch))
+    if view.status.decision is not None:
         return Prepared(
             sink=SINK, batch=batch, partition=partition, attempt=attempt, count=0, already=True
         )
@@ -256,32 +256,34 @@ def task(world: World, batch: int, partition: int) -> Generator[None, None, Prep
 
 def run_step(world: World, step: Step) -> Generator[None, None, Any]:
     match step:
-        case Look():
-            return (yield from world.patient(lambda: world.look(step.batch)))
+        case ReadStatus():
+            return (yield from world.patient(lambda: world.read_status(step.batch)))
         case Append():
             return (yield from world.patient(lambda: world.append(step.record)))
         case Confirm():
-            rulings = yield from world.patient(lambda: world.rulings(step.start, step.end + 1))
-            return standing_of(rulings, step.batch)
+            batch_records = yield from world.patient(
+                lambda: world.batch_records(step.start, step.end + 1)
+            )
+            return status_of(batch_records, step.batch)
         case CommitHalves():
-            yield from end_all(world, step.position, Fate.COMMIT)
+            yield from end_all(world, step.position, Outcome.COMMIT)
         case RollBack():
             for position in step.prepared.manifests:
-                yield from end_all(world, position, Fate.ROLLBACK)
+                yield from end_all(world, position, Outcome.ROLLBACK)
     return None
 
 
-def end_all(world: World, position: int, fate: Fate) -> Generator[None, None, None]:
+def end_all(world: World, position: int, outcome: Outcome) -> Generator[None, None, None]:
     manifest = world.log[position]
     assert isinstance(manifest, Manifest)
     if world.together:
-        ends = partial(world.end_all, manifest.log_offsets, fate)
-        yield from world.patient(ends, partial(world.end_some, manifest.log_offsets, fate))
+        ends = partial(world.end_all, manifest.log_offsets, outcome)
+        yield from world.patient(ends, partial(world.end_some, manifest.log_offsets, outcome))
         if world.draw() < world.trouble / 4:
             world.late.append(ends)
         return
     for index in manifest.log_offsets:
-        end = partial(world.end, index, fate, asked=False)
+        end = partial(world.end, index, outcome, asked=False)
         try:
             yield from world.patient(end)
         except HandedOverError:
@@ -386,9 +388,9 @@ def test_every_row_appears_once_in_every_schedule() -> None:
         world = World(seed)
         assert simulate(world) == WANTED, f"seed {seed}"
         assert world.committed == BATCHES, f"seed {seed}"
-        open_halves = [half for half in world.halves if half.fate is None]
+        open_halves = [half for half in world.halves if half.outcome is None]
         assert not open_halves, f"seed {seed}: {len(open_halves)} halves stay undecided"
-        seen["losers"] += any(half.fate is Fate.ROLLBACK for half in world.halves)
+        seen["losers"] += any(half.outcome is Outcome.ROLLBACK for half in world.halves)
         seen["retried"] += world.attempts > BATCHES * PARTITIONS
         seen["together"] += world.together
     # The schedules are about something: in most of them attempts were repeated, and some lost.
@@ -416,8 +418,8 @@ def test_the_model_notices_an_abort_that_looks_and_then_undoes() -> None:
     def hasty(messages: list[Prepared | None]) -> Steps:
         written = [message for message in messages if message is not None]
         if written:
-            view: View = yield Look(SINK, written[0].batch)
-            if view.standing.decision is None:
+            view: StatusView = yield ReadStatus(SINK, written[0].batch)
+            if view.status.decision is None:
                 for message in written:
                     if message.manifests:
                         yield RollBack(message)
@@ -428,15 +430,15 @@ def test_the_model_notices_an_abort_that_looks_and_then_undoes() -> None:
 def test_the_model_notices_void_halves_that_are_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = fate_of
+    real = outcome_of
 
-    def forgetful(identity: Identity, standing: Standing) -> Fate:
-        decision = standing.decision
+    def forgetful(identity: Identity, status: BatchStatus) -> Outcome:
+        decision = status.decision
         if decision is not None and decision.winner(identity.partition, identity.attempt):
-            return Fate.COMMIT
-        return real(identity, standing)
+            return Outcome.COMMIT
+        return real(identity, status)
 
-    monkeypatch.setitem(globals(), "fate_of", forgetful)
+    monkeypatch.setitem(globals(), "outcome_of", forgetful)
     assert any(wrong(World(seed)) for seed in range(300))
 
 
@@ -445,13 +447,13 @@ def test_the_model_notices_a_walk_that_stops_too_early(monkeypatch: pytest.Monke
 
     def early(batch: int, first: int, end: int, window: int) -> Any:
         del window
-        found: list[Ruling] = []
+        found: list[BatchRecord] = []
         for low in range(end - 1, first - 1, -1):
             part = yield low, low + 1
             found[:0] = part
-            if any(ruling.batch < batch for ruling in part):
+            if any(batch_record.batch < batch for batch_record in part):
                 break
-        return standing_of(found, batch)
+        return status_of(found, batch)
 
     monkeypatch.setitem(globals(), "walk_back", early)
     assert any(wrong(World(seed, trouble=0.2)) for seed in range(20_000))

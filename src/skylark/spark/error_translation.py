@@ -1,0 +1,180 @@
+"""Translation of Spark's exceptions into errors of ours: one sentence instead of pages of Java.
+
+An error that a task or the planner raises reaches the driver as text inside a Spark exception.
+:func:`translate_error` finds our own error in that text and raises it again, with its class and
+sentence; if there is none, it makes an error of the first line that Spark says.
+
+Pipelines need more (:func:`translate_pipeline_error`): a mistake in a pipeline file is a
+ConfigError, with a hint for users of such files; code of the user that fails in a task is named;
+and some errors reach Python as plain Java exceptions.
+
+=====================================  =============================================================
+``with translate_errors()``            for jobs
+``with translate_pipeline_errors()``   for pipelines
+=====================================  =============================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import AnalysisException, PySparkException
+
+from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.core.errors import (
+    ClientError,
+    ConfigError,
+    ConnectError,
+    ConnectionClosedError,
+    NoNameServerError,
+    NoRouteError,
+    RequestTimeoutError,
+    SkylarkError,
+    TopicNotExistError,
+)
+from skylark.core.names import IllegalNameError
+from skylark.spark.errors import DataLossError, find_cause
+
+_OURS: Final = re.compile(r"^(?:\w+: )?skylark(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
+_STREAM: Final = re.compile(r"terminated with exception: (.+)")
+_JAVA: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z_0-9.]+)\] ")
+_TAIL: Final = re.compile(r"\s*SQLSTATE: \w+.*$")
+_KINDS: Final[dict[str, type[SkylarkError]]] = {
+    kind.__name__: kind
+    for kind in (
+        ConfigError,
+        ConnectError,
+        ConnectionClosedError,
+        DataLossError,
+        IllegalNameError,
+        NoBrokerError,
+        NoNameServerError,
+        NoRouteError,
+        NotFoundError,
+        RequestTimeoutError,
+        TopicNotExistError,
+    )
+}
+
+
+def is_spark_error(error: BaseException) -> bool:
+    """Whether Spark raised it, or py4j where Spark has no error of its own."""
+    return isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol"
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise a SkylarkError in place of an error of Spark."""
+    try:
+        yield
+    except Exception as error:
+        if is_spark_error(error):
+            raise translate_error(error) from error
+        raise
+
+
+def condition_of(error: BaseException) -> str:
+    """Spark's name for the error condition, empty if it has none."""
+    found = error.getCondition() if isinstance(error, PySparkException) else None
+    if found is None and (named := _CONDITION.search(str(error))):
+        found = named[1]
+    return found or ""
+
+
+def translate_error(error: BaseException) -> SkylarkError:
+    """The error of ours inside a Spark exception, or a new one with Spark's first line."""
+    text = str(error)
+    if found := _OURS.findall(text):
+        kind, sentence = found[-1]
+        return _KINDS.get(kind, ClientError)(sentence.strip())
+    condition = condition_of(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), condition)
+    for inner in (_STREAM.search(line), _JAVA.search(text)):
+        line = inner[1] if inner else line
+    line = _TAIL.sub("", line)
+    if condition == "PATH_NOT_FOUND":
+        return NotFoundError(line.removeprefix(f"[{condition}] ").rstrip("."))
+    if condition.startswith("DATA_SOURCE_NOT_FOUND"):
+        return ConfigError(
+            line.removeprefix(f"[{condition}] ").partition(". ")[0],
+            hint="its jars are not part of Spark: name them, --conf spark.jars.packages=...",
+        )
+    if condition == "PACKAGE_NOT_INSTALLED":  # of Spark Connect
+        return ConfigError(
+            line.removeprefix(f"[{condition}] ").rstrip("."),
+            hint="pip install 'skylark-mq[spark,connect]'",
+        )
+    if isinstance(error, AnalysisException):  # of what the user has written: columns, expressions
+        return ConfigError(line)
+    return ClientError(f"Spark failed: {line}", hint="--debug shows where")
+
+
+# ---- pipelines -----------------------------------------------------------------------------------
+
+_FILE_CONDITION: Final = re.compile(r"^\[(\w+(?:\.\w+)*)\] ")
+_JAVA_EXCEPTION: Final = re.compile(r"^: [\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_HINTS: Final = {
+    "TABLE_OR_VIEW_NOT_FOUND": "the rows of the source are the view input",
+    "DATA_SOURCE_NOT_FOUND": "check the name; a format that is not part of Spark needs its jars,"
+    " spark.jars.packages in spark.conf",
+    "KAFKA_DATA_SOURCE_NOT_ENABLED": "its jars are not part of Spark: spark.jars.packages in"
+    " spark.conf",
+}
+
+
+@contextmanager
+def translate_pipeline_errors() -> Iterator[None]:
+    """Raise a SkylarkError in place of an error of Spark or Java."""
+    try:
+        yield
+    except SkylarkError as error:
+        raised = _raised_in_task(error.__cause__)
+        if raised is None:
+            raise
+        raise raised from error.__cause__
+    except Exception as error:
+        found = translate_pipeline_error(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def translate_pipeline_error(error: Exception) -> SkylarkError | None:
+    """The error of ours for an error of Spark or Java; None if it is neither."""
+    if hasattr(error, "java_exception"):
+        found = _JAVA_EXCEPTION.search(str(error))
+        return _file_error(found[1] if found else "Java failed")
+    if not isinstance(error, PySparkException):
+        return None
+    if (raised := _raised_in_task(error)) is not None:
+        return raised
+    if isinstance(error, AnalysisException) and find_cause(error) is None:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _file_error(lines[0])
+    return translate_error(error)
+
+
+def _raised_in_task(error: BaseException | None) -> ClientError | None:
+    """What code of the user raised: the line below the last traceback in an error of Spark."""
+    if not isinstance(error, PySparkException) or find_cause(error) is not None:
+        return None
+    _, header, below = str(error).rpartition(_TRACEBACK)
+    lines = [line for line in below.splitlines() if line.strip() and not line[0].isspace()]
+    if not header or not lines:
+        return None
+    return ClientError(f"Python code in a task raised {_TAIL.sub('', lines[0]).strip()}")
+
+
+def _file_error(line: str) -> ConfigError:
+    """A mistake in the pipeline file, in the words of Spark and with a hint of ours."""
+    found = _FILE_CONDITION.match(line)
+    text = _TAIL.sub("", line[found.end() :] if found else line).rstrip(".; ")
+    hint = _HINTS.get(found[1]) if found else None
+    if hint is not None:
+        text = text.partition(". ")[0]
+    return ConfigError(text, hint=hint)

@@ -1,0 +1,87 @@
+"""Queue spans: the offset ranges that a job would read now, found without Spark.
+
+Used by dry runs, by progress bars, and by jobs that compare a topic with a lake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skylark.spark.cluster_client import shared_cluster
+from skylark.spark.sink.sink_options import read_sink_options
+from skylark.spark.source.offset_options import Named
+from skylark.spark.source.queue_bounds import ClusterInspector, with_retries
+from skylark.spark.source.source_options import source_options
+from skylark.spark.source.start_offsets import OffsetResolver
+from skylark.spark.source.stream_offset import StreamOffset
+from skylark.wire.bodies.common_body import MessageQueue
+
+if TYPE_CHECKING:
+    from skylark.wire.bodies.route_body import TopicRouteData
+
+
+class QueueSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of one queue: its first offset, and the one after the last."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    start: int
+    end: int
+    rows: int  #: number of offsets in it
+
+
+def queue_spans(options: Mapping[str, str], start: StreamOffset | None = None) -> list[QueueSpan]:
+    """The ranges that a read with these source options would read now.
+
+    ``start`` is the offset in a checkpoint, and replaces the starting offsets of the options.
+    Raises NotFoundError for a topic, NoNameServerError, TransportError for a broker.
+    """
+    given = source_options(options, streaming=False)
+    cluster = shared_cluster(given.connection)
+
+    async def find() -> list[QueueSpan]:
+        snapshot = await ClusterInspector(cluster.session, given).first_snapshot()
+        resolver = OffsetResolver(cluster.session, given, snapshot)
+        if start is None:
+            starts = await resolver.start()
+        else:  # queues that the checkpoint does not have start by the default
+            earliest = given.start_default is Named.EARLIEST
+            starts = {
+                queue: start.queues.get(queue, bounds.low if earliest else bounds.high)
+                for queue, bounds in snapshot.bounds.items()
+            }
+        ends = await resolver.end(starts)
+        return [_span(queue, starts[queue], ends[queue]) for queue in sorted(starts)]
+
+    return cluster.run(with_retries(cluster.session, given, find))
+
+
+def require_topics(options: Mapping[str, str]) -> None:
+    """Raise NotFoundError if a topic of these source options does not exist.
+
+    For streams, which may continue from a checkpoint while some brokers are down.
+    """
+    for topic in source_options(options, streaming=True).topics:
+        topic_route(options, topic)
+
+
+def topic_route(options: Mapping[str, str], topic: str) -> TopicRouteData:
+    """The route of a topic in the cluster of these options; raises NotFoundError."""
+    connection = read_sink_options({"nameServer": options["nameServer"]}).connection
+    session = (cluster := shared_cluster(connection)).session
+    return cluster.run(session.route(session.wrap(topic)))
+
+
+def _span(queue: MessageQueue, start: int, end: int) -> QueueSpan:
+    return QueueSpan(
+        topic=queue.topic,
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        start=start,
+        end=end,
+        rows=end - start,
+    )
