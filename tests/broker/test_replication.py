@@ -392,7 +392,9 @@ async def test_a_consumer_may_begin_while_the_master_is_away(tmp_path: Path) -> 
                 seen.append(message.body)
 
             async with consumer:
-                await until(lambda: ("T", 0) in place.slave.graph.pulls.awaited)  # at its end
+                await until(
+                    lambda: ("T", 0) in place.slave.graph.pulls.waiting.awaited
+                )  # at its end
             assert len(seen) == expected
             assert place.slave.graph.offsets.get("newcomers", "T", 0) == 10
         await place.start_master()

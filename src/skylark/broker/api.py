@@ -21,14 +21,14 @@ resources of each request, whichever endpoint it came through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.bodies.heartbeat import HeartbeatData
+from skylark.wire.bodies.heartbeat import HeartbeatData, SubscriptionData
 from skylark.wire.codes import CURRENT_VERSION, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.headers.client_header import HeartbeatResponseHeader
@@ -83,7 +83,10 @@ class Peer(Protocol):
         """Call back when ``is_reading`` holds, or when the client is gone."""
 
     def oneway(self, request: Command) -> None:
-        """Send the client a request that it does not answer."""
+        """Send the client a request that it does not answer; raises TransportError."""
+
+    def call(self, request: Command, timeout_s: float) -> Awaitable[Command]:
+        """Send the client a request and wait for its answer; raises TransportError."""
 
     def close(self) -> None:
         """Disconnect the client, after what was sent has been written."""
@@ -205,14 +208,14 @@ class PullRequest(msgspec.Struct, gc=False):
 class LeasedMessages(Protocol):
     """Records as they stand in the log, pinned until they are released."""
 
+    views: Sequence[memoryview]
     size: int
-    views: Sequence[memoryview | bytes]
 
     def release(self) -> None:
-        """Unpin the files; called once, when the bytes have been copied or written."""
+        """Unpin the files, when the bytes have been copied or written; again does nothing."""
 
 
-class PullResult(msgspec.Struct):
+class PullResult(msgspec.Struct, gc=False):
     """What a pull found, and where its consumer goes on."""
 
     code: ResponseCode
@@ -227,10 +230,15 @@ class PullResult(msgspec.Struct):
     messages: LeasedMessages | None = None
 
 
+#: How a pull that waited ends: with a result, with the error that refuses it, or, if its client is
+#: gone, with None.
+PullOutcome: TypeAlias = PullResult | Exception | None
+
+
 class PullService(Protocol):
     """Reads queues, and holds pulls that find nothing until there is something."""
 
-    def pull(self, peer: Peer, request: PullRequest) -> PullResult | Pending[PullResult]:
+    def pull(self, peer: Peer, request: PullRequest) -> PullResult | Pending[PullOutcome]:
         """Read now, or later if nothing is there and the request may wait; raises BrokerError."""
 
 
@@ -246,13 +254,25 @@ class OffsetService(Protocol):
         """The offset that a group has committed; raises BrokerError (22) if there is none."""
 
     def commit(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> bool:
-        """Commit an offset; False if the group was reset and this commit came too late."""
+        """Commit an offset; False if an administrator has reset the group, and this is ignored.
+
+        Raises BrokerError if the group or the topic does not exist, or a number is missing.
+        """
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that can be read."""
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset behind the last message that can be read."""
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
+    ) -> int:
+        """The offset of the first message stored at or after a time; ``is_upper``: of the last one
+        stored at or before it."""
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """When the first message of a queue was stored; -1 for an empty queue."""
 
 
 class LockService(Protocol):
@@ -273,15 +293,21 @@ class ClientService(Protocol):
     def heartbeat(
         self, peer: Peer, heartbeat: HeartbeatData, *, language: str | int | None, version: int
     ) -> HeartbeatResponseHeader:
-        """Register or renew the groups of a client."""
+        """Register or renew the groups of a client, until it leaves or is gone.
+
+        Sets ``client_id`` of the peer.
+        """
 
     def unregister(
         self, peer: Peer, *, producer_group: str | None, consumer_group: str | None
     ) -> None:
-        """A client leaves a group of its own accord."""
+        """A client leaves a producer group, a consumer group, or both."""
 
     def consumer_ids(self, group: str) -> list[str]:
         """The members of a consumer group; raises BrokerError if it has none."""
+
+    def check_filter(self, subscription: SubscriptionData) -> None:
+        """Raise BrokerError or FilterSyntaxError if the broker cannot apply a filter."""
 
 
 class TopicService(Protocol):
@@ -321,8 +347,12 @@ class ApiInterceptor(Protocol):
     def before(self, peer: Peer, operation: Operation, resources: Sequence[Resource]) -> None:
         """Return to let the request pass; raise BrokerError to refuse it."""
 
-    def after(self, peer: Peer, operation: Operation, code: int) -> None:
-        """The request has its result, or is refused, with this response code."""
+    def after(self, peer: Peer, operation: Operation, code: int | None) -> None:
+        """The request has its result, or is refused, with this response code.
+
+        None: it has no result, because its client is gone. Called once for each ``before``, also
+        where that has refused the request.
+        """
 
 
 class BrokerServices(msgspec.Struct, frozen=True):
@@ -342,7 +372,7 @@ class BrokerServices(msgspec.Struct, frozen=True):
         for interceptor in self.interceptors:
             interceptor.before(peer, operation, resources)
 
-    def finished(self, peer: Peer, operation: Operation, code: int) -> None:
+    def finished(self, peer: Peer, operation: Operation, code: int | None) -> None:
         """Tell all interceptors how a request ended, the last one first."""
         for interceptor in reversed(self.interceptors):
             interceptor.after(peer, operation, code)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, cast
 
+from skylark.broker.api import ApiInterceptor, BrokerServices
 from skylark.broker.composition import BrokerGraph
 from skylark.broker.config import PORT_MAX, BrokerConfig
 from skylark.broker.table_saver import (
@@ -59,20 +60,20 @@ class Broker:
         files: FileSystem | None = None,
         in_thread: InThread = asyncio.to_thread,
         interceptors: Iterable[Interceptor] = (),
+        api_interceptors: Iterable[ApiInterceptor] = (),
         given: Mapping[str, str] | None = None,
-        ram_size: int | None = None,
     ) -> None:
-        """``given``: the properties the broker was started with, known or not; ``in_thread``: runs
-        what blocks: recovery, the saving of tables, the last sync; ``ram_size``: see
-        ``MessageStore``."""
+        """``in_thread`` runs what blocks: recovery, the saving of tables, the last sync;
+        ``interceptors`` see the frames of remoting clients, ``api_interceptors`` the requests of
+        all endpoints; ``given`` are the properties the broker was started with, known or not."""
         self._config = config
         self._network = network or TcpNetwork()
         self._clock = clock or LoopClock()
         self._files = files or OsFileSystem()
         self._in_thread = in_thread
         self._interceptors = tuple(interceptors)
+        self._api_interceptors = tuple(api_interceptors)
         self._given = given
-        self._ram_size = ram_size
         self._graph: BrokerGraph | None = None
         self._opening: asyncio.Future[None] | None = None
         self._stopped = False
@@ -83,6 +84,11 @@ class Broker:
         if self._graph is None:
             raise RuntimeError("the broker has not been started")
         return self._graph
+
+    @property
+    def services(self) -> BrokerServices:
+        """What an endpoint uses; only after ``start``."""
+        return self.graph.services
 
     @property
     def config(self) -> BrokerConfig:
@@ -121,8 +127,8 @@ class Broker:
             files=self._files,
             in_thread=self._in_thread,
             interceptors=self._interceptors,
+            api_interceptors=self._api_interceptors,
             given=self._given,
-            ram_size=self._ram_size,
         )
         try:
             await self._start(graph, config)
@@ -197,7 +203,7 @@ class Broker:
             for server in graph.servers:
                 server.dispatcher.shutting_down = True
             graph.replication.stop_listening()
-            graph.pulls.stop()
+            graph.pulls.waiting.stop()
             await self._answer_waiting(graph)
             graph.replication.release()
             await graph.liveness.stop()

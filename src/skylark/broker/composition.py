@@ -2,9 +2,10 @@
 
 ::
 
-    connection -> Dispatcher -> handlers (handler_list) -> tables, MessageStore
-    message can be read -> PullHandlers -> held pulls
-    connection closed, timer -> ClientLiveness -> tables of clients, held pulls
+    connection -> Dispatcher -> handlers (handler_list) -> services -> tables, MessageStore
+    another endpoint -> BrokerServices (api.py) -> services -> tables, MessageStore
+    message can be read -> PullService -> held pulls
+    peer closed, timer -> ClientLiveness -> tables of clients
     tables -> TableSaver -> disk;   topics -> Registration -> name servers
     MessageStore <-> Replication;   master's tables -> SlaveService -> tables
 
@@ -21,17 +22,25 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from skylark.broker.api import EndTransactionRequest, SendRequest
+from skylark.broker.api import (
+    ApiInterceptor,
+    BrokerServices,
+    EndTransactionRequest,
+    SendRequest,
+)
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
 from skylark.broker.delay.timer_service import TimerDoor, TimerService
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
 from skylark.broker.groups.change_notices import BATCH_MS
 from skylark.broker.groups.client_liveness import ClientLiveness
+from skylark.broker.groups.client_service import ClientService
+from skylark.broker.groups.consumer_filters import ConsumerFilterTable
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.groups.offset_service import OffsetService
 from skylark.broker.groups.producer_table import ProducerTable
-from skylark.broker.groups.queue_locks import QueueLocks
+from skylark.broker.groups.queue_locks import LockService, QueueLocks
 from skylark.broker.groups.request_modes import RequestModes
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.handler_list import Handlers, handlers_of
@@ -43,9 +52,11 @@ from skylark.broker.overload.overload_guard import (
     SlowGroupWatch,
     WatchedClock,
 )
-from skylark.broker.pull.consumer_filters import ConsumerFilterTable
 from skylark.broker.pull.handlers import PullHandlers
+from skylark.broker.pull.pull_checks import PullChecks
 from skylark.broker.pull.pull_filters import PullFilters
+from skylark.broker.pull.pull_service import PullCounters, PullPolicy, PullService
+from skylark.broker.remoting_interception import RemotingInterception
 from skylark.broker.send.handlers import PutHandlers, SendCodec, codecs_of
 from skylark.broker.send.message_policy import Diverter
 from skylark.broker.send.message_writer import MessageWriter
@@ -131,8 +142,8 @@ class BrokerGraph:
         files: FileSystem,
         in_thread: InThread,
         interceptors: Iterable[Interceptor],
+        api_interceptors: Iterable[ApiInterceptor],
         given: Mapping[str, str] | None,
-        ram_size: int | None,
     ) -> None:
         self.loop_watch = LoopWatch(clock)
         clock = self.clock = WatchedClock(clock, self.loop_watch)
@@ -154,7 +165,6 @@ class BrokerGraph:
             on_arrival=self._arrived,
             is_awaited=self._is_awaited,
             on_delete=lambda *gone: self.retention_watch.deleting(*gone),
-            ram_size=ram_size,
             watch=partial(_watch, asyncio.get_running_loop(), clock),
         )
         self.retention_watch = RetentionWatch(
@@ -175,6 +185,9 @@ class BrokerGraph:
         self._make_services(config, files, in_thread)
         self._make_client(config, network)
         self._make_replication(config, network, files, in_thread)
+        self._make_handlers(files)
+        #: What endpoints may use.
+        self.services = self._broker_services(tuple(api_interceptors))
         self._make_servers(network, files, in_thread, tuple(interceptors))
         self.exporter.watch(self)
         self._set_limits(config)
@@ -257,24 +270,17 @@ class BrokerGraph:
         in_thread: InThread,
         interceptors: tuple[Interceptor, ...],
     ) -> None:
-        clock = self.clock
-        self._make_handlers(files)
-        self.liveness = ClientLiveness(
-            self.consumers,
-            self.producers,
-            self.locks,
-            self.filters,
-            clock,
-            forget=[self.pulls.forget],
-        )
+        self.pull_handlers = PullHandlers(self.services.pulls)
         settings_file = SettingsFile(files, self.live, in_thread=in_thread)
         shared = handlers_of(self, files, settings_file)
+        if self.services.interceptors:
+            interceptors = (RemotingInterception(self.services), *interceptors)
         interceptors = (*interceptors, self.guard)
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
         window_s = self.live.current.busy_poll_micros / 1e6
         self.lookout = Lookout(window_s) if window_s and isinstance(network, TcpNetwork) else None
-        self.server = self._server([*shared, self.pulls], interceptors, network)
+        self.server = self._server([*shared, self.pull_handlers], interceptors, network)
         self.fast_server = self._server(shared, interceptors, network)
 
     def _timer_store(self, config: BrokerConfig, files: FileSystem) -> TimerStore | None:
@@ -301,6 +307,9 @@ class BrokerGraph:
         )
 
     def _make_handlers(self, files: FileSystem) -> None:
+        self.liveness = ClientLiveness(
+            self.consumers, self.producers, self.locks, self.filters, self.clock
+        )
         self.slow_groups = SlowGroupWatch(self.live, self.stats, self.groups, self.clock)
         self.send_checks = SendChecks(self.live, self.topics, self.clock)
         self.durability = Durability(self.store, files, self.saved.topics)
@@ -314,25 +323,43 @@ class BrokerGraph:
             self.stats,
             self.clock,
         )
-        self.pulls = PullHandlers(
+        filters = PullFilters(
             self.live,
-            self.store,
-            self.topics,
             self.groups,
+            self.consumers,
+            self.filters,
+            steady_ms=self.liveness.now_ms,
+        )
+        self.pulls = PullService(
+            PullPolicy(self.live, self._has_master),
+            PullChecks(self.live, self.topics, self.groups, filters),
+            self.store,
             self.offsets,
-            PullFilters(
+            BroadcastOffsets(self.live, self.consumers, self.offsets, self.store, self.clock),
+            PullCounters(self.stats, self.store_stats, self.store, self.topics, self.clock),
+            self.clock,
+            self.loop_watch.arrived_at,
+        )
+
+    def _broker_services(self, interceptors: tuple[ApiInterceptor, ...]) -> BrokerServices:
+        return BrokerServices(
+            puts=self.puts,
+            pulls=self.pulls,
+            offsets=OffsetService(self.store, self.topics, self.groups, self.offsets),
+            locks=LockService(self.locks, self.liveness.now_ms),
+            clients=ClientService(
                 self.live,
+                self.topics,
                 self.groups,
                 self.consumers,
+                self.producers,
                 self.filters,
-                steady_ms=lambda: self.liveness.now_ms(),
+                self.liveness,
+                self.clock,
             ),
-            BroadcastOffsets(self.live, self.consumers, self.offsets, self.store, self.clock),
-            self.stats,
-            self.store_stats,
-            self.clock,
-            has_master=self._has_master,
-            at_work=self.loop_watch.arrived_at,
+            topics=self.topics,
+            groups=self.groups,
+            interceptors=interceptors,
         )
 
     def _make_pipeline(self) -> None:
@@ -341,7 +368,7 @@ class BrokerGraph:
             self.groups,
             self.topics,
             self.locks,
-            steady_ms=lambda: self.liveness.now_ms(),
+            steady_ms=self.liveness.now_ms,
             on_dead_letter=lambda group, topic: self.exporter.dead_letter(group, topic),
         )
         sends = SendStep(
@@ -396,7 +423,7 @@ class BrokerGraph:
             handler.add_to(dispatcher)
         if self.lookout is not None:
             dispatcher.after_runs = self.lookout.handled
-        server = RemotingServer(
+        return RemotingServer(
             dispatcher,
             network,
             self.clock,
@@ -404,8 +431,6 @@ class BrokerGraph:
             serialize_type=config.serialize_type.value,
             stamp=self.loop_watch.arrived_at,
         )
-        server.on_close(self.liveness.connection_closed)
-        return server
 
     @property
     def servers(self) -> tuple[RemotingServer, RemotingServer]:
@@ -429,7 +454,7 @@ class BrokerGraph:
         if self.store.replica is None:
             self.transactions.recover()
         else:
-            self.store.replica.on_grown = self.pulls.grown
+            self.store.replica.on_grown = self.pulls.waiting.grown
 
     def bring_to_disk(self) -> None:
         """The end of an orderly stop, after ``store.stop()``; in any thread, as ``open_store``."""
@@ -482,10 +507,10 @@ class BrokerGraph:
 
     def _is_awaited(self, topic: str, queue_id: int) -> bool:
         """Whether :meth:`_arrived` would do anything; asked for every message."""
-        return (topic, queue_id) in self.pulls.awaited or topic in _AWAITED_TOPICS
+        return (topic, queue_id) in self.pulls.waiting.awaited or topic in _AWAITED_TOPICS
 
     def _arrived(self, arrival: Arrival) -> None:
-        self.pulls.arrived(arrival)
+        self.pulls.waiting.arrived(arrival)
         if arrival.topic == SCHEDULE_TOPIC:
             self.schedule.arrived(arrival)
         elif arrival.topic == TIMER_TOPIC and self.timer is not None:
@@ -496,7 +521,7 @@ class BrokerGraph:
         if master is not None and self.slave is not None:
             self.replication.set_master(master.ha_addr, master.addr)
             self.slave.sync.set_master(master.addr)
-        self.pulls.wake_all()
+        self.pulls.waiting.wake_all()
 
     def _has_master(self) -> bool:
         """Whether a slave can send clients to its master; name servers hear late of its end."""

@@ -21,10 +21,13 @@ from skylark.broker.admin.stats_handlers import StatsHandlers
 from skylark.broker.admin.store_cleaning import CleaningHandlers
 from skylark.broker.admin.table_export import SyncHandlers
 from skylark.broker.admin.topic_handlers import TopicHandlers
-from skylark.broker.groups.assignment_handlers import AssignmentHandlers
-from skylark.broker.groups.client_handlers import ClientHandlers
-from skylark.broker.groups.lock_handlers import LockHandlers
-from skylark.broker.groups.offset_handlers import OffsetHandlers
+from skylark.broker.groups.handlers import (
+    AssignmentHandlers,
+    ClientHandlers,
+    LockHandlers,
+    OffsetHandlers,
+)
+from skylark.broker.groups.queue_assignment import AssignmentService
 from skylark.broker.send.recall import RecallHandlers
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.table_saver import SettingsFile
@@ -64,7 +67,7 @@ def handlers_of(
             graph.durability,
             on_dead_letter=graph.exporter.dead_letter,
         ),
-        OffsetHandlers(graph.store, graph.topics, graph.groups, graph.offsets),
+        OffsetHandlers(graph.services.offsets),
         QueryHandlers(graph.store),
         *_about_clients(graph),
         *_about_settings(graph, settings_file),
@@ -75,25 +78,18 @@ def handlers_of(
 def _about_clients(graph: BrokerGraph) -> list[Handlers]:
     """Who is connected, and what belongs to whom."""
     return [
-        ClientHandlers(
-            graph.live,
-            graph.topics,
-            graph.groups,
-            graph.consumers,
-            graph.producers,
-            graph.filters,
-            graph.liveness,
-            graph.clock,
-        ),
-        LockHandlers(graph.locks, graph.liveness.now_ms),
+        ClientHandlers(graph.services.clients),
+        LockHandlers(graph.services.locks),
         AssignmentHandlers(
-            graph.live,
-            graph.topics,
-            graph.groups,
-            graph.consumers,
-            graph.request_modes,
-            TopicRoutes(graph.live, graph.topics, graph.client, graph.clock),
-            modes_saved=graph.modes_saved,
+            AssignmentService(
+                graph.live,
+                graph.topics,
+                graph.groups,
+                graph.consumers,
+                graph.request_modes,
+                TopicRoutes(graph.live, graph.topics, graph.client, graph.clock),
+                modes_saved=graph.modes_saved,
+            )
         ),
     ]
 

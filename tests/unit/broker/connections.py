@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.client_channel import ClientChannel
 from skylark.net.connection import Connection
 
@@ -24,9 +25,9 @@ class FakeConnection(Connection):
         self._fake_closing = True
 
 
-def channel(client_id: str, port: int = 1, connection: Connection | None = None) -> ClientChannel:
+def channel(client_id: str, port: int = 1, peer: Peer | None = None) -> ClientChannel:
     return ClientChannel(
-        connection=connection or FakeConnection(port),
+        peer=peer or FakeConnection(port),
         client_id=client_id,
         language="JAVA",
         version=513,

@@ -11,15 +11,15 @@ from typing import Any, Final
 from skylark.broker.admin.group_handlers import GroupHandlers
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.topic_handlers import TopicHandlers
-from skylark.broker.groups.client_handlers import ClientHandlers
 from skylark.broker.groups.client_liveness import ClientLiveness
+from skylark.broker.groups.client_service import ClientService
+from skylark.broker.groups.consumer_filters import ConsumerFilterTable
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.groups.lock_handlers import LockHandlers
+from skylark.broker.groups.handlers import ClientHandlers, LockHandlers
 from skylark.broker.groups.producer_table import ProducerTable
-from skylark.broker.groups.queue_locks import QueueLocks
+from skylark.broker.groups.queue_locks import LockService, QueueLocks
 from skylark.broker.groups.subscription_groups import GroupTable
-from skylark.broker.pull.consumer_filters import ConsumerFilterTable
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.table_saver import SettingsFile, TableSaver, load_tables
 from skylark.broker.topics.topic_table import TopicTable
@@ -91,14 +91,8 @@ class World:
         self.saved = self.saver.add_tables(self.live, self.topics, self.groups, self.offsets)
         #: What was done by others, in this order.
         self.calls: list[Any] = []
-        self.forgotten: list[Connection] = []
         self.liveness = ClientLiveness(
-            self.consumers,
-            self.producers,
-            self.locks,
-            self.filters,
-            self.clock,
-            forget=[self.forgotten.append],
+            self.consumers, self.producers, self.locks, self.filters, self.clock
         )
         dispatcher = Dispatcher()
         for handlers in self._handlers():
@@ -106,7 +100,6 @@ class World:
         self.server = RemotingServer(
             dispatcher, self.network, self.clock, limits=FOREVER, serialize_type=serialize_type
         )
-        self.server.on_close(self.liveness.connection_closed)
         self.clock.on_advance(self.liveness.clock_advanced)
         self.peers: list[Peer] = []
         self._has_power = True
@@ -115,16 +108,18 @@ class World:
         now_ms = self.liveness.now_ms
         return [
             ClientHandlers(
-                self.live,
-                self.topics,
-                self.groups,
-                self.consumers,
-                self.producers,
-                self.filters,
-                self.liveness,
-                self.clock,
+                ClientService(
+                    self.live,
+                    self.topics,
+                    self.groups,
+                    self.consumers,
+                    self.producers,
+                    self.filters,
+                    self.liveness,
+                    self.clock,
+                )
             ),
-            LockHandlers(self.locks, now_ms),
+            LockHandlers(LockService(self.locks, now_ms)),
             TopicHandlers(
                 self.live,
                 self.topics,

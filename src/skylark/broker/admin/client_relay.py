@@ -119,7 +119,7 @@ class RelayHandlers:
                 " finish, please upgrade it to V3_1_8_SNAPSHOT"
             )
         try:
-            answer = await channel.connection.call(passed_on, CALL_TIMEOUT_S)
+            answer = await channel.peer.call(passed_on, CALL_TIMEOUT_S)
         except RequestTimeoutError as error:
             raise broker_error(
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer {client} Timeout: {error}"
@@ -157,7 +157,7 @@ async def _status_of(
 ) -> dict[MessageQueue, int] | None:
     command = Command(code=RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext=encode_ext(question))
     try:
-        answer = await channel.connection.call(command, STATUS_TIMEOUT_S)
+        answer = await channel.peer.call(command, STATUS_TIMEOUT_S)
         if answer.code != ResponseCode.SUCCESS or answer.body is None:
             return None
         return decode_body(GetConsumerStatusBody, answer.body).message_queue_table

@@ -130,7 +130,7 @@ class ResetHandlers:
                 body=encode_body(body),
             )
             try:
-                member.channel.connection.oneway(command)
+                member.channel.peer.oneway(command)
             except TransportError as error:
                 log.warning("%s does not hear of the reset: %s", member.channel, error)
         return offsets

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from skylark.broker.groups.consumer_filters import SQL92, ConsumerFilterTable
 from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.pull.consumer_filters import SQL92, ConsumerFilterTable
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher

@@ -11,18 +11,18 @@ to this broker, after ``broadcastOffsetExpireMaxSecond``. Every few seconds, whi
 smallest offset of each queue is committed for ``<group>@broadcast``; a client that is unknown goes
 on from there, or without it from the beginning if that is in memory, or else from the end.
 
-Only what is committed survives a restart. Answers to ``BroadcastOffsetManager``.
+Only what is committed survives a restart. Counterpart of Java's ``BroadcastOffsetManager``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.core.clock import TimeSource
-from skylark.net.connection import Connection
 from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.codes import ResponseCode
@@ -71,7 +71,7 @@ class BroadcastOffsets:
     def __len__(self) -> int:
         return self._count
 
-    def client_id(self, connection: Connection, header: PullMessageRequestHeader) -> str | None:
+    def client_id(self, peer: Peer, header: PullMessageRequestHeader) -> str | None:
         """Whose pull it is; None if it is not a broadcast consumer's."""
         if not self._live.current.enable_broadcast_offset_store:
             return None
@@ -84,7 +84,7 @@ class BroadcastOffsets:
             or group.consume_type is not ConsumeType.CONSUME_PASSIVELY
         ):
             return None
-        member = group.members.get(connection)
+        member = group.members.get(peer)
         return None if member is None else member.channel.client_id
 
     def moved_to(self, client_id: str, header: PullMessageRequestHeader) -> int | None:

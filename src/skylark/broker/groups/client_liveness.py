@@ -1,40 +1,40 @@
-"""Which clients are there, told to whom it concerns: notices, expiry, closed connections.
+"""Watches the clients of the broker: sends notices, expires silent clients, removes those gone.
 
 The decisions are those of :class:`~skylark.broker.groups.consumer_table.ConsumerTable` and
 :class:`~skylark.broker.groups.producer_table.ProducerTable`. This is the runner beside them:
 
 * it sends the notices (40, one-way) that a changed group asks for, at once or when they are due;
-* every 10 s it looks for clients that have fallen silent, and closes their connections;
-* when a connection has ended it takes the client out of its groups, tells the others, and lets
-  everything else that is held for the connection go (``forget``);
+* every 10 s it looks for clients that have sent no heartbeat for too long, and closes their
+  connections;
+* when a peer that it watches is gone, it removes the client from its groups and notifies the other
+  members;
 * it marks the filters of groups that have no member any more as dead, and removes the long dead.
 
 **Time.** Tables of clients, and the queue locks, must be given the time of :meth:`now_ms`: the wall
 clock as it stood at start, and from then on steady. A step of the wall clock would otherwise expire
 all clients and free all locks at once. Filters are kept in a file and get the wall clock itself.
 
-Answers to Java's ``ClientHousekeepingService`` and ``DefaultConsumerIdsChangeListener``.
+Counterpart of Java's ``ClientHousekeepingService`` and ``DefaultConsumerIdsChangeListener``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
 
+from skylark.broker.api import Peer
+from skylark.broker.groups.consumer_filters import ConsumerFilterTable
 from skylark.broker.groups.consumer_table import ConsumerTable, GroupNotice, Removed
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.queue_locks import QueueLocks
-from skylark.broker.pull.consumer_filters import ConsumerFilterTable
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import ConnectionClosedError
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.common import ConsumerGroupRequestHeader
-
-if TYPE_CHECKING:
-    from skylark.net.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ SCAN_INTERVAL_S: Final = 10.0
 class ClientLiveness:
     """Watches the clients of a broker; a component with ``start`` and ``stop``.
 
-    Stop it before the servers: connections that end because *we* go are no news for anybody.
+    Stop it before the servers: nobody needs a notice of connections that the broker itself closes.
     """
 
     def __init__(
@@ -54,19 +54,16 @@ class ClientLiveness:
         locks: QueueLocks,
         filters: ConsumerFilterTable,
         clock: Clock,
-        *,
-        forget: Iterable[Callable[[Connection], None]] = (),
     ) -> None:
-        """``forget`` are called with each connection that has ended."""
         self._consumers = consumers
         self._producers = producers
         self._locks = locks
         self._filters = filters
         self._clock = clock
-        self._forget = tuple(forget)
         self._started_ms = clock.now_ms()
         self._started_at = clock.monotonic()
         self._is_running = False
+        self._watched: set[Peer] = set()
         self._scan_timer: TimerHandle | None = None
         self._notice_timer: TimerHandle | None = None
         self._notice_due_ms = 0
@@ -88,7 +85,7 @@ class ClientLiveness:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def tell(self, notices: Iterable[GroupNotice]) -> None:
+    def notify(self, notices: Iterable[GroupNotice]) -> None:
         """Send these notices now, and see to those that the table has saved up.
 
         To be called after every event in the table of consumers, with or without notices.
@@ -99,16 +96,20 @@ class ClientLiveness:
             self._arm()
 
     def left(self, removed: Removed) -> None:
-        """A channel has left groups: tell the others, bury what nobody needs any more."""
-        self._bury(removed.groups_gone)
-        self.tell(removed.notices)
+        """A channel has left groups: notify the other members, and mark unused filters as dead."""
+        self._mark_filters_dead(removed.groups_gone)
+        self.notify(removed.notices)
 
-    def connection_closed(self, connection: Connection, _error: Exception | None) -> None:
-        """A connection has ended; hook for ``RemotingServer.on_close``."""
-        self._producers.channel_closed(connection)
-        self.left(self._consumers.channel_closed(connection, self.now_ms()))
-        for forget in self._forget:
-            forget(connection)
+    def watch(self, peer: Peer) -> None:
+        """Remove the client from its groups when the peer is gone."""
+        if peer not in self._watched:
+            self._watched.add(peer)
+            peer.on_close(partial(self._peer_closed, peer))
+
+    def _peer_closed(self, peer: Peer) -> None:
+        self._watched.discard(peer)
+        self._producers.channel_closed(peer)
+        self.left(self._consumers.channel_closed(peer, self.now_ms()))
 
     def clock_advanced(self, from_ms: int, to_ms: int, clients_alive: bool) -> None:
         """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
@@ -124,12 +125,12 @@ class ClientLiveness:
         self._scan_timer = self._clock.call_later(SCAN_INTERVAL_S, self._scan)
         now_ms = self.now_ms()
         expired = self._consumers.expire(now_ms)
-        silent = dict.fromkeys([*expired.connections, *self._producers.expire(now_ms)])
-        self._bury(expired.groups_gone)
+        silent = dict.fromkeys([*expired.peers, *self._producers.expire(now_ms)])
+        self._mark_filters_dead(expired.groups_gone)
         self._filters.clean(self._clock.now_ms())
         self._locks.sweep(now_ms)
-        for connection in silent:
-            connection.close()
+        for peer in silent:
+            peer.close()
 
     def _arm(self) -> None:
         now_ms = self.now_ms()
@@ -141,20 +142,20 @@ class ClientLiveness:
                 return
             self._notice_timer.cancel()
         self._notice_due_ms = due_ms
-        self._notice_timer = self._clock.call_later((due_ms - now_ms) / 1000, self._tell_saved_up)
+        self._notice_timer = self._clock.call_later((due_ms - now_ms) / 1000, self._send_due)
 
-    def _tell_saved_up(self) -> None:
+    def _send_due(self) -> None:
         self._notice_timer = None
         # A timer may fire a fraction of a millisecond early: what was due counts as due.
-        self.tell(self._consumers.due_notices(max(self.now_ms(), self._notice_due_ms)))
+        self.notify(self._consumers.due_notices(max(self.now_ms(), self._notice_due_ms)))
 
-    def _bury(self, groups_gone: Iterable[str]) -> None:
+    def _mark_filters_dead(self, groups_gone: Iterable[str]) -> None:
         for group in groups_gone:
             self._filters.unregister(group, self._clock.now_ms())
 
     def _is_online(self, group: str, client_id: str) -> bool:
         channel = self._consumers.find(group, client_id)
-        return channel is not None and not channel.connection.is_closing
+        return channel is not None and not channel.peer.is_closing
 
 
 def _send(notice: GroupNotice) -> None:
@@ -164,8 +165,8 @@ def _send(notice: GroupNotice) -> None:
         ext=encode_ext(header),
         version=CURRENT_VERSION,
     )
-    for connection in notice.connections:
+    for peer in notice.peers:
         try:
-            connection.oneway(request)  # encodes it at once: the next one can have the same object
+            peer.oneway(request)  # encodes it at once: the next one can have the same object
         except ConnectionClosedError as error:
             log.debug("consumer group %s: %s", notice.group, error)

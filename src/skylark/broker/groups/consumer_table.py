@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, ValuesView
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.change_notices import ChangeNotices
 from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.broker.groups.subscription_lint import SubscriptionLint
@@ -45,9 +46,6 @@ from skylark.wire.bodies.heartbeat import (
     SubscriptionData,
 )
 
-if TYPE_CHECKING:
-    from skylark.net.connection import Connection
-
 log = logging.getLogger(__name__)
 
 #: How long a subscription that came with a pull is remembered after the last such pull.
@@ -56,10 +54,10 @@ COMPENSATION_COUNT_MAX: Final = 10_000
 
 
 class GroupNotice(msgspec.Struct, frozen=True):
-    """Instruction: send NOTIFY_CONSUMER_IDS_CHANGED (40) one-way to each connection."""
+    """Instruction: send NOTIFY_CONSUMER_IDS_CHANGED (40) one-way to each peer."""
 
     group: str
-    connections: list[Connection]
+    peers: list[Peer]
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +81,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
     """What an expiry scan found."""
 
-    connections: list[Connection]  # to be closed
+    peers: list[Peer]  # to be closed
     groups_gone: list[str]
 
 
@@ -102,7 +100,7 @@ class ConsumerGroup:
         self.consume_type: ConsumeType | None = None
         self.message_model: MessageModel | None = None
         self.consume_from_where: ConsumeFromWhere | None = None
-        self.members: dict[Connection, Member] = {}
+        self.members: dict[Peer, Member] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.fingerprint: int | None = None
         self.lint = SubscriptionLint(name)
@@ -130,9 +128,9 @@ class ConsumerGroup:
         self.consume_type = data.consume_type
         self.message_model = data.message_model
         self.consume_from_where = data.consume_from_where
-        member = self.members.get(channel.connection)
+        member = self.members.get(channel.peer)
         if member is None:
-            self.members[channel.connection] = Member(channel=channel, last_update_ms=now_ms)
+            self.members[channel.peer] = Member(channel=channel, last_update_ms=now_ms)
             self._client_ids = None
             log.info("consumer group %s: %s joined", self.name, channel)
             return True
@@ -145,9 +143,9 @@ class ConsumerGroup:
         member.last_update_ms = now_ms
         return False
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, peer: Peer) -> None:
         """Remove a channel, which is there."""
-        del self.members[connection]
+        del self.members[peer]
         self._client_ids = None
 
     def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
@@ -189,7 +187,7 @@ class ConsumerTable:
         compensation_ms: int = COMPENSATION_MS,
     ) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
-        self._groups_of: dict[Connection, set[str]] = {}
+        self._groups_of: dict[Peer, set[str]] = {}
         self.notify_enabled = notify_enabled
         self.notices = ChangeNotices(batch_ms=notice_batch_ms)
         self.channel_expired_ms = channel_expired_ms
@@ -215,26 +213,26 @@ class ConsumerTable:
             group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
         sub_changed = group.fingerprint_changed(fingerprint, without_sub=without_sub)
         changed = group.join(data, channel, now_ms)
-        self._groups_of.setdefault(channel.connection, set()).add(group.name)
+        self._groups_of.setdefault(channel.peer, set()).add(group.name)
         if fingerprint == 0 or not without_sub:
             changed |= group.subscribe(data.subscription_data_set)
-            group.lint.update(channel.connection, channel.client_id, data.subscription_data_set)
+            group.lint.update(channel.peer, channel.client_id, data.subscription_data_set)
         notice = self._news_of(group, now_ms) if changed and notify else None
         return HeartbeatResult(changed=changed, sub_changed=sub_changed, notice=notice)
 
     def unregister(
-        self, group_name: str, connection: Connection, now_ms: int, *, notify: bool = True
+        self, group_name: str, peer: Peer, now_ms: int, *, notify: bool = True
     ) -> Removed:
         """A client leaves one group (35)."""
-        return self._remove(connection, [group_name], now_ms, notify=notify)
+        return self._remove(peer, [group_name], now_ms, notify=notify)
 
-    def channel_closed(self, connection: Connection, now_ms: int) -> Removed:
-        """A connection has ended: its client has left all its groups."""
-        return self._remove(connection, sorted(self._groups_of.get(connection, ())), now_ms)
+    def channel_closed(self, peer: Peer, now_ms: int) -> Removed:
+        """A peer is gone: its client has left all its groups."""
+        return self._remove(peer, sorted(self._groups_of.get(peer, ())), now_ms)
 
     def expire(self, now_ms: int) -> Expired:
         """Forget silent channels (without a notice) and old compensations; due every 10 s."""
-        connections: dict[Connection, None] = {}
+        peers: dict[Peer, None] = {}
         groups_gone = []
         for group in list(self._groups.values()):
             silent = [
@@ -244,18 +242,18 @@ class ConsumerTable:
             ]
             for channel in silent:
                 log.warning("consumer group %s: %s fell silent", group.name, channel)
-                self._take_out(group, channel.connection)
-                connections[channel.connection] = None
+                self._take_out(group, channel.peer)
+                peers[channel.peer] = None
             if not group.members:
                 groups_gone.append(group.name)
         self._expire_compensation(now_ms)
-        return Expired(connections=list(connections), groups_gone=groups_gone)
+        return Expired(peers=list(peers), groups_gone=groups_gone)
 
     def refresh(self, now_ms: int) -> None:
-        """Count every open connection as heard of now: virtual time must not kill clients."""
+        """Count every connected peer as heard of now: virtual time must not kill clients."""
         for group in self._groups.values():
-            for connection, member in group.members.items():
-                if not connection.is_closing:
+            for peer, member in group.members.items():
+                if not peer.is_closing:
                     member.last_update_ms = now_ms
 
     # --- notices that were saved up -------------------------------------------------------------
@@ -359,7 +357,7 @@ class ConsumerTable:
 
     def _remove(
         self,
-        connection: Connection,
+        peer: Peer,
         group_names: Iterable[str],
         now_ms: int,
         *,
@@ -369,23 +367,23 @@ class ConsumerTable:
         groups_gone = []
         for name in group_names:
             group = self._groups.get(name)
-            if group is None or connection not in group.members:
+            if group is None or peer not in group.members:
                 continue
-            log.info("consumer group %s: %s left", name, group.members[connection].channel)
-            self._take_out(group, connection)
+            log.info("consumer group %s: %s left", name, group.members[peer].channel)
+            self._take_out(group, peer)
             if not group.members:
                 groups_gone.append(name)
             elif notify and (notice := self._news_of(group, now_ms)) is not None:
                 notices.append(notice)
         return Removed(notices=notices, groups_gone=groups_gone)
 
-    def _take_out(self, group: ConsumerGroup, connection: Connection) -> None:
-        group.leave(connection)
-        group.lint.remove(connection)
-        names = self._groups_of[connection]
+    def _take_out(self, group: ConsumerGroup, peer: Peer) -> None:
+        group.leave(peer)
+        group.lint.remove(peer)
+        names = self._groups_of[peer]
         names.discard(group.name)
         if not names:
-            del self._groups_of[connection]
+            del self._groups_of[peer]
         if not group.members:
             del self._groups[group.name]
             self.notices.forget(group.name)

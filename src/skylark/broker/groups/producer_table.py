@@ -9,26 +9,25 @@ Members come by heartbeat (34), and leave by UNREGISTER_CLIENT (35), when their 
 and after 120 s of silence. Unlike Java, a client stays reachable while any of its channels is in
 any group: there, leaving one group or closing an old channel forgets the client id altogether.
 
-Nobody checks names of producer groups, so their number is limited per connection, and their length;
-others are not registered. Answers to Java's ``ProducerManager``; pure, like the table of consumers.
+Nobody checks names of producer groups, so their number is limited per peer, and their length;
+others are not registered. The class is pure, like the table of consumers. Counterpart of Java's
+``ProducerManager``.
 """
 
 from __future__ import annotations
 
 import logging
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.core.names import INTERNAL_PRODUCER_GROUPS
 from skylark.wire.bodies.admin_body import ProducerConnection, ProducerInfo, ProducerTableInfo
 
-if TYPE_CHECKING:
-    from skylark.net.connection import Connection
-
 log = logging.getLogger(__name__)
 
-GROUPS_PER_CONNECTION_MAX: Final = 10_000
+GROUPS_PER_PEER_MAX: Final = 10_000
 GROUP_NAME_LENGTH_MAX: Final = 255
 
 
@@ -38,7 +37,7 @@ def _level(group_name: str) -> int:
 
 
 class _Client:
-    """A connection in any group: what it said last, and its groups."""
+    """A peer in any group: what it said last, and its groups."""
 
     __slots__ = ("channel", "groups", "has_too_many")
 
@@ -54,15 +53,15 @@ class _Group:
     __slots__ = ("heard_ms", "turn")
 
     def __init__(self) -> None:
-        self.heard_ms: dict[Connection, int] = {}
+        self.heard_ms: dict[Peer, int] = {}
         self.turn = 0
 
-    def take_turn(self) -> Connection | None:
+    def take_turn(self) -> Peer | None:
         members = self.heard_ms
         self.turn = start = (self.turn + 1) % len(members)
-        for connection in chain(islice(members, start, None), islice(members, start)):
-            if not connection.is_closing:
-                return connection
+        for peer in chain(islice(members, start, None), islice(members, start)):
+            if not peer.is_closing:
+                return peer
         return None
 
 
@@ -71,26 +70,23 @@ class ProducerTable:
 
     def __init__(self, *, channel_expired_ms: int = CHANNEL_EXPIRED_MS) -> None:
         self._groups: dict[str, _Group] = {}
-        self._clients: dict[Connection, _Client] = {}
+        self._clients: dict[Peer, _Client] = {}
         # client id -> its channels, the newest last
-        self._connections: dict[str, dict[Connection, None]] = {}
+        self._peers: dict[str, dict[Peer, None]] = {}
         self.channel_expired_ms = channel_expired_ms
 
     # --- events ---------------------------------------------------------------------------------
 
-    def knows(self, group_name: str, connection: Connection) -> bool:
-        """Whether a connection is registered in a group."""
-        client = self._clients.get(connection)
+    def knows(self, group_name: str, peer: Peer) -> bool:
+        """Whether a peer is registered in a group."""
+        client = self._clients.get(peer)
         return client is not None and group_name in client.groups
 
     def heartbeat(self, group_name: str, channel: ClientChannel, now_ms: int) -> bool:
         """One producer group of a heartbeat; whether it is registered now."""
         client = self._introduce(channel)
         if group_name not in client.groups:
-            if (
-                len(client.groups) >= GROUPS_PER_CONNECTION_MAX
-                or len(group_name) > GROUP_NAME_LENGTH_MAX
-            ):
+            if len(client.groups) >= GROUPS_PER_PEER_MAX or len(group_name) > GROUP_NAME_LENGTH_MAX:
                 if not client.has_too_many:
                     client.has_too_many = True
                     log.warning(
@@ -102,56 +98,56 @@ class ProducerTable:
         group = self._groups.get(group_name)
         if group is None:
             group = self._groups[group_name] = _Group()
-        group.heard_ms[channel.connection] = now_ms
+        group.heard_ms[channel.peer] = now_ms
         return True
 
-    def unregister(self, group_name: str, connection: Connection) -> None:
+    def unregister(self, group_name: str, peer: Peer) -> None:
         """A client leaves one group (35)."""
-        client = self._clients.get(connection)
+        client = self._clients.get(peer)
         if client is not None and group_name in client.groups:
             log.log(_level(group_name), "producer group %s: %s left", group_name, client.channel)
             self._take_out(group_name, client)
 
-    def channel_closed(self, connection: Connection) -> None:
-        """A connection has ended: its client has left all its groups."""
-        client = self._clients.get(connection)
+    def channel_closed(self, peer: Peer) -> None:
+        """A peer is gone: its client has left all its groups."""
+        client = self._clients.get(peer)
         if client is not None:
             for group_name in sorted(client.groups):
-                self.unregister(group_name, connection)
+                self.unregister(group_name, peer)
 
-    def expire(self, now_ms: int) -> list[Connection]:
+    def expire(self, now_ms: int) -> list[Peer]:
         """Forget silent channels; they are to be closed. Due every 10 s."""
         silent = [
-            (group_name, self._clients[connection])
+            (group_name, self._clients[peer])
             for group_name, group in self._groups.items()
-            for connection, heard_ms in group.heard_ms.items()
+            for peer, heard_ms in group.heard_ms.items()
             if now_ms - heard_ms > self.channel_expired_ms
         ]
         for group_name, client in silent:
             log.warning("producer group %s: %s fell silent", group_name, client.channel)
             self._take_out(group_name, client)
-        return list(dict.fromkeys(client.channel.connection for _, client in silent))
+        return list(dict.fromkeys(client.channel.peer for _, client in silent))
 
     def refresh(self, now_ms: int) -> None:
-        """Count every open connection as heard of now: virtual time must not kill clients."""
+        """Count every connected peer as heard of now: virtual time must not kill clients."""
         for group in self._groups.values():
-            for connection in group.heard_ms:
-                if not connection.is_closing:
-                    group.heard_ms[connection] = now_ms
+            for peer in group.heard_ms:
+                if not peer.is_closing:
+                    group.heard_ms[peer] = now_ms
 
     # --- questions ------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, client_id: str) -> Connection | None:
+    def find(self, client_id: str) -> Peer | None:
         """The newest open channel of a client, in whichever group."""
-        for connection in reversed(self._connections.get(client_id, {})):
-            if not connection.is_closing:
-                return connection
+        for peer in reversed(self._peers.get(client_id, {})):
+            if not peer.is_closing:
+                return peer
         return None
 
-    def next_channel(self, group_name: str) -> Connection | None:
+    def next_channel(self, group_name: str) -> Peer | None:
         """An open channel of a group, each in its turn; None if there is none."""
         group = self._groups.get(group_name)
         return group.take_turn() if group is not None else None
@@ -170,8 +166,7 @@ class ProducerTable:
         return ProducerTableInfo(
             data={
                 group_name: [
-                    self._info(connection, heard_ms)
-                    for connection, heard_ms in group.heard_ms.items()
+                    self._info(peer, heard_ms) for peer, heard_ms in group.heard_ms.items()
                 ]
                 for group_name, group in self._groups.items()
             }
@@ -179,8 +174,8 @@ class ProducerTable:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _info(self, connection: Connection, heard_ms: int) -> ProducerInfo:
-        channel = self._clients[connection].channel
+    def _info(self, peer: Peer, heard_ms: int) -> ProducerInfo:
+        channel = self._clients[peer].channel
         return ProducerInfo(
             client_id=channel.client_id,
             remote_ip=f"/{channel.address}",
@@ -190,28 +185,28 @@ class ProducerTable:
         )
 
     def _introduce(self, channel: ClientChannel) -> _Client:
-        client = self._clients.get(channel.connection)
+        client = self._clients.get(channel.peer)
         if client is None:
-            client = self._clients[channel.connection] = _Client(channel)
+            client = self._clients[channel.peer] = _Client(channel)
         elif client.channel.client_id != channel.client_id:
             self._forget_id(client.channel)
         client.channel = channel
-        self._connections.setdefault(channel.client_id, {})[channel.connection] = None
+        self._peers.setdefault(channel.client_id, {})[channel.peer] = None
         return client
 
     def _take_out(self, group_name: str, client: _Client) -> None:
-        connection = client.channel.connection
+        peer = client.channel.peer
         group = self._groups[group_name]
-        del group.heard_ms[connection]
+        del group.heard_ms[peer]
         if not group.heard_ms:
             del self._groups[group_name]
         client.groups.discard(group_name)
         if not client.groups:
-            del self._clients[connection]
+            del self._clients[peer]
             self._forget_id(client.channel)
 
     def _forget_id(self, channel: ClientChannel) -> None:
-        connections = self._connections[channel.client_id]
-        del connections[channel.connection]
-        if not connections:
-            del self._connections[channel.client_id]
+        peers = self._peers[channel.client_id]
+        del peers[channel.peer]
+        if not peers:
+            del self._peers[channel.client_id]

@@ -1,20 +1,45 @@
-"""Sharing the queues of a topic among the members of a group: the same result at every broker.
+"""Assigns the queues of a topic to the members of a group: the same result at every broker.
 
 =================  ============================================================================
 ``AVG``            runs of neighbours: of 5 queues for 2 members the first gets 0, 1, 2
 ``AVG_BY_CIRCLE``  dealt out one by one: the first gets 0, 2, 4
 =================  ============================================================================
 
-Members and queues are sorted, so whoever knows them gets the same answer. A member that is not in
-the list gets nothing. Answers to Java's ``AllocateMessageQueueAveragely`` and ``...ByCircle``.
+Members and queues are sorted, so every broker that knows them has the same result. A member that is
+not in the list gets nothing. Counterpart of Java's ``AllocateMessageQueueAveragely``,
+``AllocateMessageQueueAveragelyByCircle`` and ``QueryAssignmentProcessor``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from skylark.broker.api import Peer
+from skylark.broker.groups.consumer_table import ConsumerTable
+from skylark.broker.groups.request_modes import RequestModes
+from skylark.broker.groups.subscription_groups import GroupTable
+from skylark.broker.live_settings import LiveSettings
+from skylark.broker.saved_replies import until_saved
+from skylark.broker.table_saver import SavedTable
+from skylark.broker.topics.topic_routes import TopicRoutes
+from skylark.broker.topics.topic_table import TopicTable
+from skylark.core.errors import (
+    NoPermissionError,
+    SubscriptionGroupNotExistError,
+    TopicNotExistError,
+)
+from skylark.core.names import is_retry_topic
+from skylark.store import config_tables
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.heartbeat import MessageModel
+from skylark.wire.bodies.pop_body import (
+    QueryAssignmentRequestBody,
+    SetMessageRequestModeRequestBody,
+)
+
+log = logging.getLogger(__name__)
 
 Share: TypeAlias = Callable[[Sequence[MessageQueue], int, int], list[MessageQueue]]
 
@@ -36,7 +61,7 @@ STRATEGIES: Final[dict[str, Share]] = {"AVG": _averagely, "AVG_BY_CIRCLE": _by_c
 def allocate(
     strategy: str | None, queues: Iterable[MessageQueue], members: Iterable[str], member: str
 ) -> list[MessageQueue] | None:
-    """The share of one member; None if nobody knows the strategy."""
+    """The share of one member; None if the strategy is unknown."""
     share = STRATEGIES.get(strategy or "")
     if share is None:
         return None
@@ -44,3 +69,55 @@ def allocate(
     if member not in names:
         return []
     return share(sorted(queues), len(names), names.index(member))
+
+
+class AssignmentService:
+    """Which queues a client consumes (400), and how its group gets the messages (401)."""
+
+    def __init__(
+        self,
+        live: LiveSettings,
+        topics: TopicTable,
+        groups: GroupTable,
+        consumers: ConsumerTable,
+        modes: RequestModes,
+        routes: TopicRoutes,
+        *,
+        modes_saved: SavedTable[config_tables.MessageRequestModeTable],
+    ) -> None:
+        self._live = live
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._modes = modes
+        self._routes = routes
+        self._modes_saved = modes_saved
+
+    async def assign(self, question: QueryAssignmentRequestBody) -> list[MessageQueue] | None:
+        """The queues of a client; None, if they cannot be determined: it keeps what it has.
+
+        That is the case without a route, without members, and with an unknown strategy.
+        """
+        queues = await self._routes.read_queues(question.topic)
+        if queues is None or question.message_model is MessageModel.BROADCASTING:
+            return queues
+        if not self._live.current.server_load_balancer_enable:
+            return queues
+        members = self._consumers.client_ids(question.consumer_group)
+        if not members:
+            return None
+        return allocate(question.strategy_name, queues, members, question.client_id)
+
+    async def set_mode(self, peer: Peer, mode: SetMessageRequestModeRequestBody) -> None:
+        """Set how a group gets the messages of a topic; returns when the disk has it."""
+        topic, group = mode.topic, mode.consumer_group
+        if is_retry_topic(topic):
+            raise NoPermissionError("retry topic is not allowed to set mode")
+        if topic not in self._topics:
+            raise TopicNotExistError(f"topic[{topic}] not exist")
+        if self._groups.find(group) is None:
+            raise SubscriptionGroupNotExistError("subscription group does not exist")
+        self._modes.set(mode)
+        log.info("%r lets %s get the messages of %s by %s", peer, group, topic, mode.mode)
+        self._modes_saved.mark()
+        await until_saved(self._modes_saved)

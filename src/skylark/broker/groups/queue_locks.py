@@ -8,10 +8,11 @@ a client that reconnects goes on, and one that died is waited for, because its l
 still be in work.
 
 ``lockInStrictMode`` (asking the other replicas, and granting by majority) is not implemented; a
-configuration that switches it on has to be refused.
+configuration that switches it on has to be refused. So ``onlyThisBroker`` of a request makes no
+difference.
 
-Answers to Java's ``RebalanceLockManager``. Expired locks mean nothing and are swept out; the number
-of locks is limited, and beyond the limit none is granted.
+Expired locks mean nothing and are swept out; the number of locks is limited, and beyond the limit
+none is granted. Counterpart of Java's ``RebalanceLockManager``.
 """
 
 from __future__ import annotations
@@ -144,3 +145,23 @@ class QueueLocks:
     def _drop_if_empty(self, group: str) -> None:
         if not self._groups[group]:
             del self._groups[group]
+
+
+class LockService:
+    """The locks by the time of the broker; a :class:`~skylark.broker.api.LockService`."""
+
+    def __init__(self, locks: QueueLocks, now_ms: Callable[[], int]) -> None:
+        """``now_ms`` is the time of
+        :class:`~skylark.broker.groups.client_liveness.ClientLiveness`."""
+        self._locks = locks
+        self._now_ms = now_ms
+
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
+        """Lock or renew; the queues of the request that the client holds now."""
+        return self._locks.lock(group, client_id, queues, self._now_ms())
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Release the client's own locks among ``queues``."""
+        self._locks.unlock(group, client_id, queues)

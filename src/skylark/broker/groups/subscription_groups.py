@@ -27,8 +27,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.admin.table_pages import PageRequest, page_of
 from skylark.broker.live_settings import LiveSettings
+from skylark.broker.table_pages import PageRequest, page_of
 from skylark.broker.topics.attributes import GROUP_ATTRIBUTES, altered
 from skylark.broker.topics.topic_table import QUEUE_COUNT_MAX
 from skylark.core import names

@@ -15,7 +15,7 @@ has its own place in a heap of due times, and nothing visits the others: the dea
 forward to the next check by the first message that does not pass. An arriving message costs time
 for the pulls of its own queue only. Java sees a deadline up to 5 s late; here it is kept.
 
-Limits: pulls per queue, per connection, and in all. :meth:`HeldPulls.park` refuses what is beyond
+Limits: pulls per queue, per peer, and in all. :meth:`HeldPulls.park` refuses what is beyond
 them; the right answer is then 2 (SYSTEM_BUSY), which keeps Java's clients away for 3 s, whereas
 after a 19 they would ask again at once.
 
@@ -27,18 +27,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 from itertools import count
-from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
+from skylark.broker.api import Peer
 from skylark.filter.sql_eval import SqlFilter
 from skylark.filter.tag import TagFilter
-
-if TYPE_CHECKING:
-    from skylark.net.connection import Connection
 
 CHECK_INTERVAL_MS: Final = 5_000
 HELD_COUNT_MAX: Final = 100_000
 HELD_PER_QUEUE_MAX: Final = 10_000
-HELD_PER_CONNECTION_MAX: Final = 10_000
+HELD_PER_PEER_MAX: Final = 10_000
 _VOID_COUNT_MIN: Final = 1_000  # below this, sweeping void heap entries is not worth it
 _NEVER: Final = -1
 
@@ -50,12 +48,12 @@ class _Held(Generic[Token]):
     """One held pull. ``due_ms`` is the only heap entry of it that counts; -1 once it is gone."""
 
     __slots__ = (
-        "connection",
         "due_ms",
         "key",
         "next_check_waits",
         "offset",
         "parked_ms",
+        "peer",
         "sql",
         "tags",
         "token",
@@ -65,7 +63,7 @@ class _Held(Generic[Token]):
         self,
         key: QueueKey,
         token: Token,
-        connection: Connection,
+        peer: Peer,
         offset: int,
         parked_ms: int,
         due_ms: int,
@@ -74,7 +72,7 @@ class _Held(Generic[Token]):
     ) -> None:
         self.key = key
         self.token = token
-        self.connection = connection
+        self.peer = peer
         self.offset = offset
         self.parked_ms = parked_ms
         self.due_ms = due_ms
@@ -92,16 +90,16 @@ class HeldPulls(Generic[Token]):
         check_interval_ms: int = CHECK_INTERVAL_MS,
         count_max: int = HELD_COUNT_MAX,
         per_queue_max: int = HELD_PER_QUEUE_MAX,
-        per_connection_max: int = HELD_PER_CONNECTION_MAX,
+        per_peer_max: int = HELD_PER_PEER_MAX,
     ) -> None:
         self._check_interval_ms = check_interval_ms
         self.count_max = count_max
         self._per_queue_max = per_queue_max
-        self._per_connection_max = per_connection_max
+        self._per_peer_max = per_peer_max
         self._count = 0
         # Ordered sets: who came first wakes first.
         self._queues: dict[QueueKey, dict[_Held[Token], None]] = {}
-        self._connections: dict[Connection, dict[_Held[Token], None]] = {}
+        self._peers: dict[Peer, dict[_Held[Token], None]] = {}
         self._heap: list[tuple[int, int, _Held[Token]]] = []
         self._heap_order = count()
 
@@ -114,7 +112,7 @@ class HeldPulls(Generic[Token]):
         queue_id: int,
         token: Token,
         *,
-        connection: Connection,
+        peer: Peer,
         offset: int,
         max_offset: int,
         now_ms: int,
@@ -130,17 +128,17 @@ class HeldPulls(Generic[Token]):
         """
         key = (topic, queue_id)
         waiters = self._queues.get(key, {})
-        pulls = self._connections.get(connection, {})
+        pulls = self._peers.get(peer, {})
         if (
             self._count >= self.count_max
             or len(waiters) >= self._per_queue_max
-            or len(pulls) >= self._per_connection_max
+            or len(pulls) >= self._per_peer_max
         ):
             return False
-        pull = _Held(key, token, connection, offset, now_ms, deadline_ms, tags, sql)
+        pull = _Held(key, token, peer, offset, now_ms, deadline_ms, tags, sql)
         waiters[pull] = pulls[pull] = None
         self._queues[key] = waiters
-        self._connections[connection] = pulls
+        self._peers[peer] = pulls
         self._count += 1
         self._push(pull)
         if max_offset > offset:
@@ -201,9 +199,9 @@ class HeldPulls(Generic[Token]):
             self._drop_void()
         return self._take(due)
 
-    def drop(self, connection: Connection) -> list[Token]:
-        """Forget the pulls of a connection that has ended, and return them; nobody is answered."""
-        return self._take(list(self._connections.get(connection, ())))
+    def drop(self, peer: Peer) -> list[Token]:
+        """Forget the pulls of a peer that is gone, and return them."""
+        return self._take(list(self._peers.get(peer, ())))
 
     def wake_all(self) -> list[Token]:
         """All pulls, to run again: the broker stops, or the master of a slave came back."""
@@ -236,7 +234,7 @@ class HeldPulls(Generic[Token]):
         for pull in pulls:
             pull.due_ms = _NEVER
             _discard(self._queues, pull.key, pull)
-            _discard(self._connections, pull.connection, pull)
+            _discard(self._peers, pull.peer, pull)
         self._count -= len(pulls)
         return [pull.token for pull in pulls]
 

@@ -8,8 +8,8 @@ An SQL expression in the request that does not compile is refused (23). Java let
 instead: a client would get what it meant to filter out.
 
 Messages of a retry topic are not filtered by properties, unless ``filterSupportRetry``: then each
-by its group's filter on the topic it came from. Answers to the first half of
-``PullMessageProcessor.processRequest`` and to ``ExpressionForRetryMessageFilter``.
+by its group's filter on the topic it came from. Counterpart of the first half of
+Java's ``PullMessageProcessor.processRequest`` and of ``ExpressionForRetryMessageFilter``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
+from skylark.broker.api import Peer
+from skylark.broker.groups.consumer_filters import SQL92, ConsumerFilterTable
 from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.pull.consumer_filters import SQL92, ConsumerFilterTable
 from skylark.core.errors import BrokerError, NoPermissionError
 from skylark.core.names import BUILT_IN_GROUPS, is_retry_topic
 from skylark.filter.errors import FilterSyntaxError
 from skylark.filter.sql_eval import SqlFilter, compile_sql
 from skylark.filter.tag import SUBSCRIBE_ALL, TagFilter, parse_tags
-from skylark.net.connection import Connection
 from skylark.net.success_response import FAQ_HINT
 from skylark.store.queue_scan import PropertyMatcher
 from skylark.wire.bodies.config import SubscriptionGroupConfig
@@ -117,16 +117,13 @@ class PullFilters:
             return PullFilter(found.tags, None, retried)
         return found
 
-    def check_consumer(self, connection: Connection, header: PullMessageRequestHeader) -> None:
+    def check_consumer(self, peer: Peer, header: PullMessageRequestHeader) -> None:
         """With ``rejectPullConsumerEnable``, raise BrokerError unless the pull is of a member."""
         name = header.consumer_group
         group = self._consumers.group(name)
         if name in MAY_ALWAYS_PULL or (
             group is not None
-            and (
-                group.consume_type is not ConsumeType.CONSUME_ACTIVELY
-                or connection in group.members
-            )
+            and (group.consume_type is not ConsumeType.CONSUME_ACTIVELY or peer in group.members)
         ):
             return
         raise BrokerError(

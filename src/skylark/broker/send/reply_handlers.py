@@ -122,15 +122,15 @@ class ReplyHandlers:
                 f"reply message properties[{names.PROPERTY_REPLY_TO_CLIENT}] is null",
                 hint="a reply is made from the request that it answers",
             )
-        channel = self._producers.find(client_id)
-        if channel is None:
+        requester = self._producers.find(client_id)
+        if requester is None:
             return BrokerError(
                 f"push reply message fail, channel of <{client_id}> not found.",
                 hint="the requester is gone, or does not send heartbeats to this broker",
             )
         push = self._push_request(connection, header, properties, body)
         try:
-            answer = await channel.call(push, PUSH_TIMEOUT_S)
+            answer = await requester.call(push, PUSH_TIMEOUT_S)
         except TransportError as error:
             why = str(error)
         else:

@@ -110,7 +110,7 @@ class Exporter:
             graph.topics, graph.offsets, graph.consumers, graph.store.reader, graph.clock
         )
         self._registry.prepare = lags.renew
-        graph.pulls.on_held = self.rpc_times.held
+        graph.pull_handlers.on_held = self.rpc_times.held
         graph.loop_watch.on_turn = self.metrics.loop_turn.observe
         graph.stats.on_put = _PutCounts(self.metrics, graph.topics).add
         watch_protection(self.metrics, graph.guard, graph.registration, graph.stats)

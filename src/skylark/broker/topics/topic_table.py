@@ -30,9 +30,9 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.admin.table_pages import PageRequest, page_of
 from skylark.broker.config import BrokerConfig
 from skylark.broker.live_settings import LiveSettings
+from skylark.broker.table_pages import PageRequest, page_of
 from skylark.broker.topics.attributes import (
     MESSAGE_TYPE,
     MIXED,

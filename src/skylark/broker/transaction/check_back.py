@@ -269,8 +269,8 @@ class CheckRounds:
 
         It is counted as asked even if no producer is there.
         """
-        connection = None if half.group is None else self._producers.next_channel(half.group)
-        if connection is not None and connection.write_paused:
+        producer = None if half.group is None else self._producers.next_channel(half.group)
+        if producer is not None and not producer.is_reading:
             return _Step.PAUSE
         result = self._put(half, half.renewed())
         if result.status in NEVER_STORED:
@@ -284,13 +284,13 @@ class CheckRounds:
             self._resolved.pass_over(half.offset)
             asked_offsets = result.log_offset, result.queue_offset
         try:
-            if connection is not None:
+            if producer is not None:
                 name = self._live.current.broker_name
-                connection.oneway(half.question(*asked_offsets, name))
+                producer.oneway(half.question(*asked_offsets, name))
                 self._counts.asked_count += 1
                 return _Step.NEXT
         except TransportError as error:
-            log.info("%s cannot be asked any more: %s", connection, error)
+            log.info("%s cannot be asked any more: %s", producer, error)
         self._unasked[half.group or ""] += 1
         return _Step.NEXT
 

@@ -153,15 +153,13 @@ def test_no_constructor_keeps_a_setting_that_holds_at_once() -> None:
         if node.attr in holds
     }
     renewed = {
-        "composition.py", "handlers.py", "message_store.py", "put_message.py", "flush.py",
+        "composition.py", "message_store.py", "put_message.py", "flush.py",
         "transient_store_pool.py",
     }  # fmt: skip
     # A slave believes no record of its master to be longer: a guard, not the limit of a send.
     kept.discard(("replica_log.py", "max_message_size"))
     assert {name for name, _ in kept} <= renewed
-    assert {key for name, key in kept if name in ("composition.py", "handlers.py")} == {
-        "held_size_max", "held_pull_count_max",
-    }  # fmt: skip
+    assert {key for name, key in kept if name == "composition.py"} == {"held_size_max"}
 
 
 def eagerly_read(node: ast.AST) -> Iterator[ast.Attribute]:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skylark.broker.groups.client_liveness import SCAN_INTERVAL_S
+from skylark.broker.groups.consumer_filters import DEAD_KEPT_MS
 from skylark.broker.groups.consumer_table import GroupNotice
-from skylark.broker.pull.consumer_filters import DEAD_KEPT_MS
+from skylark.net.connection import Connection
 from skylark.testing.virtual_clock import START_MS, VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel, SubscriptionData
@@ -142,8 +143,9 @@ async def test_a_member_that_has_just_gone_stops_no_notice(world: World) -> None
     group = world.consumers.group("g")
     assert group is not None
     first, second = group.members
+    assert isinstance(first, Connection)
     first.abort()
-    world.liveness.tell([GroupNotice("g", [first, second])])
+    world.liveness.notify([GroupNotice("g", [first, second])])
     await world.clock.drain()
     assert notice_counts(b) == [2], "this one, and that the other has gone"
 
@@ -157,10 +159,8 @@ async def test_a_closed_connection_leaves_nothing_behind(world: World) -> None:
     beat = heartbeat(consumer("g", sql), client_id="A", producers=["p"])
     await a.call(RequestCode.HEART_BEAT, {}, beat)
     await subscribe(b, "B", "x")
-    connection = world.producers.find("A")
-    assert connection is not None
+    assert world.producers.find("A") is not None
     await a.disconnect()
-    assert world.forgotten == [connection]
     assert world.producers.find("A") is None
     assert world.consumers.client_ids("g") == ["B"]
     filtered = world.filters.get("T", "g")
@@ -188,7 +188,7 @@ async def test_a_silent_client_is_dropped_without_a_notice(world: World) -> None
     assert world.producers.connection_list("q") is None
     assert [peer.is_connected for peer in (silent, loud, selling)] == [False, True, False]
     assert notice_counts(loud) == [0]
-    assert len(world.server.connections) == len(world.forgotten) - 1 == 1
+    assert len(world.server.connections) == 1
 
 
 async def test_the_filter_of_a_silent_group_dies_and_is_removed_a_day_later(
@@ -271,7 +271,7 @@ async def test_after_the_end_nobody_is_told_anything() -> None:
         await subscribe(b, "B", "x")
         await world.liveness.stop()
         await world.clock.advance(20)
-        world.liveness.tell([GroupNotice("g", list(world.server.connections))])
+        world.liveness.notify([GroupNotice("g", list(world.server.connections))])
         await b.disconnect()
         assert notice_counts(a, b) == [0, 0]
         assert world.consumers.client_ids("g") == ["A"], "the tables still follow"

@@ -7,6 +7,7 @@ import logging
 import msgspec
 import pytest
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.change_notices import SMALL_GROUP_SIZE
 from skylark.broker.groups.client_channel import ClientChannel, channel_of
 from skylark.broker.groups.consumer_table import (
@@ -16,7 +17,6 @@ from skylark.broker.groups.consumer_table import (
     GroupNotice,
     HeartbeatResult,
 )
-from skylark.net.connection import Connection
 from skylark.wire.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,
@@ -25,7 +25,6 @@ from skylark.wire.bodies.heartbeat import (
     MessageModel,
     SubscriptionData,
 )
-from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body
 from tests.unit.broker.connections import FakeConnection, channel
 
@@ -51,8 +50,8 @@ def consumer(
 T = subscription("T")
 
 
-def told(result: HeartbeatResult) -> list[Connection]:
-    return result.notice.connections if result.notice is not None else []
+def told(result: HeartbeatResult) -> list[Peer]:
+    return result.notice.peers if result.notice is not None else []
 
 
 def test_joins_and_leaves_are_told_and_repetitions_are_not() -> None:
@@ -60,10 +59,10 @@ def test_joins_and_leaves_are_told_and_repetitions_are_not() -> None:
     a, b = channel("a", 1), channel("b", 2)
     first = table.heartbeat(consumer(T), a, 0)
     assert first.changed
-    assert first.notice == GroupNotice("g", [a.connection])
+    assert first.notice == GroupNotice("g", [a.peer])
     joined = table.heartbeat(consumer(T), b, 10)
     assert joined.changed
-    assert joined.notice == GroupNotice("g", [a.connection, b.connection])
+    assert joined.notice == GroupNotice("g", [a.peer, b.peer])
 
     for now_ms in (20, 30_000):
         for member in (a, b):
@@ -72,10 +71,10 @@ def test_joins_and_leaves_are_told_and_repetitions_are_not() -> None:
     other_tag = table.heartbeat(consumer(subscription("T", "TagA", version=2)), b, 30_001)
     assert (other_tag.changed, other_tag.notice) == (False, None)
 
-    closed = table.channel_closed(b.connection, 40_000)
-    assert closed.notices == [GroupNotice("g", [a.connection])]
+    closed = table.channel_closed(b.peer, 40_000)
+    assert closed.notices == [GroupNotice("g", [a.peer])]
     assert closed.groups_gone == []
-    assert table.channel_closed(b.connection, 40_000).notices == []
+    assert table.channel_closed(b.peer, 40_000).notices == []
 
 
 def test_the_list_of_members_follows_every_change() -> None:
@@ -91,9 +90,9 @@ def test_the_list_of_members_follows_every_change() -> None:
     renamed = msgspec.structs.replace(b, client_id="c")
     table.heartbeat(consumer(T), renamed, 30_001)
     assert table.client_ids("g") == ["a", "c"]
-    table.channel_closed(a.connection, 40_000)
+    table.channel_closed(a.peer, 40_000)
     assert table.client_ids("g") == ["c"]
-    table.channel_closed(b.connection, 40_000)
+    table.channel_closed(b.peer, 40_000)
     assert table.client_ids("g") == []
 
 
@@ -101,7 +100,7 @@ def test_an_added_and_a_removed_topic_are_told() -> None:
     table = ConsumerTable()
     a = channel("a")
     table.heartbeat(consumer(T), a, 0)
-    assert told(table.heartbeat(consumer(T, subscription("U")), a, 1)) == [a.connection]
+    assert told(table.heartbeat(consumer(T, subscription("U")), a, 1)) == [a.peer]
     assert table.heartbeat(consumer(subscription("U")), a, 2).changed
     group = table.group("g")
     assert group is not None
@@ -144,7 +143,7 @@ def test_broadcasting_groups_hear_nothing() -> None:
     table.heartbeat(data, a, 0)
     joined = table.heartbeat(data, b, 0)
     assert (joined.changed, joined.notice) == (True, None)
-    assert table.channel_closed(b.connection, 0).notices == []
+    assert table.channel_closed(b.peer, 0).notices == []
 
 
 def test_notices_can_be_switched_off() -> None:
@@ -152,11 +151,11 @@ def test_notices_can_be_switched_off() -> None:
     silent_group = ConsumerTable()
     silent_group.heartbeat(consumer(T), a, 0)
     assert silent_group.heartbeat(consumer(T), b, 0, notify=False).notice is None
-    assert silent_group.unregister("g", b.connection, 0, notify=False).notices == []
+    assert silent_group.unregister("g", b.peer, 0, notify=False).notices == []
     silent_broker = ConsumerTable(notify_enabled=False)
     assert silent_broker.heartbeat(consumer(T), a, 0).notice is None
     silent_broker.heartbeat(consumer(T), b, 0)
-    assert silent_broker.channel_closed(b.connection, 0).notices == []
+    assert silent_broker.channel_closed(b.peer, 0).notices == []
 
 
 def test_notices_in_batches() -> None:
@@ -165,9 +164,9 @@ def test_notices_in_batches() -> None:
     assert table.heartbeat(consumer(T), a, 0).notice is None
     assert table.heartbeat(consumer(T), b, 9_000).notice is None
     assert table.next_notice_ms(9_000) == 15_000
-    assert table.due_notices(15_000) == [GroupNotice("g", [a.connection, b.connection])]
-    table.channel_closed(a.connection, 15_001)
-    table.channel_closed(b.connection, 15_001)
+    assert table.due_notices(15_000) == [GroupNotice("g", [a.peer, b.peer])]
+    table.channel_closed(a.peer, 15_001)
+    table.channel_closed(b.peer, 15_001)
     assert table.next_notice_ms(15_001) is None, "nobody is left"
 
 
@@ -175,8 +174,8 @@ def test_connections_on_their_way_out_are_not_told() -> None:
     table = ConsumerTable()
     a, b = channel("a", 1), channel("b", 2)
     table.heartbeat(consumer(T), a, 0)
-    a.connection.close()
-    assert told(table.heartbeat(consumer(T), b, 0)) == [b.connection]
+    a.peer.close()
+    assert told(table.heartbeat(consumer(T), b, 0)) == [b.peer]
 
 
 # ---- heartbeat V2 ------------------------------------------------------------------------------
@@ -205,9 +204,9 @@ def test_the_short_form_keeps_subscriptions_and_refreshes_the_channel() -> None:
     short = table.heartbeat(consumer(), a, 100_000, fingerprint=7, without_sub=True)
     assert short == HeartbeatResult(changed=False, sub_changed=False, notice=None)
     assert encode_body(table.connection_list("g")) == before
-    assert table.expire(130_000).connections == []
+    assert table.expire(130_000).peers == []
     joined = table.heartbeat(consumer(), b, 130_000, fingerprint=7, without_sub=True)
-    assert told(joined) == [a.connection, b.connection], "a new channel is news in any form"
+    assert told(joined) == [a.peer, b.peer], "a new channel is news in any form"
     assert not table.groups_in_conflict(), "what b subscribes to is unknown, not different"
 
 
@@ -239,17 +238,17 @@ def test_unregister_leaves_one_group_only() -> None:
     for group in ("g", "h"):
         for member in (a, b):
             table.heartbeat(consumer(T, group=group), member, 0)
-    left = table.unregister("g", b.connection, 1)
-    assert left.notices == [GroupNotice("g", [a.connection])]
+    left = table.unregister("g", b.peer, 1)
+    assert left.notices == [GroupNotice("g", [a.peer])]
     assert table.client_ids("g") == ["a"]
     assert table.client_ids("h") == ["a", "b"]
-    assert table.unregister("g", b.connection, 2).notices == [], "a repetition changes nothing"
-    assert table.unregister("unknown", b.connection, 2).notices == []
-    last = table.unregister("g", a.connection, 3)
+    assert table.unregister("g", b.peer, 2).notices == [], "a repetition changes nothing"
+    assert table.unregister("unknown", b.peer, 2).notices == []
+    last = table.unregister("g", a.peer, 3)
     assert (last.notices, last.groups_gone) == ([], ["g"])
-    closed = table.channel_closed(a.connection, 4)
-    assert closed.notices == [GroupNotice("h", [b.connection])]
-    assert table.channel_closed(b.connection, 5).groups_gone == ["h"]
+    closed = table.channel_closed(a.peer, 4)
+    assert closed.notices == [GroupNotice("h", [b.peer])]
+    assert table.channel_closed(b.peer, 5).groups_gone == ["h"]
     assert len(table) == 0
 
 
@@ -259,14 +258,14 @@ def test_silent_channels_are_closed_without_a_notice() -> None:
     for group in ("g", "h"):
         table.heartbeat(consumer(T, group=group), a, 0)
     table.heartbeat(consumer(T), b, 1)
-    assert table.expire(120_000).connections == [], "120 s are not yet too long"
+    assert table.expire(120_000).peers == [], "120 s are not yet too long"
     table.heartbeat(consumer(T), b, 120_000)
     expired = table.expire(120_001)
-    assert expired.connections == [a.connection]
+    assert expired.peers == [a.peer]
     assert expired.groups_gone == ["h"]
     assert table.client_ids("g") == ["b"]
     assert table.next_notice_ms(120_001) is None
-    assert table.channel_closed(a.connection, 120_002).notices == [], "it left already"
+    assert table.channel_closed(a.peer, 120_002).notices == [], "it left already"
 
 
 def test_virtual_time_does_not_expire_open_connections() -> None:
@@ -274,16 +273,16 @@ def test_virtual_time_does_not_expire_open_connections() -> None:
     a, b = channel("a", 1), channel("b", 2)
     table.heartbeat(consumer(T), a, 0)
     table.heartbeat(consumer(T), b, 0)
-    b.connection.close()
+    b.peer.close()
     table.refresh(7_200_000)
-    assert table.expire(7_200_000).connections == [b.connection]
-    assert table.expire(7_320_001).connections == [a.connection]
+    assert table.expire(7_200_000).peers == [b.peer]
+    assert table.expire(7_320_001).peers == [a.peer]
 
 
 def test_a_clock_set_back_expires_nobody() -> None:
     table = ConsumerTable()
     table.heartbeat(consumer(T), channel("a"), 10_000_000)
-    assert table.expire(0).connections == []
+    assert table.expire(0).peers == []
 
 
 # ---- questions ---------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ def test_client_ids_name_each_client_once() -> None:
     assert table.client_ids("g") == ["a", "b"]
     found = table.find("g", "a")
     assert found is not None
-    assert found.connection is new.connection
+    assert found.peer is new.peer
     assert table.find("g", "c") is None
     assert table.find("unknown", "a") is None
 
@@ -307,7 +306,7 @@ def test_a_connection_may_change_its_client_id(caplog: pytest.LogCaptureFixture)
     table = ConsumerTable()
     a = channel("a")
     table.heartbeat(consumer(T), a, 0)
-    renamed = channel("z", connection=a.connection)
+    renamed = channel("z", peer=a.peer)
     with caplog.at_level(logging.WARNING):
         assert not table.heartbeat(consumer(T), renamed, 1).changed
     assert table.client_ids("g") == ["z"]
@@ -366,7 +365,7 @@ def test_conflicting_members_are_shown_and_forgotten_when_they_leave() -> None:
         ("x", ["a"]),
         ("y", ["b"]),
     ]
-    table.channel_closed(b.connection, 1)
+    table.channel_closed(b.peer, 1)
     assert table.groups_in_conflict() == []
     assert table.conflicts("g") == table.conflicts("unknown") == []
 
@@ -399,7 +398,7 @@ def test_the_connection_list_is_byte_equal_to_javas() -> None:
     connection = FakeConnection()
     connection.remote_address = ("127.0.0.1", 42080)
     table = ConsumerTable()
-    table.heartbeat(data, channel("127.0.0.1@hold1", connection=connection), 0)
+    table.heartbeat(data, channel("127.0.0.1@hold1", peer=connection), 0)
     assert encode_body(table.connection_list("golden_hold_cg")) == java
     assert table.connection_list("unknown") is None
 
@@ -412,9 +411,8 @@ def test_a_heartbeat_of_the_cpp_client_is_shown_in_javas_words() -> None:
         b'"producerDataSet":[]}'
     )
     heartbeat = decode_body(HeartbeatData, body)
-    request = Command(language="CPP", version=333)
     table = ConsumerTable()
-    client = channel_of(FakeConnection(7), heartbeat.client_id, request)
+    client = channel_of(FakeConnection(7), heartbeat.client_id, language="CPP", version=333)
     table.heartbeat(heartbeat.consumer_data_set[0], client, 0)
     shown = table.connection_list("g")
     assert shown is not None
@@ -427,7 +425,7 @@ def test_a_heartbeat_of_the_cpp_client_is_shown_in_javas_words() -> None:
 
 
 def test_a_language_without_a_name_is_shown_as_other() -> None:
-    unnamed = channel_of(FakeConnection(), "c", Command(language=99))
+    unnamed = channel_of(FakeConnection(), "c", language=99, version=0)
     assert unnamed.body().language == "OTHER"
 
 
@@ -441,13 +439,13 @@ class Watch:
         self.table = table
         self.sent = 0
         self.rounds = 0
-        self.heard_ms: dict[Connection, int] = {}
+        self.heard_ms: dict[Peer, int] = {}
 
     def send(self, notice: GroupNotice | None, now_ms: int) -> None:
         if notice is not None:
             self.rounds += 1
-            self.sent += len(notice.connections)
-            self.heard_ms.update(dict.fromkeys(notice.connections, now_ms))
+            self.sent += len(notice.peers)
+            self.heard_ms.update(dict.fromkeys(notice.peers, now_ms))
 
     def run(self, from_ms: int, until_ms: int) -> None:
         now_ms = from_ms
@@ -501,7 +499,7 @@ def test_a_thousand_members_leaving_at_once() -> None:
     watch.run(0, 10_000)
     watch.sent = 0
     for member in members:
-        for notice in table.channel_closed(member.connection, 20_000).notices:
+        for notice in table.channel_closed(member.peer, 20_000).notices:
             watch.send(notice, 20_000)
     assert watch.sent == 999 + sum(range(1, SMALL_GROUP_SIZE + 1))
     assert table.next_notice_ms(20_000) is None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.client_channel import channel_of
 from skylark.broker.groups.consumer_table import ConsumerTable, GroupNotice
-from skylark.net.connection import Connection
 from skylark.wire.bodies.heartbeat import GetConsumerListByGroupResponseBody, HeartbeatData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -23,7 +23,7 @@ FRAMES = Path(__file__).parents[3] / "golden" / "data" / "frames"
 
 
 def recorded(scenario: str) -> Iterator[tuple[int, bool, Command, int]]:
-    """Connection number, whether the client sent it, the command, and what a response answers."""
+    """Peer number, whether the client sent it, the command, and what a response answers."""
     for text in (FRAMES / f"{scenario}.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["link"] == "client-broker":
@@ -37,7 +37,7 @@ class Replay:
     def __init__(self) -> None:
         self.table = ConsumerTable()
         self.connections: dict[int, FakeConnection] = {}
-        self.notices: list[tuple[Connection, str]] = []
+        self.notices: list[tuple[Peer, str]] = []
         self.sub_changed: dict[tuple[int, int], bool] = {}
 
     def request(self, conn: int, command: Command) -> None:
@@ -55,7 +55,12 @@ class Replay:
         results = [
             self.table.heartbeat(
                 data,
-                channel_of(connection, heartbeat.client_id, command),
+                channel_of(
+                    connection,
+                    heartbeat.client_id,
+                    language=command.language,
+                    version=command.version,
+                ),
                 0,
                 fingerprint=heartbeat.heartbeat_fingerprint,
                 without_sub=heartbeat.without_sub,
@@ -70,7 +75,7 @@ class Replay:
 
     def _note(self, notice: GroupNotice | None) -> None:
         if notice is not None:
-            self.notices += [(connection, notice.group) for connection in notice.connections]
+            self.notices += [(connection, notice.group) for connection in notice.peers]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_notices_and_answers_are_those_of_java(
     scenario: str, notice_count: int, heartbeat_count: int
 ) -> None:
     replay = Replay()
-    java_notices: list[tuple[Connection, str]] = []
+    java_notices: list[tuple[Peer, str]] = []
     heartbeats = 0
     for conn, from_client, command, request_code in recorded(scenario):
         if from_client and not command.is_response:

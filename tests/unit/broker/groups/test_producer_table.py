@@ -18,7 +18,7 @@ def test_members_take_turns() -> None:
         assert table.heartbeat("p", member, 1), "a repetition is no second member"
     picked = [table.next_channel("p") for _ in range(6)]
     assert picked[:3] == picked[3:]
-    assert {id(connection) for connection in picked} == {id(m.connection) for m in members}
+    assert {id(connection) for connection in picked} == {id(m.peer) for m in members}
     assert table.next_channel("unknown") is None
 
 
@@ -28,7 +28,7 @@ def test_whom_nobody_has_started_is_no_news(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level("DEBUG"):
         for group in ("CLIENT_INNER_PRODUCER", "SPARK_TXN", "shop"):
             table.heartbeat(group, member, 0)
-        table.channel_closed(member.connection)
+        table.channel_closed(member.peer)
     news = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
     assert [text.split()[2] for text in news] == ["shop:", "shop:"]
     assert len(caplog.records) == 6
@@ -39,13 +39,13 @@ def test_closing_members_are_passed_over() -> None:
     members = [channel(f"c{number}", number) for number in range(3)]
     for member in members:
         table.heartbeat("p", member, 0)
-    members[1].connection.close()
+    members[1].peer.close()
     picked = [table.next_channel("p") for _ in range(6)]
-    assert members[1].connection not in picked
-    assert set(picked) == {members[0].connection, members[2].connection}
-    members[0].connection.close()
-    assert table.next_channel("p") is members[2].connection
-    members[2].connection.close()
+    assert members[1].peer not in picked
+    assert set(picked) == {members[0].peer, members[2].peer}
+    members[0].peer.close()
+    assert table.next_channel("p") is members[2].peer
+    members[2].peer.close()
     assert table.next_channel("p") is None
 
 
@@ -56,12 +56,12 @@ def test_a_client_is_found_by_its_newest_channel() -> None:
     table.heartbeat("p", old, 0)
     table.heartbeat("p", new, 1)
     table.heartbeat("p", old, 2)
-    assert table.find("c") is new.connection
-    new.connection.close()
-    assert table.find("c") is old.connection, "one that is closing is no good"
-    table.channel_closed(new.connection)
-    assert table.find("c") is old.connection
-    table.channel_closed(old.connection)
+    assert table.find("c") is new.peer
+    new.peer.close()
+    assert table.find("c") is old.peer, "one that is closing is no good"
+    table.channel_closed(new.peer)
+    assert table.find("c") is old.peer
+    table.channel_closed(old.peer)
     assert table.find("c") is None
 
 
@@ -70,11 +70,11 @@ def test_a_client_is_found_while_it_is_in_any_group() -> None:
     c = channel("c")
     table.heartbeat("p", c, 0)
     table.heartbeat("CLIENT_INNER_PRODUCER", c, 0)
-    table.unregister("p", c.connection)
-    assert table.find("c") is c.connection
+    table.unregister("p", c.peer)
+    assert table.find("c") is c.peer
     assert table.connection_list("p") is None
-    table.unregister("CLIENT_INNER_PRODUCER", c.connection)
-    table.unregister("CLIENT_INNER_PRODUCER", c.connection)
+    table.unregister("CLIENT_INNER_PRODUCER", c.peer)
+    table.unregister("CLIENT_INNER_PRODUCER", c.peer)
     assert table.find("c") is None
     assert len(table) == 0
 
@@ -84,11 +84,11 @@ def test_a_connection_may_change_its_client_id() -> None:
     c = channel("c")
     table.heartbeat("p", c, 0)
     table.heartbeat("q", c, 0)
-    renamed = channel("z", connection=c.connection)
+    renamed = channel("z", peer=c.peer)
     table.heartbeat("p", renamed, 1)
     assert table.find("c") is None
-    assert table.find("z") is c.connection
-    table.channel_closed(c.connection)
+    assert table.find("z") is c.peer
+    table.channel_closed(c.peer)
     assert table.find("z") is None
     assert len(table) == 0
 
@@ -100,9 +100,9 @@ def test_silent_channels_are_closed() -> None:
         table.heartbeat(group, a, 0)
     table.heartbeat("p", b, 100)
     assert table.expire(120_000) == []
-    assert table.expire(120_001) == [a.connection]
+    assert table.expire(120_001) == [a.peer]
     assert table.find("a") is None
-    assert table.next_channel("p") is b.connection
+    assert table.next_channel("p") is b.peer
     assert len(table) == 1
 
 
@@ -111,9 +111,9 @@ def test_virtual_time_does_not_expire_open_connections() -> None:
     a, b = channel("a", 1), channel("b", 2)
     table.heartbeat("p", a, 0)
     table.heartbeat("p", b, 0)
-    b.connection.close()
+    b.peer.close()
     table.refresh(7_200_000)
-    assert table.expire(7_200_000) == [b.connection]
+    assert table.expire(7_200_000) == [b.peer]
 
 
 def test_names_of_any_length_are_not_kept() -> None:
@@ -127,7 +127,7 @@ def test_names_of_any_length_are_not_kept() -> None:
 def test_groups_of_one_connection_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(producers, "GROUPS_PER_CONNECTION_MAX", 2)
+    monkeypatch.setattr(producers, "GROUPS_PER_PEER_MAX", 2)
     table = ProducerTable()
     a = channel("a")
     assert [table.heartbeat(group, a, 0) for group in ("p", "q", "r")] == [True, True, False]

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from skylark.broker.admin.table_pages import PageRequest
 from skylark.broker.groups.subscription_groups import GroupTable, next_delay_ms
+from skylark.broker.table_pages import PageRequest
 from skylark.core.errors import BrokerError, InvalidParameterError
 from skylark.store.config_files import SUBSCRIPTION_GROUPS
 from skylark.wire.bodies.common_body import DataVersion

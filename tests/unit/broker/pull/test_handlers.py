@@ -346,7 +346,7 @@ async def test_a_broker_that_stops_answers_what_it_holds(tmp_path: Path) -> None
     async with stored(tmp_path) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
-        world.graph.pulls.stop()
+        world.graph.pulls.waiting.stop()
         assert position(await held) == (19, "NO_MESSAGE_IN_QUEUE", 0)
         assert (await world.pull(sysFlag=OWN | SUSPEND)).code == 19
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skylark.broker.overload.overload_guard import Reason
-from skylark.broker.pull.handlers import HeldPull
+from skylark.broker.pull.held_pull_runner import HeldPull
 from skylark.net.connection import Connection
 from skylark.net.write_queue import WriteQueue
 from skylark.store.message_reader import GetResult
@@ -167,7 +167,7 @@ async def test_producers_have_their_answers_before_pulls_are_woken(
     async with stored(tmp_path, flushDiskType=flush) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
-        pulls, (consumer,) = world.graph.pulls, world.graph.server.connections
+        pulls, (consumer,) = world.graph.pulls.waiting, world.graph.server.connections
         run, sender = pulls._run_again, await deaf(world)
         await world.clock.drain()
         (producer,) = world.graph.server.connections - {consumer}
@@ -213,14 +213,14 @@ async def test_many_pulls_are_woken_in_several_turns(tmp_path: Path) -> None:
         world.add_topic("T", 1)
         tasks = [await world.begin_pull() for _ in range(200)]
         ran: list[int] = []
-        run_some = world.graph.pulls._run_woken
+        run_some = world.graph.pulls.waiting._run_woken
 
         def noted() -> None:
-            before = len(world.graph.pulls._woken)
+            before = len(world.graph.pulls.waiting._woken)
             run_some()
-            ran.append(before - len(world.graph.pulls._woken))
+            ran.append(before - len(world.graph.pulls.waiting._woken))
 
-        world.graph.pulls._run_woken = noted  # type: ignore[method-assign]
+        world.graph.pulls.waiting._run_woken = noted  # type: ignore[method-assign]
         await world.send()
         assert [bodies_of(await task) for task in tasks] == [[b"hello"]] * 200
         assert ran == [64, 64, 64, 8]

@@ -24,7 +24,7 @@ HERE = FakeConnection()
 def park(held: HeldPulls[str], token: str, now_ms: int = 0, **changes: Any) -> bool:
     """Park a pull at the end (10) of queue 0 of T, for 15 s."""
     arguments: dict[str, Any] = {
-        "connection": HERE,
+        "peer": HERE,
         "offset": 10,
         "max_offset": 10,
         "deadline_ms": now_ms + HOLD_MS,
@@ -130,8 +130,8 @@ def test_closed_connections_are_forgotten() -> None:
     held: HeldPulls[str] = HeldPulls()
     gone = FakeConnection()
     park(held, "mine")
-    park(held, "theirs", connection=gone)
-    park(held, "theirs too", connection=gone, queue_id=1)
+    park(held, "theirs", peer=gone)
+    park(held, "theirs too", peer=gone, queue_id=1)
     held.drop(gone)
     held.drop(gone)
     assert len(held) == 1
@@ -149,11 +149,11 @@ def test_all_can_be_woken() -> None:
 
 
 def test_limits_refuse() -> None:
-    held: HeldPulls[str] = HeldPulls(count_max=4, per_queue_max=2, per_connection_max=3)
+    held: HeldPulls[str] = HeldPulls(count_max=4, per_queue_max=2, per_peer_max=3)
     assert [park(held, "pull") for _ in range(3)] == [True, True, False], "per queue"
-    assert [park(held, "pull", queue_id=1) for _ in range(2)] == [True, False], "per connection"
+    assert [park(held, "pull", queue_id=1) for _ in range(2)] == [True, False], "per peer"
     other = FakeConnection()
-    assert [park(held, "pull", queue_id=n, connection=other) for n in (2, 3)] == [True, False]
+    assert [park(held, "pull", queue_id=n, peer=other) for n in (2, 3)] == [True, False]
     assert len(held) == 4
     assert held.arrived("T", 0, 11, 0) == ["pull", "pull"]
     assert park(held, "pull"), "there is room again"
@@ -280,7 +280,7 @@ def test_against_a_naive_model(events: list[tuple[Any, ...]]) -> None:
                     "T",
                     queue_id,
                     token,
-                    connection=pull.connection,
+                    peer=pull.connection,
                     offset=pull.offset,
                     max_offset=end,
                     now_ms=now_ms,

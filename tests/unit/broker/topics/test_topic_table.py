@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skylark.broker.admin.table_pages import PageRequest
+from skylark.broker.table_pages import PageRequest
 from skylark.broker.topics.topic_table import (
     QUEUE_COUNT_MAX,
     TopicChange,

@@ -16,6 +16,7 @@ from skylark.broker.transaction.check_back import SLICE_COUNT
 from skylark.broker.transaction.check_policy import Waiting
 from skylark.broker.transaction.half_message import turn_into_half
 from skylark.core.clock import LoopClock
+from skylark.net.connection import Connection
 from skylark.store.commit_log import Draft
 from skylark.store.running_flags import StoreFlag
 from skylark.testing.memory_net import MemoryNetwork
@@ -67,7 +68,7 @@ async def test_a_round_waits_for_a_producer_that_does_not_read(tmp_path: Path) -
     async with shop(tmp_path) as world:
         await world.producer.send("U1")
         connection = world.graph.producers.next_channel("pg")
-        assert connection is not None
+        assert isinstance(connection, Connection)
         connection._outbound.paused = True
         await world.clock.advance(seconds=32)
         assert len(world.records(HALF)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.broker.admin.table_pages import PageRequest, page_of
+from skylark.broker.table_pages import PageRequest, page_of
 from skylark.wire.bodies.common_body import DataVersion
 
 VERSION = DataVersion(counter=3, timestamp=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.broker.pull.consumer_filters import (
+from skylark.broker.groups.consumer_filters import (
     DEAD_BEFORE_LOAD_MS,
     DEAD_KEPT_MS,
     ConsumerFilter,

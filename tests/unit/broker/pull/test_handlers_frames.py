@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.pull.handlers import FRAME_BODY_MAX
-from skylark.broker.pull.pull_replies import found_frame, position_ext
+from skylark.broker.api import PullResult
+from skylark.broker.pull.handlers import FRAME_BODY_MAX, found_frame, position_ext
 from skylark.net.dispatch import Interceptor
 from skylark.net.write_queue import view_response
 from skylark.store.message_reader import GetResult
 from skylark.store.store_results import GetStatus
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.frame import encode_frame
 from tests.unit.broker.stored import bodies_of, stored
@@ -22,7 +22,7 @@ from tests.unit.broker.stored import bodies_of, stored
 @pytest.mark.parametrize("views", [[b"records"], [b"rec", b"ords"]])
 def test_a_frame_is_what_would_be_encoded(views: list[bytes]) -> None:
     topic, group = TopicConfig(topic_sys_flag=2), SubscriptionGroupConfig(group_sys_flag=1)
-    result = GetResult(
+    found = GetResult(
         status=GetStatus.FOUND,
         next_offset=1 << 40,
         min_offset=3,
@@ -32,13 +32,15 @@ def test_a_frame_is_what_would_be_encoded(views: list[bytes]) -> None:
         size=7,
     )
     request = Command(code=RequestCode.PULL_MESSAGE, opaque=77)
-    ext = position_ext(1, result.next_offset, 3, 1 << 41, topic, group)
-    response = view_response(request, 0, "FOUND", ext=ext, leased=result)
-    frame = found_frame(request, 1, result, topic, group)
+    result = PullResult(
+        ResponseCode.SUCCESS, "FOUND", 1, found.next_offset, 3, 1 << 41, topic, group, found
+    )
+    response = view_response(request, 0, "FOUND", ext=position_ext(result), leased=found)
+    frame = found_frame(request, result)
     response.leased = None
     response.body = b"records"
     assert frame == encode_frame(response)
-    assert result.views == ()  # given back
+    assert found.views == ()  # released
 
 
 class Seeing(Interceptor):
