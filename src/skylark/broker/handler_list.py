@@ -15,12 +15,12 @@ from skylark.broker.admin.offset_reset import ResetHandlers
 from skylark.broker.admin.queue_inspection import QueueHandlers
 from skylark.broker.admin.refused_requests import Refusals
 from skylark.broker.admin.runtime_handlers import RuntimeHandlers, ServiceFacts
-from skylark.broker.admin.runtime_info import TimerFacts
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.stats_handlers import StatsHandlers
 from skylark.broker.admin.store_cleaning import CleaningHandlers
 from skylark.broker.admin.table_export import SyncHandlers
 from skylark.broker.admin.topic_handlers import TopicHandlers
+from skylark.broker.delay.timer_service import TimerFacts
 from skylark.broker.groups.handlers import (
     AssignmentHandlers,
     ClientHandlers,

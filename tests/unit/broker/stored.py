@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from skylark.broker.api import ApiInterceptor
 from skylark.broker.app import Broker
 from skylark.broker.composition import BrokerGraph
 from skylark.broker.config import load_broker_config
@@ -164,7 +165,12 @@ async def in_place(function: Callable[..., None], /, *args: Any) -> None:
 
 @asynccontextmanager
 async def stored(
-    root: Path, files: FileSystem | None = None, /, **given: str
+    root: Path,
+    files: FileSystem | None = None,
+    /,
+    *,
+    api_interceptors: Iterable[ApiInterceptor] = (),
+    **given: str,
 ) -> AsyncIterator[Stored]:
     """A broker from start to stop; settings by their Java names."""
     clock = VirtualClock()
@@ -175,6 +181,7 @@ async def stored(
         clock=clock,
         files=files,
         in_thread=in_place,
+        api_interceptors=api_interceptors,
     )
     await broker.start()
     forget = clock.on_advance(broker.clock_advanced)

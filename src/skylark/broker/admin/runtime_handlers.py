@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.admin.runtime_info import NO_POOL, RuntimeFacts, TimerFacts, runtime_info
+from skylark.broker.admin.runtime_info import NO_POOL, RuntimeFacts, runtime_info
+from skylark.broker.delay.timer_service import TimerFacts
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.overload.overload_guard import LoopWatch
 from skylark.broker.stats.stats_sampler import StatsSampler

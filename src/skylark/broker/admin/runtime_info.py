@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.broker.delay.timer_service import TimerFacts
 from skylark.core.java_text import java_double
 from skylark.replication.replication_service import ReplicationStatus
 from skylark.wire.codes import CURRENT_VERSION, version_name
@@ -33,16 +34,6 @@ POOLS: Final = {
     "ack": 100_000,
 }
 END_TRANSACTION_CAPACITY: Final = 100_000
-
-
-class TimerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the timer; all zeros without one."""
-
-    read_behind: int = 0
-    offset_behind: int = 0
-    congest_count: int = 0
-    enqueue_tps: float = 0.0
-    dequeue_tps: float = 0.0
 
 
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):

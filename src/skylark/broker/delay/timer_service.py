@@ -32,7 +32,8 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from skylark.broker.admin.runtime_info import TimerFacts
+import msgspec
+
 from skylark.broker.delay.timer_delivery import Delivery, Outcome, delete_key
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
@@ -65,6 +66,16 @@ WALL_LOOK_S: Final = 60.0  # the wall clock may be set while a slot is waited fo
 EXPIRED_LOOK_S: Final = 30.0
 STOP_GRACE_S: Final = 10.0
 RATE_WINDOW_S: Final = 10
+
+
+class TimerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the timer; all zeros without one."""
+
+    read_behind: int = 0
+    offset_behind: int = 0
+    congest_count: int = 0
+    enqueue_tps: float = 0.0
+    dequeue_tps: float = 0.0
 
 
 class TimerDoor:

@@ -70,7 +70,7 @@ class PullPolicy:
         self._has_master = has_master
 
     def bytes_max(self, header: PullMessageRequestHeader) -> int:
-        """Bytes of messages in one result, at most."""
+        """Bytes of messages in one result, at most, for a request that limits them."""
         bytes_max = SIZE_MAX
         if header.max_msg_bytes is not None:
             bytes_max = max(header.max_msg_bytes, PULL_BYTES_MIN)
@@ -179,18 +179,18 @@ class PullService:
         )
         self.held = self.waiting.held
 
-    def pull(self, peer: Peer, request: PullRequest) -> PullResult | Pending[PullOutcome]:
-        """Read now, or later if nothing is there and the request may wait; raises BrokerError."""
-        return self._pull(peer, request, is_first=True)
-
     def _pull_again(self, peer: Peer, request: PullRequest) -> PullResult:
-        result = self._pull(peer, request, is_first=False)
+        result = self.pull(peer, request, is_first=False)
         assert isinstance(result, PullResult), "a pull waits once"
         return result
 
-    def _pull(
-        self, peer: Peer, request: PullRequest, *, is_first: bool
+    def pull(
+        self, peer: Peer, request: PullRequest, *, is_first: bool = True
     ) -> PullResult | Pending[PullOutcome]:
+        """Read now, or later if nothing is there and the request may wait; raises BrokerError.
+
+        Endpoints leave ``is_first`` alone: a pull that was woken does not commit or wait again.
+        """
         began_at = self._clock.monotonic()
         header, checks = request.header, self._checks
         group = checks.group(request)
@@ -241,6 +241,9 @@ class PullService:
         )
 
     def _read(self, header: PullMessageRequestHeader, wanted: PullFilter) -> GetResult:
+        bytes_max = SIZE_MAX
+        if header.max_msg_bytes is not None or header.bulk:
+            bytes_max = self._policy.bytes_max(header)
         try:
             return self._store.reader.get(
                 header.topic,
@@ -249,7 +252,7 @@ class PullService:
                 max(1, header.max_msg_nums),
                 wanted.tags,
                 wanted.retried if wanted.sql is None else wanted.sql,
-                bytes_max=self._policy.bytes_max(header),
+                bytes_max=bytes_max,
                 bulk=header.bulk or False,
             )
         except StoreError as error:

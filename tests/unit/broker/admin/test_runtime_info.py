@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.admin.runtime_info import RuntimeFacts, TimerFacts, byte_count, runtime_info
+from skylark.broker.admin.runtime_info import RuntimeFacts, byte_count, runtime_info
+from skylark.broker.delay.timer_service import TimerFacts
 from skylark.broker.stats.store_stats import DayTotals, StoreStats
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.fastjson import decode_body

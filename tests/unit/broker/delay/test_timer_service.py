@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from skylark.broker.admin.runtime_info import TimerFacts
 from skylark.broker.delay import timer_service as timer_module
-from skylark.broker.delay.timer_service import TimerService
+from skylark.broker.delay.timer_service import TimerFacts, TimerService
 from skylark.broker.send.message_policy import NO_DESTINATIONS
 from skylark.core.names import TIMER_TOPIC
 from skylark.store.commit_log import Draft
