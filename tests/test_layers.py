@@ -64,6 +64,8 @@ TABLE: dict[str, Layer] = {
     "broker": Layer(
         skylark=_set("core wire net store filter auth replication"), lazily=_set("numpy")
     ),
+    # An endpoint of the broker: it uses the services, and nothing behind them.
+    "proxy": Layer(skylark=_set("core wire net auth broker.api")),
     "client": Layer(skylark=_set("core wire net filter auth"), lazily=_set("numpy")),
     "admin": Layer(skylark=_set("core wire client")),
     # An application of the clients: nothing of servers, so that it measures any RocketMQ.
@@ -116,6 +118,69 @@ DYNAMIC_IMPORT_FILES = _set("skylark/cli/main.py skylark/spark/moved_modules.py"
 FILES_NEVER = {
     "skylark/spark/resolver.py": _set("pyspark"),
     "skylark/spark/java.py": _set("pyspark"),
+}
+
+
+# Inside the broker: a feature imports another only by its services and tables. Everything that is
+# not a feature stands directly in skylark/broker.
+BROKER_SHARED = _set("api config live_settings saved_replies table_pages table_saver")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A folder of the broker."""
+
+    #: Its modules that other features may import: services, tables, what they take and return.
+    offers: frozenset[str] = frozenset()
+    #: The features whose offers it may import. There is no cycle in this.
+    uses: frozenset[str] = frozenset()
+
+
+BROKER_FEATURES: dict[str, Feature] = {
+    "topics": Feature(offers=_set("attributes topic_routes topic_table")),
+    "groups": Feature(
+        offers=_set(
+            "broadcast_offsets client_channel consumer_filters consumer_offsets consumer_table"
+            " producer_table queue_locks request_modes subscription_groups"
+        ),
+        uses=_set("topics"),
+    ),
+    "stats": Feature(
+        offers=_set("broker_stats stats_sampler store_stats"), uses=_set("topics groups")
+    ),
+    "overload": Feature(offers=_set("overload_guard"), uses=_set("groups stats")),
+    "pull": Feature(uses=_set("topics groups stats")),
+    "send": Feature(
+        offers=_set("message_policy message_writer own_copies put_outcome put_pipeline"),
+        uses=_set("topics groups stats"),
+    ),
+    "transaction": Feature(uses=_set("topics groups stats send")),
+    "delay": Feature(offers=_set("timer_service"), uses=_set("topics stats send")),
+    "slave": Feature(uses=_set("topics groups")),
+    "admin": Feature(uses=_set("topics groups stats delay overload")),
+}
+
+# Imports that the table forbids, each with its reason; one that is gone must leave the list.
+BROKER_EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("send/send_step.py", "transaction.half_message"): "a send stores half messages",
+    ("send/send_step.py", "transaction.transaction_service"): "and has to have them counted",
+    ("transaction/half_batches.py", "send.send_checks"): "many half messages are checked as one",
+    ("transaction/half_batches.py", "send.send_step"): "their ids are those of a batch",
+    ("transaction/transaction_service.py", "send.send_checks"): "the type of its drafts",
+    ("stats/metrics.py", "overload.overload_guard"): "shows its counters",
+    ("stats/metrics.py", "topics.registration"): "shows its counters",
+    ("stats/metrics_exporter.py", "composition"): "shows the state of every part (types only)",
+}
+
+# Files besides the handlers and admin/ that know connections.
+BROKER_KNOWS_CONNECTIONS = {
+    "composition.py": "wires the remoting server",
+    "remoting_interception.py": "an interceptor of the remoting server",
+    "overload/overload_guard.py": "an interceptor of the remoting server",
+    "stats/rpc_latency.py": "an interceptor of the remoting server",
+    "send/recall.py": "has a remoting handler",
+    "send/send_back.py": "has a remoting handler",
+    "transaction/half_batches.py": "has a remoting handler",
 }
 
 
@@ -245,6 +310,103 @@ def faults(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{item.line}: {fault_text}"
 
 
+def feature_imports(path: str, source: str) -> Iterator[tuple[str, bool]]:
+    """The modules of the broker that a file of a feature imports, and whether it may.
+
+    ``path`` is relative to the broker; modules of its own feature do not count.
+    """
+    name = path.partition("/")[0]
+    feature = BROKER_FEATURES[name]
+    collector = _Collector()
+    collector.visit(ast.parse(source))
+    for item in collector.imports:
+        if not item.dotted.startswith("skylark.broker."):
+            continue
+        target, _, rest = item.dotted.removeprefix("skylark.broker.").partition(".")
+        module = rest.partition(".")[0]
+        if target == name:
+            continue
+        if target in BROKER_FEATURES:
+            allowed = target in feature.uses and module in BROKER_FEATURES[target].offers
+            yield f"{target}.{module}", allowed
+        else:
+            yield target, target in BROKER_SHARED
+
+
+def _feature_files() -> Iterator[tuple[str, str]]:
+    broker = SRC / "skylark" / "broker"
+    for file in sorted(broker.rglob("*.py")):
+        path = file.relative_to(broker).as_posix()
+        if "/" in path:
+            yield path, file.read_text()
+
+
+def test_features_of_the_broker_use_each_others_services() -> None:
+    forbidden = {
+        (path, module)
+        for path, source in _feature_files()
+        for module, allowed in feature_imports(path, source)
+        if not allowed
+    }
+    new = forbidden - BROKER_EXCEPTIONS.keys()
+    assert not new, "\n".join(f"broker/{path} may not import {module}" for path, module in new)
+    gone = BROKER_EXCEPTIONS.keys() - forbidden
+    assert not gone, f"exceptions that nothing needs any more: {sorted(gone)}"
+
+
+def test_features_of_the_broker_have_no_cycle() -> None:
+    def reach(feature: str, seen: tuple[str, ...]) -> None:
+        assert feature not in seen, " -> ".join((*seen, feature))
+        for used in BROKER_FEATURES[feature].uses:
+            reach(used, (*seen, feature))
+
+    for feature in BROKER_FEATURES:
+        reach(feature, ())
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "found"),
+    [
+        ("pull/a.py", "from skylark.broker.api import Peer", ("api", True)),
+        (
+            "pull/a.py",
+            "import skylark.broker.groups.consumer_table",
+            ("groups.consumer_table", True),
+        ),
+        ("pull/a.py", "from skylark.broker.pull import long_polling", None),
+        ("pull/a.py", "from skylark.broker.groups import handlers", ("groups.handlers", False)),
+        (
+            "pull/a.py",
+            "from skylark.broker.send.message_writer import W",
+            ("send.message_writer", False),
+        ),
+        ("groups/a.py", "from skylark.broker import app", ("app", False)),
+        (
+            "groups/a.py",
+            "from skylark.broker.pull.long_polling import X",
+            ("pull.long_polling", False),
+        ),
+    ],
+)
+def test_an_import_of_a_feature(path: str, source: str, found: tuple[str, bool] | None) -> None:
+    assert list(feature_imports(path, source)) == ([] if found is None else [found])
+
+
+def test_only_handlers_and_wiring_know_connections() -> None:
+    broker = SRC / "skylark" / "broker"
+    found = set()
+    for file in broker.rglob("*.py"):
+        path = file.relative_to(broker).as_posix()
+        collector = _Collector()
+        collector.visit(ast.parse(file.read_text()))
+        if any(item.dotted.startswith("skylark.net.connection") for item in collector.imports):
+            found.add(path)
+    found = {
+        path for path in found if not path.startswith("admin/") and not path.endswith("handlers.py")
+    }
+    assert found == BROKER_KNOWS_CONNECTIONS.keys()
+
+
 def test_sources_follow_the_table() -> None:
     found = [
         fault
@@ -304,6 +466,8 @@ def test_table_has_no_cycle() -> None:
         ("skylark/namesrv/a.py", "from skylark.store import x", "namesrv may not import"),
         ("skylark/broker/a.py", "from skylark.namesrv import x", "broker may not import"),
         ("skylark/broker/a.py", "from skylark.client import x", "broker may not import"),
+        ("skylark/proxy/a.py", "from skylark.broker.app import Broker", "proxy may not import"),
+        ("skylark/proxy/a.py", "from skylark.broker import pull", "proxy may not import"),
         ("skylark/client/a.py", "from skylark.store import x", "client may not import"),
         ("skylark/client/a.py", "from skylark.broker import x", "client may not import"),
         ("skylark/client/a.py", "def f():\n  import pyarrow", "may not import pyarrow"),
@@ -348,6 +512,8 @@ def test_a_break_is_reported(path: str, source: str, expected: str) -> None:
         ),
         ("skylark/wire/a.py", "if TYPE_CHECKING:\n  from mmap import mmap"),
         ("skylark/store/a.py", "import mmap, os, threading"),
+        ("skylark/proxy/a.py", "from skylark.broker.api import Peer"),
+        ("skylark/proxy/a.py", "from skylark.broker import api"),
         ("skylark/client/arrow/arrow_reader.py", "def f():\n  import pyarrow"),
         ("skylark/launch/a.py", "from skylark.spark import resolver"),
         ("skylark/launch/a.py", "from skylark.spark.resolver import Resolver"),

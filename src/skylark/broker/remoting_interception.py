@@ -12,13 +12,33 @@ does not have the adapter, and its requests pay nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from skylark.broker.api import BrokerServices, Operation, Resource
 from skylark.net.connection import Connection
 from skylark.wire.catalogue import CATALOGUE, name_of
 from skylark.wire.command import Command
-from skylark.wire.rows.catalogue_row import Access
+from skylark.wire.rows.catalogue_row import Row
+
+
+class _Source(NamedTuple):
+    """Where a request names a resource."""
+
+    kind: str
+    field: str | None  # the cluster has none
+    separator: str | None
+
+
+def _sources(row: Row) -> tuple[_Source, ...]:
+    return tuple(
+        _Source(each.resource.lower(), each.field, each.separator)
+        for each in row.access
+        if each.field is not None or each.resource == "Cluster"
+    )
+
+
+_OPERATIONS = {code: Operation(name=row.name, code=code) for code, row in CATALOGUE.items()}
+_SOURCES = {code: _sources(row) for code, row in CATALOGUE.items()}
 
 
 class RemotingInterception:
@@ -26,38 +46,32 @@ class RemotingInterception:
 
     def __init__(self, services: BrokerServices) -> None:
         self._services = services
-        self._operations = {
-            code: Operation(name=row.name, code=code) for code, row in CATALOGUE.items()
-        }
 
     def before(self, connection: Connection, request: Command) -> None:
         """Raises BrokerError if an interceptor refuses the request."""
-        self._services.admit(connection, self._operation(request.code), resources_of(request))
+        self._services.admit(connection, operation_of(request.code), resources_of(request))
 
     def after(
         self, connection: Connection, request: Command, response: Command | None
     ) -> Command | None:
         code = None if response is None else response.code
-        self._services.finished(connection, self._operation(request.code), code)
+        self._services.finished(connection, operation_of(request.code), code)
         return response
 
-    def _operation(self, code: int) -> Operation:
-        found = self._operations.get(code)
-        return Operation(name=name_of(code), code=code) if found is None else found
+
+def operation_of(code: int) -> Operation:
+    """What a request of this code wants."""
+    found = _OPERATIONS.get(code)
+    return Operation(name=name_of(code), code=code) if found is None else found
 
 
 def resources_of(request: Command) -> list[Resource]:
     """What a request is about, as far as its header says so."""
-    row = CATALOGUE.get(request.code)
-    return [] if row is None else [each for entry in row.access for each in _named(entry, request)]
-
-
-def _named(access: Access, request: Command) -> Iterator[Resource]:
-    kind = access.resource.lower()
-    if access.resource == "Cluster":
-        yield Resource(kind, "")
-        return
-    text = None if access.field is None else (request.ext or {}).get(access.field)
-    if text:
-        for name in text.split(access.separator) if access.separator else [text]:
-            yield Resource(kind, name)
+    resources = []
+    for kind, field, separator in _SOURCES.get(request.code, ()):
+        if field is None:
+            resources.append(Resource(kind, ""))
+        elif text := (request.ext or {}).get(field):
+            names = [text] if separator is None else text.split(separator)
+            resources += [Resource(kind, name) for name in names]
+    return resources

@@ -167,9 +167,8 @@ async def in_place(function: Callable[..., None], /, *args: Any) -> None:
 async def stored(
     root: Path,
     files: FileSystem | None = None,
-    /,
-    *,
     api_interceptors: Iterable[ApiInterceptor] = (),
+    /,
     **given: str,
 ) -> AsyncIterator[Stored]:
     """A broker from start to stop; settings by their Java names."""

@@ -115,9 +115,10 @@ class FakeEndpoint:
             batch=batch,
         )
         request = SendRequest(header, body)
-        return self._admitted(
+        result: SendResult | Pending[SendResult] = self._admitted(
             RequestCode.SEND_MESSAGE_V2, [Resource("topic", topic)], lambda: self._put(request)
         )
+        return result
 
     async def sent(self, *args: Any, **options: Any) -> SendResult:
         """Send, and wait: the first message of a new topic waits until the topic is saved."""
@@ -196,10 +197,10 @@ class FakeEndpoint:
         return cast("ResultT", later)
 
 
-async def waited_for(result: ResultT | Pending[ResultT]) -> ResultT:
-    if not isinstance(result, Pending):
+async def waited_for(result: SendResult | Pending[SendResult]) -> SendResult:
+    if isinstance(result, SendResult):
         return result
-    future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
     result.then(future.set_result)
     return await future
 
@@ -433,7 +434,7 @@ class Refusing:
 
 async def test_an_interceptor_refuses_a_topic_for_every_endpoint(tmp_path: Path) -> None:
     refusing = Refusing("Closed")
-    async with stored(tmp_path, api_interceptors=[refusing]) as world:
+    async with stored(tmp_path, None, [refusing]) as world:
         endpoint = FakeEndpoint(world.broker.services)
         assert (await endpoint.sent("T")).code == 0
         with pytest.raises(NoPermissionError):
@@ -471,7 +472,7 @@ def bodies_read(answer: Command) -> list[bytes]:
 
 async def test_an_interceptor_sees_the_end_of_a_held_pull(tmp_path: Path) -> None:
     watching = Refusing("Closed")
-    async with stored(tmp_path, api_interceptors=[watching]) as world:
+    async with stored(tmp_path, None, [watching]) as world:
         world.add_topic("T", 1)
         held = await world.begin_pull()
         assert watching.after_calls == []
@@ -488,7 +489,7 @@ async def test_an_interceptor_sees_the_end_of_a_held_pull(tmp_path: Path) -> Non
 
 async def test_a_remoting_client_has_its_client_id_at_its_peer(tmp_path: Path) -> None:
     watching = Refusing("Closed")
-    async with stored(tmp_path, api_interceptors=[watching]) as world:
+    async with stored(tmp_path, None, [watching]) as world:
         await world.call(RequestCode.HEART_BEAT, {}, encode_body(heartbeat("remote")))
         await world.send()
         assert watching.before_calls[-1][0].client_id == "remote"
@@ -497,5 +498,5 @@ async def test_a_remoting_client_has_its_client_id_at_its_peer(tmp_path: Path) -
 async def test_without_interceptors_requests_take_the_short_way(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         assert world.graph.server.dispatcher.judged_alike
-    async with stored(tmp_path / "seen", api_interceptors=[Refusing("Closed")]) as world:
+    async with stored(tmp_path / "seen", None, [Refusing("Closed")]) as world:
         assert not world.graph.server.dispatcher.judged_alike
