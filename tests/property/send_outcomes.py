@@ -21,8 +21,9 @@ import asyncio
 import enum
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -30,16 +31,25 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from skylark.broker import config as broker_config
+from skylark.broker.api import SendRequest
+from skylark.broker.pull import pull_replies
+from skylark.broker.send.message_policy import NORMALISE
+from skylark.broker.send.send_replies import SendReplies
+from skylark.broker.send.send_step import SendStep
+from skylark.broker.transaction.recent_halves import RecentHalves
 from skylark.core.hashing import decode_offset_id
 from skylark.core.names import HALF_TOPIC
+from skylark.net import dispatch
+from skylark.store import reput
 from skylark.store.timer.timer_store import TimerOptions
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from skylark.wire import header_binary
+from skylark.wire import command_codec
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
+from skylark.wire.command_codec import ShapedResponse
 from skylark.wire.frame import FrameBuffer, encode_frame
-from skylark.wire.header_layout import Layouts
+from skylark.wire.header_layout import LayoutTable
 from skylark.wire.message import MessageRecord, decode_record, iter_records
 from tests.property.send_requests import (
     BODY_SIZE_MAX,
@@ -51,7 +61,6 @@ from tests.property.send_requests import (
     Place,
     Places,
     Request,
-    Send,
     SendBack,
 )
 from tests.unit.broker.stats.test_metrics_exporter import ON, scrape
@@ -96,8 +105,7 @@ _KEY_NAMES: Final = ("UNIQ_KEY", "KEYS")
 class Way(enum.Enum):
     """How requests reach the broker."""
 
-    #: One by one, each handled by the handler for a single request, its header read field by
-    #: field: the plain form, which defines the meaning.
+    #: One by one, with every accelerated form off (:func:`_plain_forms`): it defines the meaning.
     PLAIN = "plain"
     #: One by one, each answered before the next is written.
     ALONE = "alone"
@@ -162,8 +170,10 @@ async def play(
     Without ``frames``, for a way that goes one by one, each is made when those before it have been
     answered: requests may refer to what these have stored.
     """
-    header_binary._layouts = Layouts()
-    async with _small_broker(case.settings) as world:
+    command_codec._layouts = LayoutTable()
+    async with _small_broker(case.settings) as world, AsyncExitStack() as stack:
+        if way is Way.PLAIN:
+            stack.enter_context(_plain_forms(world))
         add_topics(world)
         await world.clock.drain()
         if not case.is_timed:
@@ -189,8 +199,37 @@ async def play(
 @asynccontextmanager
 async def _small_broker(given: Mapping[str, str]) -> AsyncIterator[Stored]:
     with patch.object(broker_config, "TimerOptions", SMALL_TIMER):
-        async with stored(Path("/"), FaultyFileSystem(), **GIVEN, **given) as world:
+        async with stored(Path("/"), FaultyFileSystem(), **{**GIVEN, **given}) as world:
             yield world
+
+
+@contextmanager
+def _plain_forms(world: Stored) -> Iterator[None]:
+    """Turn off whatever is quicker than the form that defines the meaning."""
+    for server in world.graph.servers:
+        server.dispatcher.runs.clear()
+    sends = world.graph.puts._steps[SendRequest]
+    assert isinstance(sends, SendStep)
+    with ExitStack() as stack:
+        for target, name, plain in (
+            # Properties are taken apart and written anew, also where they ask for nothing.
+            (sends, "_scan", lambda _text: (None, NORMALISE)),
+            # Half messages are read from the log.
+            (RecentHalves, "find", lambda _self, _header: None),
+            # Queue and index entries are made one by one, each from its own record.
+            (reput, "_ALIKE_MIN", sys.maxsize),
+            (reput.Dispatch, "_enter_at_once", lambda *_: False),
+            # Answers are written by the plain codec, from a map of their fields.
+            (SendReplies, "write", SendReplies._command),
+            (dispatch, "write", _write_plainly),
+            (pull_replies, "write", _write_plainly),
+        ):
+            stack.enter_context(patch.object(target, name, plain))
+        yield
+
+
+def _write_plainly(response: Command | ShapedResponse) -> bytes:
+    return encode_frame(response.command() if isinstance(response, ShapedResponse) else response)
 
 
 def pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
@@ -207,17 +246,14 @@ async def _play_one_by_one(
     places: Places,
     frames: Sequence[bytes] | None,
 ) -> list[bytes]:
-    if way is Way.PLAIN:
-        for server in world.graph.servers:
-            server.dispatcher.runs.clear()
     written = []
     for opaque, request in enumerate(case.requests):
         if way is Way.PLAIN:
-            header_binary._layouts = Layouts()
-        frame = encode_frame(request.command(opaque, places)) if frames is None else frames[opaque]
+            command_codec._layouts = LayoutTable()
+        frame = request.frame(opaque, places) if frames is None else frames[opaque]
         await peer.write(frame)
         written.append(frame)
-        if case.is_ordered and isinstance(request, Send):
+        if case.is_ordered:
             places.latest_half = _half_of(world, peer, opaque) or places.latest_half
     return written
 
@@ -301,7 +337,7 @@ async def _store_first(world: Stored, peer: Peer) -> Places:
     opaque = SEED_OPAQUE
     for sends, found in ((MESSAGES, places.messages), (HALVES, places.halves)):
         for send in sends:
-            await peer.write(encode_frame(send.command(opaque, places)))
+            await peer.write(send.frame(opaque, places))
             ext = peer.answers[opaque].ext or {}
             found.append(_place(ext) if "msgId" in ext else Place(0, 0, "none"))
             opaque += 1

@@ -2,15 +2,15 @@
 
 A request is a small value without offsets: :class:`Send` (10, 310 and 320), :class:`SendBack` (36)
 and :class:`EndTransaction` (37). The last two name a message that was stored before, and
-:meth:`command` is told where it is (:class:`Places`). So one list of requests can be played against
-several brokers.
+:meth:`~Request.command` is told where it is (:class:`Places`). So one list of requests can be
+played against several brokers. Recorded ones are in :mod:`tests.property.java_requests`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from hypothesis import strategies as st
 
@@ -20,6 +20,7 @@ from skylark.wire.batch import BatchMessage, encode_batch
 from skylark.wire.bodies.config import TopicFilterType
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import FLAG_ONEWAY, SERIALIZE_BINARY, SERIALIZE_JSON, Command
+from skylark.wire.frame import encode_frame
 from skylark.wire.headers.txn import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_UNKNOWN
 
 GROUP: Final = "G"  # its retry and dead-letter topics are sent to
@@ -90,12 +91,20 @@ class Places:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Envelope:
+class Request:
     """What requests have in common."""
 
     is_oneway: bool = False
     is_binary: bool = False
     version: int = CURRENT_VERSION
+
+    def command(self, opaque: int, places: Places) -> Command:
+        """The request with this opaque."""
+        raise NotImplementedError
+
+    def frame(self, opaque: int, places: Places) -> bytes:
+        """The same as it is written."""
+        return encode_frame(self.command(opaque, places))
 
     def enclose(
         self, code: int, opaque: int, ext: Mapping[str, str | None], body: bytes | None = None
@@ -112,7 +121,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Send(Envelope):
+class Send(Request):
     """One message, or a batch if there are ``parts``.
 
     ``{id}`` in properties stands for the number of the request, so that unique ids differ.
@@ -199,7 +208,7 @@ LONG_NAMES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SendBack(Envelope):
+class SendBack(Request):
     """A message that was stored before comes back.
 
     Its group has no other use: this request is handled by a task, after the sends that came with
@@ -226,7 +235,7 @@ class SendBack(Envelope):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndTransaction(Envelope):
+class EndTransaction(Request):
     """The decision about a half message: ``half`` of those stored before the list, or the latest of
     the list itself (None)."""
 
@@ -257,8 +266,6 @@ class EndTransaction(Envelope):
         }
         return self.enclose(RequestCode.END_TRANSACTION, opaque, ext)
 
-
-Request: TypeAlias = Send | SendBack | EndTransaction
 
 # ---- messages that are there before --------------------------------------------------------------
 
@@ -293,7 +300,7 @@ _TIMES: Final = tuple(
 _DELAYS: Final = ("0", "-5", "1", "5", "90", "86400", "259200", "259201", "x", "9" * 19, "9" * 30)
 #: Names that a broker knows, and values that they may come with.
 _VALUES: Final[Mapping[str, tuple[str, ...]]] = {
-    "UNIQ_KEY": ("U{id}", "unique-{id}", "{id}ü"),
+    "UNIQ_KEY": ("U{id}", "unique-{id}", "long-unique-id-{id}", "{id}ü"),
     "KEYS": ("k{id}", "k{id} common", "größe", " ", "common common"),
     "TAGS": ("A", "B", "größe", "A||B"),
     "WAIT": ("true", "false", "FALSE", "x"),
@@ -470,7 +477,8 @@ def _of(*items: str, end: str = "\x02") -> str:
 
 _HALF_ITEMS: Final = ("TRAN_MSG=true", "PGROUP=pg")
 #: A list with every kind of request and of outcome; plain messages stand between the others, so
-#: that there are runs.
+#: that there are runs. What it leaves behind was recorded (:mod:`tests.property.send_oracle`):
+#: further kinds go into lists of their own.
 EVERY_KIND: Final[tuple[Request, ...]] = (
     Send(),
     Send(queue_id=1, flag=7, reconsume_times=1, properties=_of("TAGS=A", "KEYS=k{id} common")),
@@ -542,3 +550,17 @@ EVERY_KIND_BACK: Final[tuple[Request, ...]] = (
     Send(properties=_of(*_HALF_ITEMS), sys_flag=4),
     EndTransaction(half=0),
 )
+#: Names that occur twice, in messages that nothing else is special about and in others.
+NAMES_TWICE: Final[tuple[Request, ...]] = (
+    Send(properties=_of("TAGS=A", "TAGS=B")),
+    Send(properties=_of("TAGS=A", "TAGS=B", end="")),
+    Send(properties=_of("UNIQ_KEY=V{id}", "KEYS=k{id}", "KEYS=l{id}")),
+    Send(properties=_of(*_HALF_ITEMS, "PGROUP=other", "PGROUP=pg"), sys_flag=4),
+    EndTransaction(half=None),
+    Send(properties=_of("DELAY=1", "DELAY=2")),
+    Send(properties=_of("TRAN_MSG=true", "TRAN_MSG=false")),
+)
+#: Messages of one producer, with nothing but the end of the unique id to tell them apart.
+ALIKE: Final[tuple[Request, ...]] = (
+    Send(properties="UNIQ_KEY\x01long-unique-id-{id}\x02KEYS\x01common\x02"),
+) * 8

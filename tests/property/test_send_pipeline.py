@@ -1,10 +1,14 @@
 """Sends give the same whether they come alone, in one write, cut anywhere, or as a batch.
 
-The plain form of a send is :data:`~tests.property.send_outcomes.Way.PLAIN`: one request, handled
-by the handler for a single request. Whatever is quicker (runs, half messages kept in memory,
-headers that are cut by a known layout, answers from a template) must leave the same answers,
-records, queue and index entries, counters, metrics and wake-ups. What each outcome holds, and what
-is masked, is in :mod:`tests.property.send_outcomes`.
+The plain form of a send is :data:`~tests.property.send_outcomes.Way.PLAIN`: one request, with all
+that is accelerated turned off. Whatever is quicker (runs, properties that are scanned and not taken
+apart, half messages kept in memory, headers split by a known layout, answers from a template, queue
+and index entries made for many records at once) must leave the same answers, records, queue and
+index entries, counters, metrics and wake-ups. What each outcome holds, and what is masked, is in
+:mod:`tests.property.send_outcomes`.
+
+All ways share one pipeline, so that the plain form is itself compared: with the outcomes that a
+broker left behind before there was one (:mod:`tests.property.send_oracle`).
 
 More examples: ``SEND_EXAMPLES=2000 pytest tests/property/test_send_pipeline.py``.
 """
@@ -13,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -27,11 +31,15 @@ from skylark.wire.batch import BatchMessage
 from skylark.wire.codes import RequestCode
 from skylark.wire.layout import FLAG_TRANSACTION_MASK
 from skylark.wire.properties import parse_properties
+from tests.property import send_oracle
+from tests.property.java_requests import JAVA_RELEASES, JAVA_REQUESTS, JAVA_SETTINGS
 from tests.property.send_outcomes import Case, Outcome, Way, differences, play
 from tests.property.send_requests import (
+    ALIKE,
     BATCH_TOPIC,
     EVERY_KIND,
     EVERY_KIND_BACK,
+    NAMES_TWICE,
     SETTINGS,
     Request,
     Send,
@@ -47,54 +55,11 @@ QUICK: Final = settings(
 )
 
 
-# ---- what is known to differ ---------------------------------------------------------------------
-
-
-def _has_a_name_twice(request: Request) -> bool:
-    if not isinstance(request, Send) or request.parts:
-        return False
-    items = (request.properties or "").split("\x02")
-    names = [item.partition("\x01")[0] for item in items if "\x01" in item]
-    return len(set(names)) < len(names)
-
-
-@dataclass(frozen=True)
-class KnownDifference:
-    """Requests that a quicker form does not handle as the plain form does."""
-
-    name: str
-    reason: str
-    covers: Callable[[Request], bool]
-    example: Sequence[Request]
-    is_timed: bool = True
-
-
-#: No list that is compared has such a request. A row goes when the difference is mended:
-#: ``test_known_differences_are_there`` fails then.
-KNOWN_DIFFERENCES: Final = (
-    KnownDifference(
-        name="a name twice",
-        reason=(
-            "Of a name that occurs twice among the properties, the plain form keeps the last item"
-            " alone, as Java's map does. The form for runs stores the string as it came, with both"
-            " items; readers take the last. The plain form is right: records have another size."
-        ),
-        covers=_has_a_name_twice,
-        example=[Send(properties="UNIQ_KEY\x01U{id}\x02TAGS\x01A\x02TAGS\x01B\x02")],
-    ),
-)
-
-
-def is_comparable(request: Request) -> bool:
-    """Whether no known difference covers a request."""
-    return not any(known.covers(request) for known in KNOWN_DIFFERENCES)
-
-
 # ---- alone, in a run, split ----------------------------------------------------------------------
 
 cases = st.builds(
     Case,
-    requests=requests.map(lambda drawn: [each for each in drawn if is_comparable(each)]),
+    requests=requests,
     settings=st.sampled_from([{}] * 6 + list(SETTINGS)),
     is_timed=st.booleans(),
     cuts=st.lists(st.integers(0, 10_000), max_size=8).map(tuple),
@@ -121,7 +86,10 @@ def compare(case: Case, ways: Sequence[Way] = (Way.ALONE, Way.RUN, Way.SPLIT)) -
 @example(Case(EVERY_KIND, is_timed=False, cuts=(5_000,)))
 @example(Case(EVERY_KIND_BACK, cuts=(2_000, 4_000)))
 @example(Case(EVERY_KIND_BACK, is_timed=False, cuts=(2_500,)))
-@example(Case([Send()] * 8 + [Send(is_binary=True)] * 8, is_timed=False))
+@example(Case([*ALIKE, *[replace(each, is_binary=True) for each in ALIKE]], is_timed=False))
+@example(Case(NAMES_TWICE, cuts=(5_000,)))
+@example(Case(JAVA_REQUESTS, settings=JAVA_SETTINGS, cuts=(123, 1_234, 4_321, 6_543)))
+@example(Case(JAVA_REQUESTS, settings=JAVA_SETTINGS, is_timed=False, cuts=(3_333, 6_666)))
 def test_requests_give_the_same_alone_in_a_run_and_split(case: Case) -> None:
     """Records, queue and index entries, counters, metrics, wake-ups and answers."""
     assert compare(case) == []
@@ -153,11 +121,29 @@ def test_every_kind_is_stored_or_refused_for_a_reason_of_its_own() -> None:
     assert set(asyncio.run(codes(EVERY_KIND_BACK))) == {0, 1, 26}
 
 
-@pytest.mark.parametrize("known", KNOWN_DIFFERENCES, ids=lambda known: known.name)
-def test_known_differences_are_there(known: KnownDifference) -> None:
-    """A row that nothing shows any more is to be removed."""
-    assert any(known.covers(request) for request in known.example)
-    assert compare(Case(known.example, is_timed=known.is_timed)) != []
+def test_requests_of_java_clients_are_all_stored() -> None:
+    case = Case(JAVA_REQUESTS, settings=JAVA_SETTINGS)
+    outcome, _ = asyncio.run(play(case, Way.PLAIN))
+    assert {answer["code"] for answer in outcome.answers.values()} == {0}
+    of_releases = len(JAVA_RELEASES) * len(("JSON", "binary"))
+    committed = outcome.metrics['rocketmq_commit_messages_total{topic="T"}']
+    assert committed == of_releases * len(("first half", "second half"))
+
+
+# ---- before there was one pipeline ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", send_oracle.CASES)
+def test_every_kind_gives_what_was_recorded(name: str) -> None:
+    assert send_oracle.unexplained(name) == []
+
+
+@pytest.mark.parametrize("row", send_oracle.INTENDED, ids=lambda row: row.path)
+def test_intended_differences_are_of_lines_that_were_recorded(row: send_oracle.Intended) -> None:
+    """A row that changes nothing is to be removed."""
+    found = [send_oracle.recorded(name).get(row.path, "") for name in send_oracle.CASES]
+    assert any(row.was in line for line in found)
+    assert row.reason
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -102,6 +102,13 @@ class MessageWriter:
         self.fit_copy(draft)
         return self.put(draft)
 
+    def divert_own(self, draft: Draft, properties: dict[str, str]) -> PutStatus | None:
+        """Redirect a delayed or timed message of the broker; a refusal counts as a failed put."""
+        refused = self.diverter.divert(draft, properties)
+        if refused is not None:
+            self._stats.put_failed_count += 1
+        return refused
+
     def put_own(
         self,
         draft: Draft,
@@ -118,9 +125,8 @@ class MessageWriter:
         settings for what a client has written. ``may_wait`` is false for a message that must not
         become a delayed or timed one, whatever its properties say.
         """
-        refused = self.diverter.divert(draft, properties) if may_wait else None
+        refused = self.divert_own(draft, properties) if may_wait else None
         if refused is not None:
-            self._stats.put_failed_count += 1
             return PutResult(refused)
         draft.properties = encode_properties(properties).encode()
         of_broker = limits is PutLimits.RECORD_FORMAT_ONLY

@@ -83,9 +83,11 @@ class EndTransactionStep:
         self._durability = durability
         self._store = transactions.store
         self._in_run: set[int] = set()  # first copies of what this run commits
+        self._repeated: EndTransactionRequestHeader | None = None  # given STORE_FIRST already
 
     def begin(self) -> None:
         self._in_run.clear()
+        self._repeated = None
 
     # --- from decision to draft -------------------------------------------------------------------
 
@@ -118,6 +120,9 @@ class EndTransactionStep:
     ) -> Drafted:
         """A decision about a half message that has to be read."""
         transactions = self._transactions
+        if header is not self._repeated and self._needs_earlier(header, wants_result):
+            self._repeated = header
+            return STORE_FIRST
         half = self._find(header)
         resolved = transactions.state.resolved
         fate = resolved.fate(half.offset, half.first_offset)
@@ -141,6 +146,15 @@ class EndTransactionStep:
         draft = half.final()
         draft.fate = fate
         return self._commit(draft)
+
+    def _needs_earlier(self, header: EndTransactionRequestHeader, wants_result: bool) -> bool:
+        """Whether what came before a decision in its run has to be in the log.
+
+        The half message may be of that run. And the op message of a rollback that somebody waits
+        for is stored at once: not before what came earlier.
+        """
+        writes_op_now = wants_result and header.commit_or_rollback == TRANSACTION_ROLLBACK
+        return writes_op_now or header.commit_log_offset >= self._store.log.max_offset
 
     def _commit(self, draft: FinalDraft) -> FinalDraft:
         if _DELAYED.search(draft.properties):

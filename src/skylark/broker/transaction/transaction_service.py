@@ -169,7 +169,7 @@ class TransactionService:
     def divert(self, draft: FinalDraft) -> PutStatus | None:
         """Redirect a final message that is delayed or timed; a status refuses it."""
         properties = parse_properties(draft.properties)
-        refused = self._writer.diverter.divert(draft, properties)
+        refused = self._writer.divert_own(draft, properties)
         draft.properties = encode_properties(properties).encode()
         return refused
 

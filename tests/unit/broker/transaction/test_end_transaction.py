@@ -17,6 +17,7 @@ from skylark.wire.command import FLAG_ONEWAY, Command
 from tests.unit.broker.transaction.halves import (
     COMMIT,
     HALF,
+    OP,
     ROLLBACK,
     UNKNOWN,
     Sent,
@@ -124,6 +125,50 @@ async def test_two_decisions_about_one_message_in_a_run(tmp_path: Path) -> None:
         )
         assert [answer.code for answer in answers] == [0, 0, 0, 1]
         assert len(world.bodies()) == 2
+
+
+def half_request(world: Shop, unique_id: str) -> Command:
+    properties = JAVA.replace("U1", unique_id)
+    ext = {
+        "a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "4",
+        "g": str(world.clock.now_ms()), "h": "0", "i": properties,
+    }  # fmt: skip
+    return Command(code=RequestCode.SEND_MESSAGE_V2, ext=ext, body=b"x")
+
+
+async def test_a_decision_in_the_same_run_right_behind_its_half_message(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        guessed = Sent(world.graph.store.log.max_offset, 0, "U1")
+        beyond = Sent(1 << 20, 1, "U2")
+        answers = run(
+            world,
+            [
+                half_request(world, "U1"),
+                request(world, guessed, oneway=False),
+                request(world, beyond, oneway=False),
+                request(world, beyond, ROLLBACK, oneway=False),
+                request(world, guessed, oneway=False),
+            ],
+        )
+        assert [getattr(answer, "code", 0) for answer in answers] == [0, 0, 1, 1, 0]
+        assert world.bodies() == [b"x"]
+
+
+async def test_a_rollback_that_is_awaited_keeps_its_place_in_the_log(tmp_path: Path) -> None:
+    async with shop(tmp_path) as world:
+        sent = await world.producer.send("U0")
+        run(world, [half_request(world, "U1"), request(world, sent, ROLLBACK, oneway=False)])
+        (op,) = world.records(OP)
+        assert op.log_offset > world.records(HALF)[-1].log_offset
+
+
+async def test_a_commit_that_the_timer_refuses_is_a_failed_put(tmp_path: Path) -> None:
+    async with shop(tmp_path, timerWheelEnable="false") as world:
+        sent = await world.producer.send("U1", TIMER_DELAY_SEC="5")
+        before = world.graph.store_stats.put_failed_count
+        assert (await world.producer.end(sent)).code != 0
+        assert world.graph.store_stats.put_failed_count == before + 1
+        assert world.transactions.counts.waiting["T"] == 1
 
 
 async def test_what_cannot_be_stored_stays_undecided(
