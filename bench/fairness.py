@@ -48,6 +48,7 @@ BATCH: Final = 32
 THREADS: Final = 4
 INTERVAL_MS: Final = 10
 PROGRAM: Final = "FairnessLoad"
+START_TIMEOUT_S: Final = 120.0
 
 Found = dict[str, Any]
 
@@ -88,7 +89,8 @@ class LoadProgram(JavaProcess):
         return [f"{name}={value}" for name, value in self._options.items()]
 
     def wait_ready(self) -> None:
-        """It works from its start."""
+        """It tells something when its client has started; three at once would take too long."""
+        self.records.append(json.loads(self.wait_for_line('"event"', START_TIMEOUT_S)))
 
     def read(self) -> None:
         """Take what it has told since the last time; raises if it has ended."""
