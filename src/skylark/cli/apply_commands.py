@@ -98,18 +98,18 @@ def command(
 
 def _read(file: Path) -> Desired:
     from skylark.admin.apply import Desired, check
-    from skylark.cli.strict_yaml import YamlMistake, read_yaml
     from skylark.core.errors import InvalidParameterError
+    from skylark.core.strict_yaml import YamlError, read_yaml
 
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise YamlMistake("this is no UTF-8 text", file=str(file), line=None) from None
+        raise YamlError(str(file), "not UTF-8 text") from None
     desired = read_yaml(text, Desired, file=str(file))
     try:
         check(desired)
     except InvalidParameterError as error:
-        raise YamlMistake(error.message, file=str(file), line=None) from None
+        raise YamlError(str(file), error.message) from None
     return desired
 
 
@@ -141,10 +141,11 @@ def _beside(file: Path) -> Path:
 
 def _write_undo(path: Path, file: Path, plan: Plan, *, may_replace: bool) -> Path:
     import msgspec
-    import yaml
+
+    from skylark.core.strict_yaml import write_yaml
 
     lines = [f"# Undoes what was applied from {file.name}.", *(f"# {text}." for text in plan.stays)]
-    text = yaml.safe_dump(msgspec.to_builtins(plan.undo), sort_keys=False, allow_unicode=True)
+    text = write_yaml(msgspec.to_builtins(plan.undo))
     with path.open("w" if may_replace else "x", encoding="utf-8") as target:
         target.write("\n".join(lines) + f"\n{text}")
     return path

@@ -92,13 +92,19 @@ def test_what_a_broker_refuses_ends_it_and_is_counted(shell: Shell, file: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("topics:\n- name: T\n  queus: 4\n", "line 3: unknown key 'queus': did you mean queues?"),
-        ("topics:\n- queues: 4\n", "line 2: object missing required field name"),
+        (
+            "topics:\n- name: T\n  queus: 4\n",
+            "line 3, column 3: unknown key queus: did you mean queues?",
+        ),
+        ("topics:\n- queues: 4\n", "line 2, column 3: object missing required field name"),
         ("topics:\n- name: a b\n", "contains illegal characters"),
         ("groups:\n- name: g\n- name: g\n", "group g is described twice"),
         ("topics:\n- {name: T, absent: true, queues: 4}\n", "topic T is to be absent"),
         ("topics:\n- {name: T, queues: 4, read_queues: 2}\n", "topic T: queues are both"),
-        ("groups:\n- name: g\n  retry_max_times: many\n", "line 3: expected int | null, got str"),
+        (
+            "groups:\n- name: g\n  retry_max_times: many\n",
+            "line 3, column 3: expected int | null, got str",
+        ),
     ],
 )
 def test_a_bad_file(file: Path, text: str, message: str) -> None:
@@ -114,4 +120,4 @@ def test_other_mistakes(shell: Shell, file: Path) -> None:
     file.write_text("topics:\n- {name: T, broker: nobody}\n")
     assert "there is no broker nobody" in shell.error("apply", str(file), code=4)
     file.write_bytes(b"\xff\xfe")
-    assert "no UTF-8 text" in shell.error("apply", str(file), code=2)
+    assert "not UTF-8 text" in shell.error("apply", str(file), code=2)

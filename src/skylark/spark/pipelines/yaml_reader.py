@@ -1,93 +1,52 @@
-"""YAML that knows where each value stands, read strictly: every mistake has its line and column.
+"""Takes values out of a pipeline file and collects its mistakes, each with line and column.
 
-:class:`Walker` goes through the tree of a file and hands out plain values. What does not fit it
-notes as a :class:`Mistake` and goes on, so that a person gets all of them at once; the values that
-it hands out in their place are empty ones, and nobody may use them when :attr:`Walker.mistakes` is
-not empty.
+:class:`Walker` reads the nodes of :mod:`skylark.core.strict_yaml`. It records each mistake and
+goes on, so that a person gets all of them at once. In place of a wrong value it returns an empty
+one; callers must not use any value while :attr:`Walker.mistakes` is not empty.
 
-Nothing is guessed from the form of a scalar: ``port: 08`` is the text ``08``. Keys are given once,
-and unknown ones are mistakes that name the nearest valid key.
+Scalars are not converted: ``port: 08`` is the text ``08``. Unknown keys are mistakes that name the
+most similar valid key.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from skylark.core.strict_yaml import Mistake, elements, entries, mistake_at, nearest, scalar_text
 from skylark.spark.pipelines.environment_variables import expand
 
 if TYPE_CHECKING:
-    from yaml.nodes import Node
-
-SIZE_MAX: Final = 1 << 20
-_NULL: Final = "tag:yaml.org,2002:null"
-
-
-class Mistake(msgspec.Struct, frozen=True):
-    """What is wrong, and where; lines and columns count from 1."""
-
-    line: int
-    column: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}, column {self.column}: {self.text}"
-
-
-def compose(text: str) -> Node | Mistake:
-    """The tree of a file, or why it is none."""
-    import yaml
-
-    if len(text) > SIZE_MAX:
-        return Mistake(1, 1, f"the file has more than {SIZE_MAX} characters")
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line, mark.column) if mark else (0, 0)
-        return Mistake(line + 1, column + 1, f"this is no YAML, {error.problem or error.context}")
-    except yaml.YAMLError as error:
-        return Mistake(1, 1, f"this is no YAML, {' '.join(str(error).split())}")
-    except RecursionError:
-        return Mistake(1, 1, "the values are nested too deeply")
-    return Mistake(1, 1, "the file is empty") if node is None else node
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence about an unknown word."""
-    by_lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(known)}"
+    from skylark.core.strict_yaml import Node
 
 
 class Walker:
-    """Takes values out of a tree, and notes what is wrong with them."""
+    """Takes values out of nodes, and records their mistakes."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self.mistakes: list[Mistake] = []
 
     def wrong(self, node: Node, text: str) -> None:
-        """Note a mistake where ``node`` begins."""
-        mark = node.start_mark
-        self.mistakes.append(Mistake(mark.line + 1, mark.column + 1, text))
+        """Record a mistake where ``node`` begins."""
+        self.mistakes.append(mistake_at(node, text))
 
     def mapping(
         self, node: Node, what: str, keys: Collection[str], required: Collection[str] = ()
     ) -> dict[str, Node]:
         """A mapping with these keys and no others."""
+        given = self._entries(node, what)
+        if given is None:
+            return {}
         found: dict[str, Node] = {}
         complete = True
-        for key, name, value in self._entries(node, what):
+        for key, name, value in given:
             if name not in keys:
                 complete = False  # the missing one may be the one with the typing error
                 self.wrong(key, f"{what} has no key {name}: {nearest(name, keys)}")
             else:
                 found[name] = value
-        if complete and self.is_mapping(node):
+        if complete:
             for name in required:
                 if name not in found:
                     self.wrong(node, f"{what} needs {name}")
@@ -97,18 +56,17 @@ class Walker:
         """A mapping of any names to texts, each with the node of its key."""
         return {
             name: (self.text(value, f"{what}: {name}"), key)
-            for key, name, value in self._entries(node, what)
+            for key, name, value in self._entries(node, what) or ()
         }
 
     def text(self, node: Node, what: str) -> str:
         """A scalar, with the environment put in."""
-        import yaml
-
-        if not isinstance(node, yaml.ScalarNode) or node.tag == _NULL:
+        written = scalar_text(node)
+        if written is None:
             self.wrong(node, f"{what} must be a text")
             return ""
         try:
-            return expand(str(node.value), self._environ)
+            return expand(written, self._environ)
         except ValueError as error:
             self.wrong(node, f"{what}: {error}")
             return ""
@@ -122,39 +80,19 @@ class Walker:
 
     def names(self, node: Node, what: str) -> tuple[str, ...]:
         """A list of texts; one text is a list as well."""
-        import yaml
-
-        if not isinstance(node, yaml.SequenceNode):
-            return (self.text(node, what),)
-        return tuple(self.text(each, what) for each in node.value)
+        found = elements(node)
+        return tuple(self.text(each, what) for each in ([node] if found is None else found))
 
     def items(self, node: Node, what: str) -> list[Node]:
         """The elements of a list that is not empty."""
-        import yaml
-
-        if not isinstance(node, yaml.SequenceNode) or not node.value:
+        found = elements(node)
+        if not found:
             self.wrong(node, f"{what} must be a list with at least one element")
             return []
-        return list(node.value)
+        return found
 
-    @staticmethod
-    def is_mapping(node: Node) -> bool:
-        import yaml
-
-        return isinstance(node, yaml.MappingNode)
-
-    def _entries(self, node: Node, what: str) -> Iterator[tuple[Node, str, Node]]:
-        import yaml
-
-        if not isinstance(node, yaml.MappingNode):
+    def _entries(self, node: Node, what: str) -> Iterator[tuple[Node, str, Node]] | None:
+        found = entries(node, lambda key, problem: self.wrong(key, f"{what}: {problem}"))
+        if found is None:
             self.wrong(node, f"{what} must be keys with values")
-            return
-        seen: set[str] = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self.wrong(key, f"a key of {what} must be a text")
-            elif key.value in seen:
-                self.wrong(key, f"{what} has the key {key.value} twice")
-            else:
-                seen.add(key.value)
-                yield key, key.value, value
+        return found
