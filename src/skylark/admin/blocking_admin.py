@@ -1,4 +1,4 @@
-"""The functions of administration without ``await``, for threads.
+"""The blocking admin client, for threads.
 
 ::
 
@@ -7,10 +7,10 @@
         for message in admin.messages.between("orders", limit=10):
             print(message.body)
 
-Every function is that of the asyncio form, run on the private loop of the process
-(:mod:`skylark.client.blocking.event_loop_thread`): same names, same arguments, same results. What
-yields messages is an ordinary iterator here. Functions given to ``redrive`` (``where``,
-``on_progress``) are called on that loop and must not block it.
+Every function runs the one of :mod:`skylark.admin.admin_client` on the event loop thread of the
+process (:mod:`skylark.client.blocking.event_loop_thread`): same names, arguments and results.
+Async iterators become ordinary iterators. ``redrive`` calls its ``where`` and ``on_progress`` on
+that loop, so they must not block.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FamilyT = TypeVar("FamilyT")
 
 
 class Family(Generic[FamilyT]):
-    """Functions that belong together, on the private loop."""
+    """One family of admin functions, run on the event loop thread."""
 
     def __init__(self, twin: FamilyT, portal: Portal) -> None:
         self._twin = twin
@@ -49,7 +49,7 @@ class Family(Generic[FamilyT]):
 def _blocking(
     function: Callable[Concatenate[FamilyT, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Family[FamilyT], P], T]:
-    """The same function, waiting for its end."""
+    """A function that runs the coroutine function and waits for its result."""
 
     @functools.wraps(function)
     def call(family: Family[FamilyT], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -61,7 +61,7 @@ def _blocking(
 def _iterating(
     function: Callable[Concatenate[FamilyT, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Family[FamilyT], P], Iterator[T]]:
-    """The same function as an ordinary iterator; leaving it ends what it does."""
+    """A function that returns an ordinary iterator; closing it closes the async one."""
 
     @functools.wraps(function)
     def call(family: Family[FamilyT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -166,7 +166,7 @@ class Settings(Family[settings.Settings]):
 
 
 class Admin(Blocking[asynchronous.Admin]):
-    """See the module, and :class:`skylark.admin.admin_client.Admin`."""
+    """The blocking admin client; see :class:`skylark.admin.admin_client.Admin`."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Admin(Blocking[asynchronous.Admin]):
 
     @property
     def topics(self) -> Topics:
-        """Make, list, describe, change and delete topics."""
+        """Create, list, describe, change and delete topics."""
         return Topics(self._twin.topics, self._door)
 
     @property
@@ -190,7 +190,7 @@ class Admin(Blocking[asynchronous.Admin]):
 
     @property
     def offsets(self) -> Offsets:
-        """Where queues begin and end, and where groups stand in them; reset."""
+        """First and next offsets of queues, committed offsets of groups, resets."""
         return Offsets(self._twin.offsets, self._door)
 
     @property
@@ -200,12 +200,12 @@ class Admin(Blocking[asynchronous.Admin]):
 
     @property
     def messages(self) -> Messages:
-        """Find messages by id, key, place and time; their traces."""
+        """Find messages by id, key, offset and time; their traces."""
         return Messages(self._twin.messages, self._door)
 
     @property
     def dlq(self) -> DeadLetterQueues:
-        """Dead letters: list, show, send again."""
+        """List, read and redrive dead letters."""
         return DeadLetterQueues(self._twin.dlq, self._door)
 
     @property
