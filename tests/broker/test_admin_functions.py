@@ -113,9 +113,9 @@ async def test_groups_are_made_changed_listed_and_deleted(tmp_path: Path) -> Non
         assert described.progress.queues == ()
         assert await admin.groups.delete("g") == ["broker-a", "broker-b"]
         assert (await admin.groups.all()).groups == ()
-        with pytest.raises(NotFoundError, match="there is no group g"):
+        with pytest.raises(NotFoundError, match="group g does not exist"):
             await admin.groups.delete("g")
-        with pytest.raises(NotFoundError, match="there is no group g"):
+        with pytest.raises(NotFoundError, match="group g does not exist"):
             await admin.groups.describe("g")
         with pytest.raises(InvalidParameterError):
             await admin.groups.create("a b")
@@ -200,11 +200,11 @@ async def test_offsets_are_found_and_committed(tmp_path: Path) -> None:
         await admin.groups.create("others")
         assert await admin.offsets.clone(GROUP, "others", TOPIC) == {queue(0): 2}
         assert (await admin.offsets.committed("others", TOPIC))[queue(0)] == 2
-        with pytest.raises(NotFoundError, match="committed nothing"):
+        with pytest.raises(NotFoundError, match="has no committed offsets"):
             await admin.offsets.clone("empty", "others", TOPIC)
         with pytest.raises(InvalidParameterError):
             await admin.offsets.commit(GROUP, {queue(0): -1})
-        with pytest.raises(NotFoundError, match="no broker broker-x"):
+        with pytest.raises(NotFoundError, match="broker broker-x does not exist"):
             await admin.offsets.commit(GROUP, {queue(0, "broker-x"): 1})
 
 
@@ -277,7 +277,7 @@ async def test_members_that_are_connected_jump(
 
             await eventually(again, 30)
             if server_side == "false":
-                with pytest.raises(ClientError, match="to single offsets"):
+                with pytest.raises(ClientError, match="while members are connected"):
                     await admin.offsets.reset(GROUP, TOPIC, 1)
 
 
@@ -319,9 +319,9 @@ async def test_old_brokers_are_asked_for_all_their_topics(
 async def test_a_reset_of_nothing_is_refused(tmp_path: Path) -> None:
     async with running_site(tmp_path) as (site, admin):
         await filled(site, admin)
-        with pytest.raises(NotFoundError, match="there is no group unheard-of"):
+        with pytest.raises(NotFoundError, match="group unheard-of does not exist"):
             await admin.offsets.plan_reset("unheard-of", TOPIC, "earliest")
-        with pytest.raises(NotFoundError, match="there is no topic Missing"):
+        with pytest.raises(NotFoundError, match="topic Missing does not exist"):
             await admin.offsets.plan_reset(GROUP, "Missing", "earliest")
         await admin.groups.create(GROUP)
         with pytest.raises(NotFoundError, match="no such queue"):
@@ -357,7 +357,7 @@ async def test_clusters_and_brokers_tell_about_themselves(tmp_path: Path) -> Non
         assert (rate.name, rate.key, rate.failures) == ("TOPIC_PUT_NUMS", TOPIC, ())
         with pytest.raises(NotFoundError, match="no broker has a statistic"):
             await admin.stats.view("TOPIC_PUT_NUMS", "Missing")
-        with pytest.raises(NotFoundError, match="there is no cluster Other"):
+        with pytest.raises(NotFoundError, match="cluster Other does not exist"):
             await admin.stats.clusters("Other")
         assert (await admin.stats.groups("broker-a")).lag == 0
         assert (await admin.stats.topic(TOPIC)).queues[0].count == 3
@@ -435,9 +435,9 @@ async def test_messages_are_found_by_id_key_and_place(tmp_path: Path) -> None:
         for missing in (sent[0].msg_id, "F" * 32, "no id", "0" * 56):
             with pytest.raises(NotFoundError, match="no message"):
                 await admin.messages.get(missing)
-        with pytest.raises(NotFoundError, match="it has 0 to 2"):
+        with pytest.raises(NotFoundError, match="it has offsets 0 to 2"):
             await admin.messages.at(queue(0), 99)
-        with pytest.raises(NotFoundError, match="there is no topic Missing"):
+        with pytest.raises(NotFoundError, match="topic Missing does not exist"):
             await admin.messages.by_key("Missing", "k")
 
 

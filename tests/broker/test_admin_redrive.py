@@ -135,7 +135,7 @@ async def test_some_letters_now_and_the_rest_later(tmp_path: Path) -> None:
         rest = await admin.dlq.redrive(GROUP)
         assert (rest.counts.sent, rest.counts.already) == (2, 4)
         assert await copies(admin) == once(*range(6))
-        with pytest.raises(InvalidParameterError, match="is no dead letter of billing"):
+        with pytest.raises(InvalidParameterError, match="is not a dead letter of billing"):
             await admin.dlq.redrive(GROUP, messages=await admin.messages.by_key(TOPIC, "k"))
 
 
@@ -143,7 +143,7 @@ async def test_a_limit_ends_a_run_and_the_next_goes_on(tmp_path: Path) -> None:
     async with running_site(tmp_path) as (site, admin):
         await with_dead_letters(site, admin, 5)
         first = await admin.dlq.redrive(GROUP, limit=2)
-        assert (first.counts.sent, first.stopped) == (2, "the limit of 2 letters")
+        assert (first.counts.sent, first.stopped) == (2, "the limit of 2 messages is reached")
         committed = await admin.offsets.committed(progress_group(GROUP), f"%DLQ%{GROUP}")
         assert list(committed.values()) == [2]
         second = await admin.dlq.redrive(GROUP)
@@ -235,7 +235,7 @@ async def test_letters_that_fail_are_reported_and_kept(tmp_path: Path) -> None:
         assert (report.counts.failed, report.stopped) == (8, None)
         assert not report.is_complete
         assert report.letters[0].problem is not None
-        assert "there is no topic orders" in report.letters[0].problem
+        assert "topic orders does not exist" in report.letters[0].problem
         assert (await admin.dlq.of(GROUP)).pending == 8
         await admin.topics.create(TOPIC, queue_count=2)
         assert (await admin.dlq.redrive(GROUP)).counts.sent == 8
@@ -249,12 +249,12 @@ async def test_a_run_gives_up_when_nothing_can_be_sent(tmp_path: Path) -> None:
             raise ConnectError("nobody there")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("skylark.admin.dead_letter_sender.Postman.send", nobody)
+            patch.setattr("skylark.admin.dead_letter_sender.DeadLetterSender.send", nobody)
             report = await admin.dlq.redrive(GROUP)
             letters = [letter async for letter in admin.dlq.messages(GROUP)]
             by_hand = await admin.dlq.redrive(GROUP, messages=letters)
         assert (report.counts.seen, report.counts.failed) == (5, 5)
-        assert report.stopped == by_hand.stopped == "5 letters in a row could not be sent now"
+        assert report.stopped == by_hand.stopped == "5 sends failed in a row"
         assert (await admin.dlq.redrive(GROUP)).counts.sent == 8
 
 

@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 from skylark.broker import config as broker_config
 from skylark.broker.api import SendRequest
-from skylark.broker.pull import pull_replies
+from skylark.broker.pull import handlers as pull_handlers
 from skylark.broker.send.message_policy import NORMALISE
 from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import SendStep
@@ -222,7 +222,7 @@ def _plain_forms(world: Stored) -> Iterator[None]:
             # Answers are written by the plain codec, from a map of their fields.
             (SendReplies, "write", SendReplies._command),
             (dispatch, "write", _write_plainly),
-            (pull_replies, "write", _write_plainly),
+            (pull_handlers, "write", _write_plainly),
         ):
             stack.enter_context(patch.object(target, name, plain))
         yield

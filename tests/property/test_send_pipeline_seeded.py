@@ -188,7 +188,7 @@ def _nothing_is_of_the_system(original: Original) -> Original:
 
 def _lost_in_company(original: Original) -> Original:
     async def take_back(self: Any, connection: Connection, request: Command) -> Any:
-        if len(connection._tasks) > 1:
+        if len(connection._inbound.tasks) > 1:
             return success(request)
         return await original(self, connection, request)
 

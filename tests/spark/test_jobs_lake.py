@@ -342,7 +342,7 @@ def test_mistakes_are_one_sentence(site: JobSite, tmp_path: Path) -> None:
     ):
         code, text = site.refused(*arguments)
         assert code == 4, text
-        assert text.startswith("there is no topic Nowhere")
+        assert text.startswith("topic Nowhere does not exist")
     for arguments in (("archive", topic, "--to", lake), ("replay", lake, "--to", topic)):
         code, text = site.refused(*arguments, namesrv=NOWHERE)
         assert code == 3, text

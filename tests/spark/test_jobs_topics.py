@@ -179,11 +179,11 @@ def test_errors_of_a_transformation_are_one_sentence(site: JobSite, tmp_path: Pa
     assert (code, text.partition(":")[0]) == (2, "the job would read its own output")
     assert refused("SELECT body FROM input", "Nowhere") == (
         4,
-        "there is no topic Nowhere: create it with `skylark topic create Nowhere`, or check that"
+        "topic Nowhere does not exist: create it with `skylark topic create Nowhere`, or check that"
         " its brokers run",
     )
     code, text = refused("SELECT body FROM input", namesrv="127.0.0.1:1")
-    assert (code, text.startswith("no name server answered")) == (3, True)
+    assert (code, text.startswith("no name server responds")) == (3, True)
     assert not (tmp_path / "ck").exists() or site.rows(target) == []
 
 
@@ -301,7 +301,7 @@ def test_errors_of_a_mirror_are_one_sentence(site: JobSite, tmp_path: Path) -> N
         *("mirror", topic, "--to-namesrv", site.west_namesrv.address, "--to-topic", "Nowhere"),
         *checkpoint,
     )
-    assert (code, text.startswith("there is no topic Nowhere")) == (4, True)
+    assert (code, text.startswith("topic Nowhere does not exist")) == (4, True)
 
 
 # ---- report --------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_a_report_of_an_empty_topic_and_mistakes(site: JobSite, tmp_path: Path) 
     assert (report["rows"], report["spans"], report["sizes"]) == (0, [], None)
     assert "no messages" in page.read_text()
     code, text = site.refused("report", "Nowhere")
-    assert (code, text.startswith("there is no topic Nowhere")) == (4, True)
+    assert (code, text.startswith("topic Nowhere does not exist")) == (4, True)
     assert site.refused("report", topic, "--group", "nobody") == (
         4,
         f"group nobody has consumed nothing of topic {topic}",

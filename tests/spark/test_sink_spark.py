@@ -86,7 +86,7 @@ def test_a_batch_is_appended_and_nothing_else(site: Site, tmp_path: Path) -> Non
     overwritten = failure(lambda: writer.mode("overwrite").save())
     assert (find_cause(overwritten) or "").startswith("a topic cannot be overwritten")
     missing = failure(lambda: writer.mode("append").option("topic", "Nowhere").save())
-    assert (find_cause(missing) or "").startswith("there is no topic Nowhere")
+    assert (find_cause(missing) or "").startswith("topic Nowhere does not exist")
 
     counted = (
         site.spark.readStream.format("rate").load().groupBy("value").count()

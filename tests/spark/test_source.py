@@ -168,7 +168,9 @@ def test_mistakes_are_one_sentence(site: Site) -> None:
     )
     with pytest.raises(PySparkException) as caught:
         site.load("nosuch").count()
-    assert (find_cause(caught.value) or "").startswith("there is no topic nosuch: create it with")
+    assert (find_cause(caught.value) or "").startswith(
+        "topic nosuch does not exist: create it with"
+    )
 
 
 @pytest.mark.spec("spark.9.8")

@@ -136,7 +136,7 @@ def test_mistakes_are_reported(site: Site) -> None:
     with pytest.raises(ConfigError, match="no topic matches"):
         read_batch({"nameServer": site.namesrv.address, "topicsPattern": "nosuch.*"})
     nobody = {"nameServer": "127.0.0.1:1", "fetchOffset.numRetries": 0}
-    with pytest.raises(SkylarkError, match="no name server answered"):
+    with pytest.raises(SkylarkError, match="no name server responds"):
         read_batch(site.given("T") | nobody)
 
 

@@ -1,20 +1,21 @@
-"""Operations on a running cluster, as functions with typed results; they speak the protocol.
+"""Operations on a running cluster, as functions with typed results.
 
-:class:`~skylark.admin.admin_client.Admin` puts the families together, and
-:mod:`~skylark.admin.blocking_admin` is its twin without ``await``.
+:class:`~skylark.admin.admin_client.Admin` is the entry point for asyncio,
+:mod:`~skylark.admin.blocking_admin` the same without ``await``.
 
 =================  ================================================================================
-topics             make, list, describe, change, delete (topic_configs: one broker's part)
-groups             settings of consumer groups (members: who is connected; progress: how far)
-offsets            where queues end and groups stand (reset: plan and deed; queues: one by one)
-stats              clusters, brokers, rates (queue_stats: the ends of queues)
-messages           found by id, key, place, time (lookup, ranges, traces)
-dlq                dead letters (redrive: a run over them; letters: one of them, sent once)
-settings           of brokers and name servers, key-value table, write permission
-explain            why a message was or was not consumed (explain_checks: each thing looked at)
-apply              topics and groups as a file describes them: plan, deed, the way back
-health             whether all servers answer
-session, fan_out   who is asked, over which connections, and many of them at once
-errors             what is not found, and what only some servers did
+topic_operations   topics (topic_configs: configuration on one broker; topic_queues)
+group_operations   consumer groups (connected_clients: members; consumer_progress: lag)
+offset_operations  offsets of queues and groups (offset_reset_plan: resets)
+cluster_stats      clusters, brokers, rates (queue_stats: offsets and times of queues)
+message_operations messages by id, key, offset, time (message_lookup, message_id_search,
+                   queue_merge, trace_query)
+dlq                dead letters (redrive: a run; dead_letter_sender: one message)
+server_settings    settings of brokers and name servers, key-value table, write permission
+explain            why a message was or was not consumed (explain_checks: the single checks)
+apply              topics and groups from a file: plan, changes, undo
+health             whether all servers respond (replica_status: replication)
+admin_session      connections, requests and names (fan_out: one request to many servers)
+errors             not found, and partial failures
 =================  ================================================================================
 """

@@ -1,4 +1,4 @@
-"""Administration of a running cluster.
+"""The admin client: manages a running cluster, on asyncio.
 
 ::
 
@@ -10,10 +10,10 @@
         await admin.offsets.apply(plan)
         report = await admin.dlq.redrive("billing", dry_run=True)
 
-An :class:`Admin` is a client like any other: name servers, credentials, namespace and timeouts come
-from :class:`~skylark.client.core.client_options.ClientOptions`. It registers with no group and
-leaves nothing behind. It belongs to the event loop on which it was started; its functions may be
-awaited there side by side. Results are structs that never change, times in milliseconds since 1970.
+Name servers, credentials, namespace and timeouts come from
+:class:`~skylark.client.core.client_options.ClientOptions`. An :class:`Admin` joins no group. It
+belongs to the event loop on which it was started; its functions may run there concurrently.
+Results are immutable structs, times are milliseconds since 1970.
 
 ========================  ==================================================================
 ``admin.topics``          :mod:`skylark.admin.topic_operations`
@@ -25,7 +25,7 @@ awaited there side by side. Results are structs that never change, times in mill
 ``admin.settings``        :mod:`skylark.admin.server_settings`
 ========================  ==================================================================
 
-Answers to ``DefaultMQAdminExt``.
+Counterpart of Java's ``DefaultMQAdminExt``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from skylark.core.errors import ConfigError
 
 
 class Admin(Startable):
-    """See the module."""
+    """The admin client; see the module docstring."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Admin(Startable):
     def __repr__(self) -> str:
         return f"<Admin {self.options!r} {self.state.value}>"
 
-    # ---- life ------------------------------------------------------------------------------------
+    # ---- start and stop --------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin; asks nobody yet. Raises ConfigError for addresses that cannot be."""
+        """Start; sends no request yet. Raises ConfigError for invalid addresses."""
         require_new(self.state, "the admin client")
         self.state = ServiceState.START_FAILED
         client_id = self.options.client_id(stream=True)
@@ -95,7 +95,7 @@ class Admin(Startable):
         self.state = ServiceState.RUNNING
 
     async def stop(self) -> None:
-        """Close the connections; does nothing if it does not run."""
+        """Close the connections; does nothing if the client does not run."""
         self.state = ServiceState.SHUTDOWN_ALREADY
         instance, link = self._instance, self._link
         self._instance = self._link = self._session = None
@@ -108,7 +108,7 @@ class Admin(Startable):
 
     @property
     def session(self) -> Session:
-        """What the functions stand on; raises ClientStateError unless it runs."""
+        """Connections and names for the functions; raises ClientStateError if it does not run."""
         if self._session is None:
             require_running(self.state, "the admin client")
             raise AssertionError("a running admin client has its session")
@@ -118,7 +118,7 @@ class Admin(Startable):
 
     @property
     def topics(self) -> Topics:
-        """Make, list, describe, change and delete topics."""
+        """Create, list, describe, change and delete topics."""
         return Topics(self.session)
 
     @property
@@ -128,7 +128,7 @@ class Admin(Startable):
 
     @property
     def offsets(self) -> Offsets:
-        """Where queues begin and end, and where groups stand in them; reset."""
+        """First and next offsets of queues, committed offsets of groups, resets."""
         return Offsets(self.session)
 
     @property
@@ -138,12 +138,12 @@ class Admin(Startable):
 
     @property
     def messages(self) -> Messages:
-        """Find messages by id, key, place and time; their traces."""
+        """Find messages by id, key, offset and time; their traces."""
         return Messages(self.session)
 
     @property
     def dlq(self) -> DeadLetterQueues:
-        """Dead letters: list, show, send again."""
+        """List, read and redrive dead letters."""
         return DeadLetterQueues(self.session)
 
     @property

@@ -1,14 +1,14 @@
-"""Who is asked, and over which connections: what all families of admin functions stand on.
+"""Connections, requests and names of the admin functions.
 
-A :class:`Session` belongs to one event loop, the one its link was opened on. Name servers know the
-same, so for questions any of them will do: they are asked in the order given, beginning with the
-one that answered last. Changes of what they hold go to each (:meth:`Session.name_servers`).
+A :class:`Session` belongs to one event loop, the one its link was opened on. All name servers have
+the same data, so any of them can answer a query: they are tried in the order given, beginning with
+the one that responded last. Changes are sent to each of them (:meth:`Session.name_servers`).
 
-Names are those of the application: :meth:`wrap` puts them into the namespace on the way out, and
-:meth:`unwrap` takes them out of results. A broker may be given by its name or by its address; only
-masters are found by name. Every request has a time limit, ``timeout_s`` unless a function says
-otherwise. A question of many requests does not wait for a dead server again and again:
-:meth:`Session.asking_once`.
+Callers use the names of the application: :meth:`wrap` adds the namespace to requests, and
+:meth:`unwrap` removes it from results. A broker may be given by its name or by its address; only
+masters are found by name. Every request has a timeout, ``timeout_s`` unless a function has its own.
+A function that sends many requests should not wait for a dead server each time
+(:meth:`Session.asking_once`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What questions and changes get, each.
+#: Default timeouts of queries and of changes.
 TIMEOUT_S: Final = 6.0
 
 
 class Session:
-    """See the module."""
+    """Connections and names; see the module docstring."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Session:
         timeout_s: float = TIMEOUT_S,
         caller: Caller | None = None,
     ) -> None:
-        """``caller``: by which brokers are asked, if not by the link itself."""
+        """``caller`` sends the requests to brokers; default: the link itself."""
         self._link = link
         self._caller = caller or link
         self._name_servers = list(name_servers)
@@ -70,7 +70,7 @@ class Session:
         self.calls = BrokerCalls(self._caller, timeout_s)
 
     def asking_once(self) -> Session:
-        """The same for one question of many requests: who did not answer is not asked again."""
+        """A session for one operation of many requests; it skips servers that did not respond."""
         return Session(
             self._link,
             self._name_servers,
@@ -105,7 +105,7 @@ class Session:
     async def call(
         self, address: str, request: Command, *also: int, timeout_s: float | None = None
     ) -> Command:
-        """A broker's answer, if its code is success or one of ``also``; else raises its error."""
+        """A broker's response if its code is success or one of ``also``; else raises its error."""
         self._check_loop()
         answer = await self._caller.call(address, request, timeout_s or self.timeout_s)
         return checked(answer, address, *also)
@@ -119,20 +119,20 @@ class Session:
         *,
         timeout_s: float | None = None,
     ) -> T:
-        """The body of a broker's answer."""
+        """The body of a broker's response."""
         answer = await self.call(address, make_request(code, header), timeout_s=timeout_s)
         return decode_body(body_type, answer.body or b"{}")
 
     async def call_name_server(self, address: str, request: Command, *also: int) -> Command:
-        """The answer of one name server, checked."""
+        """The successful response of one name server; else raises its error."""
         self._check_loop()
         answer = await self._link.call_name_server(address, request, self.timeout_s)
         return checked(answer, address, *also)
 
     async def ask_name_servers(self, request: Command, *also: int) -> Command:
-        """The checked answer of the first name server that gives one.
+        """The response of the first name server that responds.
 
-        Raises NoNameServerError if none does, and BrokerError for what is refused.
+        Raises NoNameServerError if none does, and BrokerError if it refuses the request.
         """
         self._check_loop()
         problems: list[str] = []
@@ -141,7 +141,7 @@ class Session:
             try:
                 answer = await self._link.call_name_server(address, request, self.timeout_s)
             except TransportError as error:
-                log.info("name server %s does not answer: %s", address, error)
+                log.info("name server %s does not respond: %s", address, error)
                 problems.append(error.message)
                 last = error
                 self._name_servers.remove(address)
@@ -149,23 +149,23 @@ class Session:
             else:
                 return checked(answer, address, *also)
         raise NoNameServerError(
-            f"no name server answered: {'; '.join(dict.fromkeys(problems))}",
-            hint="start one with `skylark up`, or say where it is with -n HOST:PORT",
+            f"no name server responds: {'; '.join(dict.fromkeys(problems))}",
+            hint="start one with `skylark up`, or give its address with -n HOST:PORT",
         ) from last
 
     def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._link.loop:
             raise ClientStateError(
                 "this admin client belongs to another event loop",
-                hint="make one per loop, or use skylark.sync from threads",
+                hint="create one per loop, or use skylark.sync from threads",
             )
 
     @property
     def name_servers(self) -> dict[str, str]:
-        """All name servers, for changes that each must hear of: address by address."""
+        """The addresses of all name servers, for changes that go to each of them."""
         return {address: address for address in sorted(self._name_servers)}
 
-    # ---- who is there ----------------------------------------------------------------------------
+    # ---- brokers and routes ----------------------------------------------------------------------
 
     async def cluster_info(self) -> ClusterInfo:
         """All clusters and brokers (106)."""
@@ -177,8 +177,7 @@ class Session:
     ) -> dict[str, str]:
         """Name -> address of every master, of those of one cluster, or of one broker.
 
-        Raises NoBrokerError if there is none, NotFoundError for a broker or cluster that is not
-        known.
+        Raises NoBrokerError if there is none, NotFoundError for an unknown broker or cluster.
         """
         if broker is not None:
             return dict([await self.broker(broker)])
@@ -193,18 +192,18 @@ class Session:
             clusters = ", ".join(sorted(info.cluster_addr_table)) or "none"
             if cluster is not None and cluster not in info.cluster_addr_table:
                 raise NotFoundError(
-                    f"there is no cluster {cluster}", hint=f"clusters there: {clusters}"
+                    f"cluster {cluster} does not exist", hint=f"known clusters: {clusters}"
                 )
             raise NoBrokerError(
                 f"no broker{where} is registered with {';'.join(self.name_servers)}",
-                hint=f"clusters there: {clusters}",
+                hint=f"known clusters: {clusters}",
             )
         return found
 
     async def broker(self, broker: str) -> tuple[str, str]:
         """Name and address of a broker: of the master with this name, or of any at this address.
 
-        Raises NotFoundError. An address that is not registered is used as it is.
+        Raises NotFoundError. An address need not be registered.
         """
         info = await self.cluster_info()
         data = info.broker_addr_table.get(broker)
@@ -219,7 +218,7 @@ class Session:
         try:
             return broker, str(parse_address(broker))
         except ConfigError:
-            raise NotFoundError(f"there is no broker {broker}", hint=f"known: {known}") from None
+            raise NotFoundError(f"broker {broker} does not exist", hint=f"known: {known}") from None
 
     async def find_route(self, topic: str) -> TopicRouteData | None:
         """The route (105) of a topic as servers know it; None if it has none."""
@@ -243,7 +242,7 @@ class Session:
 
 
 class AskingOnce:
-    """Calls that fail at once where an earlier one found nobody, or waited in vain."""
+    """Sends requests; fails at once for servers that did not respond to an earlier request."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -263,7 +262,7 @@ class AskingOnce:
 
 
 def masters_of(route: TopicRouteData) -> dict[str, str]:
-    """Name -> address of the masters of a route; a group without a master is left out."""
+    """Name -> address of the masters of a route; brokers without a master are left out."""
     return {
         data.broker_name: data.broker_addrs[MASTER_ID]
         for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
@@ -272,8 +271,8 @@ def masters_of(route: TopicRouteData) -> dict[str, str]:
 
 
 def no_topic(topic: str) -> NotFoundError:
-    """What a topic without a route ends in."""
+    """The error for a topic without a route."""
     return NotFoundError(
-        f"there is no topic {topic}",
+        f"topic {topic} does not exist",
         hint=f"create it with `skylark topic create {topic}`, or check that its brokers run",
     )

@@ -1,4 +1,4 @@
-"""Topics and groups as a file describes them: what differs, carried out, and the way back.
+"""Compares topics and groups with a description, applies the differences, and can undo them.
 
 ::
 
@@ -6,19 +6,19 @@
     for change in plan.changes:
         print(change.action, change.kind, change.name, change.broker, change.fields)
     await apply_plan(admin, plan)
-    await apply_plan(admin, await make_plan(admin, plan.undo))      # as it was
+    await apply_plan(admin, await make_plan(admin, plan.undo))      # undo
 
-What a spec does not name stays as it is; what is as it should be is no change, so the same file can
-be applied again and again. A topic or group is looked at on every master, or on the one broker that
-the spec names, and made there where it is missing. ``absent`` deletes it.
+Settings that a spec does not name are not changed, and applying the same specs again changes
+nothing. A topic or group is compared on every master, or on the one broker that the spec names, and
+created where it is missing. ``absent`` deletes it.
 
-**The way back** is a :class:`Desired` like any other: what was changed gets its old values, broker
-by broker; what was made is made absent. Three things do not come back: messages of a topic that was
-deleted, offsets of a group that was deleted, and a part that was made on one broker of several that
-had it before, which stays (``plan.stays`` says so).
+**Undo** is a :class:`Desired` too: changed settings get their old values, per broker; created
+topics and groups become absent. Three things cannot be undone: messages of a deleted topic, offsets
+of a deleted group, and a topic or group that was created on some brokers while others already had
+it; it stays there. ``plan.stays`` lists them.
 
-Brokers take one topic or group at a time, so a plan that fails in the middle is half done. It can
-be made and applied anew; the way back of the first plan still leads to the beginning.
+Brokers accept one topic or group at a time, so a plan that fails in the middle is applied in part.
+A new plan can be made and applied; the undo of the first plan still restores the original state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Kind: TypeAlias = Literal["topic", "group"]
 Action: TypeAlias = Literal["create", "change", "delete"]
 Value: TypeAlias = bool | int | str | None
 
-#: Settings of groups that a file may name: those of the broker, under its names.
+#: Settings of groups that a spec may have, with the broker's names.
 GROUP_FIELDS: Final = (
     "consume_enable",
     "consume_from_min_enable",
@@ -55,26 +55,26 @@ GROUP_FIELDS: Final = (
 class TopicSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A topic as it should be; None: as it is, or as usual if it is made."""
+    """The desired state of a topic; None: unchanged, or the default if it is created."""
 
     name: str
-    broker: str | None = None  #: only there
+    broker: str | None = None  #: None: all masters
     absent: bool = False
-    queues: int | None = None  #: both of the next two
+    queues: int | None = None  #: sets read_queues and write_queues
     read_queues: int | None = None
     write_queues: int | None = None
     perm: Literal["r", "w", "rw"] | None = None
     order: bool | None = None
-    attributes: dict[str, str | None] = {}  #: None removes one
+    attributes: dict[str, str | None] = {}  #: None removes the attribute
 
 
 class GroupSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A consumer group as it should be; None: as it is, or as usual if it is made."""
+    """The desired state of a consumer group; None: unchanged, or the default if it is created."""
 
     name: str
-    broker: str | None = None  #: only there
+    broker: str | None = None  #: None: all masters
     absent: bool = False
     consume_enable: bool | None = None
     consume_from_min_enable: bool | None = None
@@ -88,14 +88,14 @@ class GroupSpec(
 class Desired(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """All that a file says."""
+    """The desired state of topics and groups; the content of a file."""
 
     topics: tuple[TopicSpec, ...] = ()
     groups: tuple[GroupSpec, ...] = ()
 
 
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One value."""
+    """The change of one setting."""
 
     field: str
     old: Value
@@ -103,7 +103,7 @@ class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to a topic or group on one broker; a deletion, on all that have it."""
+    """The change of a topic or group on one broker; a deletion applies to all brokers."""
 
     action: Action
     kind: Kind
@@ -113,11 +113,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, in order, and what undoes it."""
+    """The changes in order, and their undo."""
 
     changes: tuple[Change, ...]
     undo: Desired
-    stays: tuple[str, ...] = ()  #: sentences about what the way back leaves
+    stays: tuple[str, ...] = ()  #: sentences about what undo does not restore
 
     @property
     def deletes(self) -> tuple[Change, ...]:
@@ -128,10 +128,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def make_plan(admin: Admin, desired: Desired) -> Plan:
-    """Compare what is with what should be; changes nothing.
+    """Compare the desired with the current state; changes nothing.
 
-    Raises InvalidParameterError for specs that cannot be, NotFoundError for a broker, and
-    PartialFailureError if a broker cannot be asked.
+    Raises InvalidParameterError for invalid specs, NotFoundError for an unknown broker, and
+    PartialFailureError if a broker does not respond.
     """
     check(desired)
     planner = _Planner(admin, await admin.session.masters())
@@ -150,7 +150,7 @@ async def make_plan(admin: Admin, desired: Desired) -> Plan:
 
 
 def check(desired: Desired) -> None:
-    """Raise InvalidParameterError for what no cluster could be like."""
+    """Raise InvalidParameterError for invalid or contradictory specs."""
     for kind, specs in (("topic", desired.topics), ("group", desired.groups)):
         seen: set[tuple[str, str | None]] = set()
         for spec in specs:
@@ -162,12 +162,12 @@ def check(desired: Desired) -> None:
             seen.add((spec.name, spec.broker))
             if spec.absent and spec != type(spec)(name=spec.name, absent=True):
                 raise InvalidParameterError(
-                    f"{kind} {spec.name} is to be absent: nothing else can be said about it"
+                    f"{kind} {spec.name} is absent: it cannot have other settings"
                 )
     for topic in desired.topics:
         if topic.queues is not None and (topic.read_queues, topic.write_queues) != (None, None):
             raise InvalidParameterError(
-                f"topic {topic.name}: queues are both read_queues and write_queues"
+                f"topic {topic.name}: queues sets both read_queues and write_queues"
             )
 
 
@@ -185,7 +185,7 @@ class _Planner:
             return list(self._masters)
         if broker not in self._masters:
             known = ", ".join(self._masters)
-            raise NotFoundError(f"there is no broker {broker}", hint=f"known: {known}")
+            raise NotFoundError(f"broker {broker} does not exist", hint=f"known: {known}")
         return [broker]
 
     # ---- topics ----------------------------------------------------------------------------------
@@ -195,8 +195,10 @@ class _Planner:
         if spec.absent:
             if parts:
                 self.changes.append(_change("delete", "topic", spec.name, None))
-                self.undo_topics += [_topic_as_it_is(spec.name, part) for part in parts.values()]
-                self.stays.append(f"messages of topic {spec.name} do not come back")
+                self.undo_topics += [
+                    _current_topic_spec(spec.name, part) for part in parts.values()
+                ]
+                self.stays.append(f"undo does not restore the messages of topic {spec.name}")
             return
         for broker in self._brokers(spec.broker):
             part = parts.get(broker)
@@ -210,7 +212,7 @@ class _Planner:
         if made and not parts:
             self.undo_topics.append(TopicSpec(name=spec.name, absent=True))
         elif made:
-            self.stays.append(f"topic {spec.name} stays on {', '.join(made)}")
+            self.stays.append(f"undo does not delete topic {spec.name} on {', '.join(made)}")
 
     async def _parts(self, topic: str) -> dict[str, TopicPart]:
         try:
@@ -228,8 +230,8 @@ class _Planner:
         if spec.absent:
             if configs:
                 self.changes.append(_change("delete", "group", spec.name, None))
-                self.undo_groups += [_group_as_it_is(entry) for entry in configs.values()]
-                self.stays.append(f"offsets and retries of group {spec.name} do not come back")
+                self.undo_groups += [_current_group_spec(entry) for entry in configs.values()]
+                self.stays.append(f"undo does not restore offsets and retries of group {spec.name}")
             return
         for broker in self._brokers(spec.broker):
             entry = configs.get(broker)
@@ -244,7 +246,7 @@ class _Planner:
         if made and not configs:
             self.undo_groups.append(GroupSpec(name=spec.name, absent=True))
         elif made:
-            self.stays.append(f"group {spec.name} stays on {', '.join(made)}")
+            self.stays.append(f"undo does not delete group {spec.name} on {', '.join(made)}")
 
     async def _configs(self, group: str) -> dict[str, GroupOnBroker]:
         try:
@@ -263,7 +265,7 @@ def _change(
 
 
 def _topic_fields(spec: TopicSpec, part: TopicPart | None) -> tuple[FieldChange, ...]:
-    """What has to change; of a topic that is to be made, what is named."""
+    """The settings that differ; for a new topic, those that the spec names."""
     wanted: dict[str, Value] = {
         "read_queues": spec.read_queues if spec.queues is None else spec.queues,
         "write_queues": spec.write_queues if spec.queues is None else spec.queues,
@@ -306,7 +308,7 @@ def _topic_undo(name: str, part: TopicPart, fields: tuple[FieldChange, ...]) -> 
     )
 
 
-def _topic_as_it_is(name: str, part: TopicPart) -> TopicSpec:
+def _current_topic_spec(name: str, part: TopicPart) -> TopicSpec:
     values = {
         "name": name,
         "broker": part.broker,
@@ -334,20 +336,20 @@ def _group_spec(name: str, broker: str, values: Mapping[str, Value]) -> GroupSpe
     return msgspec.convert({"name": name, "broker": broker, **values}, GroupSpec)
 
 
-def _group_as_it_is(entry: GroupOnBroker) -> GroupSpec:
+def _current_group_spec(entry: GroupOnBroker) -> GroupSpec:
     values = {name: getattr(entry.config, name) for name in GROUP_FIELDS}
     return _group_spec(entry.config.group_name, entry.broker, values)
 
 
-# ---- the deed ------------------------------------------------------------------------------------
+# ---- apply ---------------------------------------------------------------------------------------
 
 
 async def apply_plan(
     admin: Admin, plan: Plan, on_done: Callable[[Change], object] | None = None
 ) -> None:
-    """Carry a plan out, in its order; ends with the first error. ``on_done`` hears of each change.
+    """Apply a plan in its order; ends at the first error. Calls ``on_done`` after each change.
 
-    Raises what the change raises: BrokerError for what a broker refuses, PartialFailureError.
+    Raises BrokerError if a broker refuses a change, PartialFailureError.
     """
     for change in plan.changes:
         await (_apply_topic if change.kind == "topic" else _apply_group)(admin, change)

@@ -1,4 +1,4 @@
-"""The functions of administration without ``await``, for threads.
+"""The blocking admin client, for threads.
 
 ::
 
@@ -7,10 +7,10 @@
         for message in admin.messages.between("orders", limit=10):
             print(message.body)
 
-Every function is that of the asyncio form, run on the private loop of the process
-(:mod:`skylark.client.blocking.event_loop_thread`): same names, same arguments, same results. What
-yields messages is an ordinary iterator here. Functions given to ``redrive`` (``where``,
-``on_progress``) are called on that loop and must not block it.
+Every function runs the one of :mod:`skylark.admin.admin_client` on the event loop thread of the
+process (:mod:`skylark.client.blocking.event_loop_thread`): same names, arguments and results.
+Async iterators become ordinary iterators. ``redrive`` calls its ``where`` and ``on_progress`` on
+that loop, so they must not block.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Settings(LoopFacade[settings.Settings]):
 
 
 class Admin(Blocking[asynchronous.Admin]):
-    """See the module, and :class:`skylark.admin.admin_client.Admin`."""
+    """The blocking admin client; see :class:`skylark.admin.admin_client.Admin`."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""Clusters, brokers and rates: what monitoring asks for.
+"""Clusters, brokers and rates, for monitoring.
 
-A broker tells about itself in a table of strings (28); :class:`BrokerState` has the part that
-``mqadmin clusterList`` shows, with its types, and the table itself for the rest. Statistics (315)
-are sums and rates over the last minute, hour and day. What one broker cannot tell is a failure in
-the result, not an error, as long as another can.
+A broker reports its state as a table of strings (28); :class:`BrokerState` has the part that
+``mqadmin clusterList`` shows, with types, and the whole table. Statistics (315) are sums and rates
+over the last minute, hour and day. A broker that does not respond is a failure in the result, not
+an error, as long as another one responds.
 
-Answers to mqadmin's clusterList, brokerStatus, haStatus, topicStatus, statsAll,
+Counterpart of mqadmin's clusterList, brokerStatus, haStatus, topicStatus, statsAll,
 brokerConsumeStats.
 """
 
@@ -33,12 +33,12 @@ from skylark.wire.headers.admin import (
 
 TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 GROUP_GET_NUMS: Final = "GROUP_GET_NUMS"
-#: The whole of a large broker: its queues are counted one by one.
+#: Timeout for all groups of a large broker, which goes through all its queues.
 ALL_GROUPS_TIMEOUT_S: Final = 30.0
 
 
 class BrokerState(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker of a cluster, master or slave; None where it does not say."""
+    """One broker of a cluster, master or slave; None where it does not report a value."""
 
     cluster: str
     broker: str
@@ -50,21 +50,21 @@ class BrokerState(msgspec.Struct, frozen=True, kw_only=True):
     get_tps: float | None = None  #: messages delivered per second, likewise
     put_count_today: int | None = None
     get_count_today: int | None = None
-    disk_ratio: float | None = None  #: how full the disk of the log is, 0 to 1
-    dispatch_behind_bytes: int | None = None  #: of the log, not in the queues yet
+    disk_ratio: float | None = None  #: usage of the disk of the log, 0 to 1
+    dispatch_behind_bytes: int | None = None  #: of the log, not in the consume queues yet
     earliest_time_ms: int | None = None  #: store time of the oldest message
-    runtime: dict[str, str] = {}  #: all it says
+    runtime: dict[str, str] = {}  #: the whole table
 
 
 class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     """All brokers of all clusters, by cluster, name and id."""
 
     brokers: tuple[BrokerState, ...]
-    failures: tuple[ServerFailure, ...] = ()  #: these are in ``brokers`` too, by name only
+    failures: tuple[ServerFailure, ...] = ()  #: these are in ``brokers`` too, without values
 
 
 class HaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of replication as one broker sees it."""
+    """State of replication as reported by one broker."""
 
     broker: str
     address: str
@@ -72,7 +72,7 @@ class HaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsSum(msgspec.Struct, frozen=True, kw_only=True):
-    """A sum over a period and per second, over all brokers that were asked."""
+    """A sum over a period and per second, over all queried brokers."""
 
     total: int
     tps: float
@@ -90,7 +90,7 @@ class StatsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
-    """All groups of one broker: what waits, and the consume stats as the broker gives them."""
+    """All groups of one broker: lag, and the consume stats as the broker reports them."""
 
     broker: str
     address: str
@@ -101,7 +101,7 @@ class BrokerGroups(msgspec.Struct, frozen=True, kw_only=True):
 
 @checks_arguments
 class Stats:
-    """The functions about states and rates."""
+    """Functions about states and rates."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -112,7 +112,7 @@ class Stats:
         info = await session.cluster_info()
         if cluster is not None and cluster not in info.cluster_addr_table:
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise NotFoundError(f"there is no cluster {cluster}", hint=f"known: {known}")
+            raise NotFoundError(f"cluster {cluster} does not exist", hint=f"known: {known}")
         known_brokers = {
             address: BrokerState(
                 cluster=data.cluster, broker=name, broker_id=broker_id, address=address
@@ -136,7 +136,7 @@ class Stats:
         return ClusterReport(brokers=tuple(states), failures=named)
 
     async def runtime(self, broker: str) -> dict[str, str]:
-        """All that a broker says about itself (28), by name or address; raises NotFoundError."""
+        """The runtime table of a broker (28), given by name or address; raises NotFoundError."""
         _, address = await self._session.broker(broker)
         return await self._runtime(address)
 
@@ -145,7 +145,7 @@ class Stats:
         return (await self._session.ask(KVTable, address, code)).table
 
     async def topic(self, topic: str) -> TopicStats:
-        """The ends of every queue, and the rate of sends; raises NotFoundError."""
+        """Offsets and times of every queue, and the send rate; raises NotFoundError."""
         name = self._session.wrap(topic)
         return await topic_stats(self._session, name, await self._session.topic_masters(name))
 
@@ -157,7 +157,7 @@ class Stats:
         return HaReport(broker=name, address=address, status=status)
 
     async def groups(self, broker: str, *, only_order: bool = False) -> BrokerGroups:
-        """What waits for all groups of a broker (317); ``only_order``: in ordered topics."""
+        """The lag of all groups of a broker (317); ``only_order``: only ordered topics."""
         name, address = await self._session.broker(broker)
         header = GetConsumeStatsInBrokerRequestHeader(is_order=only_order)
         code = RequestCode.GET_BROKER_CONSUME_STATS
@@ -168,7 +168,9 @@ class Stats:
             broker=name,
             address=address,
             lag=stats.total_diff,
-            in_flight=max(0, stats.total_inflight_diff),  # Java takes what was pulled for 0
+            in_flight=max(
+                0, stats.total_inflight_diff
+            ),  # Java reports a negative number if no pull offset is known
             stats=stats,
         )
 
@@ -176,17 +178,17 @@ class Stats:
         """One statistic (315), over all masters or of one broker.
 
         Names are those of RocketMQ: ``TOPIC_PUT_NUMS`` with a topic as key, ``GROUP_GET_NUMS`` with
-        ``topic@group``. Raises NotFoundError if no broker has it: it begins with the first event.
+        ``topic@group``. Raises NotFoundError if no broker has it: it starts with the first event.
         """
         return await self._view(name, key, await self._session.masters(broker=broker))
 
     async def put_rate(self, topic: str) -> StatsReport:
-        """Messages sent to a topic; raises NotFoundError."""
+        """The rate of messages sent to a topic; raises NotFoundError."""
         name = self._session.wrap(topic)
         return await self._view(TOPIC_PUT_NUMS, name, await self._session.topic_masters(name))
 
     async def get_rate(self, group: str, topic: str) -> StatsReport:
-        """Messages of a topic delivered to a group; raises NotFoundError."""
+        """The rate of messages of a topic delivered to a group; raises NotFoundError."""
         name = self._session.wrap(topic)
         key = f"{name}@{self._session.wrap(group)}"
         return await self._view(GROUP_GET_NUMS, key, await self._session.topic_masters(name))
@@ -197,7 +199,7 @@ class Stats:
         answers = await on_each(
             masters, lambda _, address: self._session.ask(BrokerStatsData, address, code, header)
         )
-        others = answers.without(BrokerError)  # code 1: it has counted nothing of this kind
+        others = answers.without(BrokerError)  # code 1: it has no such statistic
         if not answers.results:
             if not others.errors:
                 raise NotFoundError(f"no broker has a statistic {name} of {key}")
@@ -240,7 +242,7 @@ def _state(broker: BrokerState, table: Mapping[str, str] | None) -> BrokerState:
 
 
 def _number(table: Mapping[str, str], key: str) -> float | None:
-    """The first of the numbers of an entry; None for what is none."""
+    """The first number of an entry; None if it is not a number."""
     try:
         return float(table.get(key, "").split()[0])
     except (IndexError, ValueError):

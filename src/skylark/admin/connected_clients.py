@@ -1,8 +1,7 @@
-"""Who is connected: members of consumer groups (203), producers (204), and what one of them does
-(307).
+"""Connected clients: members of consumer groups (203), producers (204), running info (307).
 
-Every broker knows the clients whose heartbeats it gets. A client has heartbeats for all brokers of
-its topics, so the members of a group are those of all masters together.
+Every broker knows the clients whose heartbeats it receives. A client sends heartbeats to all
+brokers of its topics, so the members of a group are the union over all masters.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from skylark.wire.headers.client_header import (
 )
 from skylark.wire.headers.common import ConsumerGroupRequestHeader
 
-#: What a client gets to answer through its broker, which waits 10 s itself.
+#: Timeout of a request that a broker relays to a client; the broker itself waits 10 s.
 RELAY_TIMEOUT_S: Final = 15.0
 
 
@@ -41,11 +40,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     language: str
     version: str
-    brokers: tuple[str, ...]  #: that know it
+    brokers: tuple[str, ...]  #: where it is connected
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group wants of a topic."""
+    """The subscription of a group to a topic."""
 
     topic: str
     expression: str
@@ -53,7 +52,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group as far as it is connected; no members: it is offline."""
+    """The connected members of a consumer group; none: it is offline."""
 
     group: str
     members: tuple[Member, ...] = ()
@@ -61,13 +60,13 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     consume_type: str | None = None
     message_model: str | None = None
     consume_from_where: str | None = None
-    conflicts: tuple[SubscriptionConflict, ...] = ()  #: told by Skylark brokers only
+    conflicts: tuple[SubscriptionConflict, ...] = ()  #: reported by Skylark brokers only
     locks: tuple[QueueLock, ...] = ()  #: likewise
     failures: tuple[ServerFailure, ...] = ()
 
 
 class Producers(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer group as far as it is connected."""
+    """The connected members of a producer group."""
 
     group: str
     members: tuple[Member, ...]
@@ -75,7 +74,7 @@ class Producers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def group_members(session: Session, group: str) -> Members:
-    """The members of a group named as servers know it; raises if no broker answers."""
+    """The members of a group (name with namespace); raises if no broker responds."""
     header = ConsumerGroupRequestHeader(consumer_group=group)
     code = RequestCode.GET_CONSUMER_CONNECTION_LIST
     masters = await session.masters()
@@ -83,7 +82,7 @@ async def group_members(session: Session, group: str) -> Members:
     async def ask(_: str, address: str) -> ConsumerConnection | None:
         try:
             return await session.ask(ConsumerConnection, address, code, header)
-        except (ConsumerNotOnlineError, TopicNotExistError):  # none here, or never any
+        except (ConsumerNotOnlineError, TopicNotExistError):  # no members here
             return None
 
     answers = await on_each(masters, ask)
@@ -116,7 +115,7 @@ async def group_members(session: Session, group: str) -> Members:
 
 
 async def producer_members(session: Session, group: str) -> Producers:
-    """The members of a producer group named as servers know it; raises NotFoundError."""
+    """The members of a producer group (name with namespace); raises NotFoundError."""
     header = GetProducerConnectionListRequestHeader(producer_group=group)
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     answers = await on_each(
@@ -129,7 +128,7 @@ async def producer_members(session: Session, group: str) -> Producers:
         if not answered.failures:
             raise NotFoundError(
                 f"no producer of group {session.unwrap(group)} is connected",
-                hint="a producer shows after its first send",
+                hint="a producer is listed after its first send",
             )
         answered.all()
     return Producers(
@@ -140,7 +139,7 @@ async def producer_members(session: Session, group: str) -> Producers:
 async def running_info(
     session: Session, group: str, client_id: str, *, stack: bool = False
 ) -> ConsumerRunningInfo:
-    """What a member says about itself (307); raises NotFoundError if it is not connected."""
+    """The running info of a member (307); raises NotFoundError if it is not connected."""
     members = await group_members(session, group)
     brokers = next((m.brokers for m in members.members if m.client_id == client_id), ())
     if not brokers:
@@ -156,7 +155,7 @@ async def running_info(
 
 
 def no_member(group: str, client_id: str) -> NotFoundError:
-    """What a client that is not there ends in."""
+    """The error for a client that is not connected."""
     return NotFoundError(
         f"no member {client_id} of group {group} is connected",
         hint="`skylark group describe` lists the members",
@@ -164,7 +163,7 @@ def no_member(group: str, client_id: str) -> NotFoundError:
 
 
 def _members(connections: dict[str, list[Connection]]) -> tuple[Member, ...]:
-    """The clients of all brokers together, by id."""
+    """The clients of all brokers, by id."""
     known: dict[str, tuple[Connection, list[str]]] = {}
     for broker, found in connections.items():
         for connection in found:

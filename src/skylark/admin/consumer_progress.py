@@ -1,9 +1,9 @@
-"""How far consumer groups have come (208): per queue, with what waits and what is in flight.
+"""Progress of consumer groups (208): committed offset, lag and messages in flight per queue.
 
-A broker answers for the topics of which the group has offsets there, its retry topic included, and
-leaves out those that an online group does not subscribe to any more. All masters are asked: a group
-has a part of its progress on each broker that has one of its topics. Answers to mqadmin's
-consumerProgress and to ``examineConsumeStats``.
+A broker reports the topics in which the group has offsets there, including its retry topic, except
+topics that an online group no longer subscribes to. Progress is collected from all masters, because
+each has its own queues. Counterpart of mqadmin's consumerProgress and Java's
+``examineConsumeStats``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from skylark.wire.headers.admin import GetConsumeStatsRequestHeader
 
 
 class QueueProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue: where it ends, where the group stands, and what is between."""
+    """One queue: its end, the offsets of the group, and the lag."""
 
     queue: MessageQueue
-    broker_offset: int  #: of the next message to be stored
+    broker_offset: int  #: offset of the next message to be stored
     consumer_offset: int  #: committed
     pull_offset: int  #: delivered to a member
     last_time_ms: int | None  #: store time of the last message consumed
-    client_id: str | None = None  #: who reads it, where that was asked for
+    client_id: str | None = None  #: the member that reads it, if queried
 
     @property
     def lag(self) -> int:
@@ -59,9 +59,9 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def group_progress(session: Session, group: str, topic: str | None = None) -> GroupProgress:
-    """Ask all masters about a group, and one topic if given, both as servers know them.
+    """The progress of a group, in one topic if given (names with namespace), from all masters.
 
-    A group that nobody knows has no queues. Raises if no broker answers.
+    An unknown group has no queues. Raises if no broker responds.
     """
     header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
     code = RequestCode.GET_CONSUME_STATS

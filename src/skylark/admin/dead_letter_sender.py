@@ -1,13 +1,13 @@
-"""A dead letter as the message it once was, sent once.
+"""Restores the original message of a dead letter and sends it, at most once.
 
-**What is sent.** The body as it is stored, the flag, the tag, the keys, the user's properties, the
-producer's unique id and the time of birth. What belongs to retries and deliveries stays behind
-(:data:`LEFT_BEHIND`). One property is added: :data:`REDRIVEN_FROM`, the offset id of the letter.
+**What is sent.** The stored body, flag, tag, keys, user properties, unique id and born time.
+Properties of retries and deliveries are removed (:data:`LEFT_BEHIND`). One property is added:
+:data:`REDRIVEN_FROM`, the offset message id of the dead letter.
 
-**Once.** Before a send, and before it is repeated, the index of the destination is asked for a
-message with this unique id and this mark. So a letter whose send was never answered is not sent
-again. The broker forgets the copy no earlier than the letter, which is older. A broker without
-index finds nothing.
+**At most once.** Before each attempt, a query of the index looks for a message with this unique id
+and this property in the destination. So a dead letter is not sent again after a send whose response
+was lost. The copy is younger than the dead letter and does not expire before it. On a broker
+without an index the query finds nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from skylark.wire.layout import FLAG_COMPRESSED, FLAG_COMPRESSION_MASK, FLAG_MUL
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties
 
-#: To the topic it came from, or to the retries of the group: then no other group gets it.
+#: To the original topic, or to the retry topic of the group, where no other group gets it.
 Destination: TypeAlias = Literal["topic", "group"]
 
 PRODUCER_GROUP: Final = "SKYLARK_REDRIVE"
@@ -46,7 +46,7 @@ ATTEMPTS: Final = 3
 REPEAT: Final = Backoff(first_s=0.5, most_s=30.0)
 QUEUE_COUNT: Final = 4  # of a topic that a send would create; destinations exist
 
-#: Properties of retries, delays, transactions, pops and of the broker that stored the letter.
+#: Properties of retries, delays, transactions, pops and of the broker that stored it.
 LEFT_BEHIND: Final = frozenset(
     {
         names.PROPERTY_RETRY_TOPIC,
@@ -89,22 +89,22 @@ LEFT_BEHIND: Final = frozenset(
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dead letter becomes; topic and properties as brokers know them."""
+    """The message to send for a dead letter; topic with namespace."""
 
-    origin: str  #: the topic it was sent to first
+    origin: str  #: the original topic
     destination: str
     unique_id: str
     properties: dict[str, str]
 
 
 def restore(record: MessageRecord, group: str, to: Destination = "topic") -> Letter:
-    """Make a message of a dead letter of a group; raises NotFoundError if its topic is unknown."""
+    """Restore the original message of a dead letter; raises NotFoundError without its topic."""
     old = record.properties
     origin = old.get(names.PROPERTY_DLQ_ORIGIN_TOPIC) or old.get(names.PROPERTY_RETRY_TOPIC)
     if not origin:
         raise NotFoundError(
-            f"dead letter {record.offset_id} does not say which topic it comes from",
-            hint="send it by hand: its RETRY_TOPIC is missing",
+            f"dead letter {record.offset_id} has no RETRY_TOPIC, so its original topic is unknown",
+            hint="send it with skylark produce",
         )
     properties = {name: value for name, value in old.items() if name not in LEFT_BEHIND}
     unique_id = properties.setdefault(names.PROPERTY_UNIQ_KEY, record.offset_id)
@@ -122,8 +122,8 @@ def restore(record: MessageRecord, group: str, to: Destination = "topic") -> Let
     )
 
 
-class Postman:
-    """Sends letters of one run; remembers routes, and takes the queues in turn."""
+class DeadLetterSender:
+    """Sends the messages of one redrive run; caches routes, and uses queues round-robin."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -135,7 +135,7 @@ class Postman:
         await self._where(topic)
 
     async def already_sent(self, letter: Letter) -> str | None:
-        """The offset id of the copy of a letter, if it was sent before."""
+        """The offset message id of the copy, if it was already sent."""
         found = await by_key(self._session, letter.destination, letter.unique_id, unique=True)
         mark = letter.properties[REDRIVEN_FROM]
         for message in found:
@@ -144,10 +144,10 @@ class Postman:
         return None
 
     async def send(self, letter: Letter, message: MessageExt) -> str:
-        """Send a letter that was not sent before; its new offset id.
+        """Send a message that was not sent before; returns its offset message id.
 
-        Tried a few times at different queues, each time only if it has not arrived after all.
-        Raises the error of the last attempt.
+        Tries different queues a few times; before each retry it checks that the message has not
+        arrived. Raises the error of the last attempt.
         """
         for attempt in itertools.count(1):
             try:
@@ -197,6 +197,6 @@ class Postman:
             route = await self._session.route(topic)
             queues = make_route(topic, route).publish
             if not queues:
-                raise NotFoundError(f"topic {self._session.unwrap(topic)} cannot be sent to")
+                raise NotFoundError(f"topic {self._session.unwrap(topic)} is not writable")
             self._queues[topic] = queues, masters_of(route)
         return self._queues[topic]

@@ -1,14 +1,14 @@
-"""Dead letters: messages that a group could not consume, however often it tried.
+"""Dead letters: messages that a group gave up after the last retry.
 
-They lie in the topic ``%DLQ%<group>`` until they expire like all others. Here they are listed, read
-and sent again (:mod:`skylark.admin.redrive` says how)::
+They are stored in the topic ``%DLQ%<group>`` until they expire. These functions list, read and
+redrive them (:mod:`skylark.admin.redrive`)::
 
     async for letter in admin.dlq.messages("billing"):
         print(letter.msg_id, letter.properties["RETRY_TOPIC"], letter.body)
     report = await admin.dlq.redrive("billing", where=lambda m: m.tag == "A", dry_run=True)
     report = await admin.dlq.redrive("billing", rate=100)
 
-A run can be repeated, after a crash too: no letter is sent twice.
+A redrive can be repeated, also after a crash: it sends no dead letter twice.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     topic: str
     count: int
-    pending: int  #: those that no run over the whole group has passed yet
-    last_time_ms: int | None  #: when the last one died
+    pending: int  #: not yet processed by a redrive of the whole group
+    last_time_ms: int | None  #: store time of the newest
     failures: tuple[ServerFailure, ...] = ()
 
 
 @checks_arguments
 class DeadLetterQueues:
-    """The functions about dead letters."""
+    """Functions about dead letters."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     async def all(self) -> list[DeadLetters]:
-        """The groups that have a topic of dead letters, by name, with counts."""
+        """The groups that have a dead-letter topic, by name, with counts."""
         session = self._session.asking_once()
         topics = await Topics(session).names(with_internal=True)
         names = [name for name in topics if is_dlq_topic(name)]
@@ -73,14 +73,14 @@ class DeadLetterQueues:
         return sorted((entry for entry in found if entry), key=lambda entry: entry.group)
 
     async def of(self, group: str) -> DeadLetters:
-        """The dead letters of one group, counted; raises NotFoundError if it never had any."""
+        """The counts of one group; raises NotFoundError if it never had dead letters."""
         found = await self._letters(dlq_topic(self._session.wrap(group)))
         if found is None:
             raise no_letters(group)
         return found
 
     async def _letters(self, topic: str) -> DeadLetters | None:
-        """Count what a topic has, named as servers know it; None if it is gone."""
+        """The counts of a dead-letter topic (name with namespace); None if it was deleted."""
         session = self._session
         route = await session.find_route(topic)
         masters = {} if route is None else masters_of(route)
@@ -107,12 +107,12 @@ class DeadLetterQueues:
         )
 
     async def messages(self, group: str, *, limit: int = LIMIT) -> AsyncGenerator[MessageExt, None]:
-        """The dead letters of a group, the oldest first, at most ``limit``.
+        """The dead letters of a group, oldest first, at most ``limit``.
 
         Raises NotFoundError if the group never had any.
         """
         if limit < 1:
-            raise InvalidParameterError(f"a limit of {limit} messages")
+            raise InvalidParameterError(f"limit must be at least 1, not {limit}")
         session = self._session
         parts = await self._ranges(group)
         found = merged([queue_messages(session, part, 0, INT64_MAX) for part in parts])
@@ -139,21 +139,21 @@ class DeadLetterQueues:
         restart: bool = False,
         on_progress: Callable[[RedriveProgress], object] | None = None,
     ) -> RedriveReport:
-        """Send dead letters of a group again: all that no run has passed yet, or these.
+        """Send the dead letters of a group again: all that no run has processed yet, or these.
 
-        ``where`` picks from them; ``to="group"`` sends to the retries of the group, so that no
-        other group gets them; ``dry_run`` only says what would be done; ``rate`` is in letters per
-        second; ``limit`` ends the run after so many; ``restart`` looks at all letters again, and
-        sends those that were not sent. ``on_progress`` hears of every letter.
+        ``where`` filters them; ``to="group"`` sends to the retry topic of the group, so that no
+        other group gets them; ``dry_run`` only reports what would be sent; ``rate`` is in messages
+        per second; ``limit`` ends the run after a number of messages; ``restart`` processes all
+        dead letters again and sends those that were not sent. Calls ``on_progress`` for each.
 
-        Raises NotFoundError if the group never had any. Letters that fail are in the report.
+        Raises NotFoundError if the group never had dead letters. The report lists failures.
         """
         if rate is not None and not rate > 0:
-            raise InvalidParameterError(f"a rate of {rate} letters per second")
+            raise InvalidParameterError(f"rate must be more than 0, not {rate}")
         if limit is not None and limit < 1:
-            raise InvalidParameterError(f"a limit of {limit} letters")
+            raise InvalidParameterError(f"limit must be at least 1, not {limit}")
         if to not in ("topic", "group"):
-            raise InvalidParameterError(f"{to!r} is neither topic nor group")
+            raise InvalidParameterError(f"to must be topic or group, not {to!r}")
         terms = RedriveTerms(
             to=to,
             where=where,
@@ -169,12 +169,12 @@ class DeadLetterQueues:
         for message in messages:
             if message.record.topic != topic:
                 raise InvalidParameterError(
-                    f"message {message.msg_id} is no dead letter of {group}"
+                    f"message {message.msg_id} is not a dead letter of {group}"
                 )
         return await run.over_messages(messages)
 
     async def _ranges(self, group: str) -> list[QueueRange]:
-        """All letters of a group as they are now."""
+        """The current range of each queue of dead letters of a group."""
         session, topic = self._session, dlq_topic(self._session.wrap(group))
         route = await session.find_route(topic)
         if route is None:
@@ -183,8 +183,8 @@ class DeadLetterQueues:
         queues = [q for q in make_route(topic, route).subscribe if q.broker_name in masters]
         if not queues:
             raise ClientError(
-                f"the dead letters of {group} cannot be read",
-                hint=f"old brokers make the topic for writing only: set {topic} to rw",
+                f"the dead-letter topic of {group} is not readable",
+                hint=f"older brokers create it write-only: run skylark topic set {topic} --perm rw",
             )
 
         async def ends(queue: MessageQueue) -> QueueRange:
@@ -200,5 +200,5 @@ class DeadLetterQueues:
 
 
 def no_letters(group: str) -> NotFoundError:
-    """What a group without dead letters ends in."""
+    """The error for a group without dead letters."""
     return NotFoundError(f"group {group} has no dead letters")

@@ -1,9 +1,9 @@
-"""What goes wrong in administration and nowhere else.
+"""Errors of administration.
 
-Something that does not exist is a :class:`NotFoundError`, whatever way the servers put it: code 17,
-22 or 26, or an empty answer. A change that some servers took and others refused is a
-:class:`PartialFailureError` that says who did what; a question that only some answered is no error,
-but its result lists who did not (``failures``).
+:class:`NotFoundError` stands for all ways in which servers report that something does not exist:
+codes 17, 22 and 26, or an empty response. :class:`PartialFailureError` means that some servers
+applied a change and others did not; it has both. A query that only some servers answered is not an
+error; its result lists the others (``failures``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class NotFoundError(ClientError):
 
 
 class NoBrokerError(TransportError):
-    """No broker that could do what was asked has registered with the name server."""
+    """No suitable broker has registered with the name server."""
 
 
 class ServerFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that did not do what was asked, and why."""
+    """A server that failed, and why."""
 
     server: str  #: the broker's name, or the address of a name server
     address: str
@@ -34,7 +34,7 @@ class ServerFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartialFailureError(ClientError):
-    """Not all servers did what was asked; ``results`` are those of the ones that did."""
+    """Some servers failed; ``results`` are those of the others."""
 
     def __init__(self, failures: Sequence[ServerFailure], results: Sequence[Any] = ()) -> None:
         self.failures = tuple(failures)

@@ -1,4 +1,4 @@
-"""Why a message was or was not consumed: one ordered account for each group, and a verdict.
+"""Explains why a message was or was not consumed: a list of checks per group, and a verdict.
 
 ::
 
@@ -7,27 +7,27 @@
             print(check.check, check.status, check.finding, check.fix)
         print(account.verdict)
 
-The account follows the way of a message, so the first ``not`` is what to look at first:
+The checks follow the path of a message, so look at the first ``not`` first:
 
 ==============  ====================================================================================
-message         is it in its topic, or does it wait for a delay or a transaction?
-route, queue    do readers find its queue, and does the queue still have it?
-group           may the group consume?
-members         is anybody there?
-subscription    does the group want the topic, and
-conflict        do all of its members want the same?
-filter          does the filter let it through?
-owner, lock     does a member read its queue, and in an ordered group hold its lock?
-offset          is the group past it?
-retry, dlq      did it fail: does it wait for another try, or was it given up?
-trace           what have members told that write traces?
+message         is it in its topic, or still delayed or in a transaction?
+route, queue    does the route have its queue, and does the queue still have the message?
+group           is consumption enabled for the group?
+members         are members connected?
+subscription    does the group subscribe to the topic?
+conflict        do all members have the same subscription?
+filter          does the message match the filter?
+owner, lock     does a member read its queue and, in an ordered group, hold the queue lock?
+offset          has the group consumed past it?
+retry, dlq      did it fail: is it waiting for a retry, or a dead letter?
+trace           what do the trace records say?
 ==============  ====================================================================================
 
-:func:`explain_group` does the same for a group without a message: why it does not get on. Where a
-broker that may know better does not answer, the verdict is ``unknown`` and names it.
+:func:`explain_group` explains why a group makes no progress, without a message. If a broker that
+could change the verdict does not respond, the verdict is ``unknown`` and names the broker.
 
-What brokers of Apache do not tell (conflicts, locks) is found only with Skylark's. Answers to
-``queryMsgByUniqueKey`` (its "CONSUMED"), ``consumerStatus`` and ``checkMsg`` of mqadmin, in one.
+Only Skylark brokers report subscription conflicts and queue locks. Counterpart of mqadmin's
+``queryMsgByUniqueKey`` (its "CONSUMED"), ``consumerStatus`` and ``checkMsg``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from skylark.admin import explain_checks as checks
 from skylark.admin.admin_session import Session, masters_of
 from skylark.admin.dlq import DeadLetterQueues
 from skylark.admin.errors import NotFoundError, ServerFailure
-from skylark.admin.explain_checks import Check, in_the_way, ok, plural, unanswered, unknown
+from skylark.admin.explain_checks import Check, ok, plural, problem, unanswered, unknown
 from skylark.admin.group_operations import GroupDescription, Groups
 from skylark.admin.message_id_search import find_message, silence
 from skylark.admin.topic_operations import groups_reading
@@ -49,14 +49,14 @@ from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError
 from skylark.core.names import is_retry_topic
 
-#: Groups of a topic that are explained when none is given.
+#: Maximum number of groups that are explained when none is given.
 GROUPS_MAX: Final = 32
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One account; ``consumed`` is None where nobody can tell.
+    """The explanation for one group; ``consumed`` is None if it is unknown.
 
-    Of a group without a message, ``consumed`` says whether it has consumed all that is there.
+    For a group without a message, ``consumed`` says whether it has consumed all messages.
     """
 
     group: str | None
@@ -65,11 +65,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
     consumed: bool | None
     verdict: str
-    failures: tuple[ServerFailure, ...] = ()  #: brokers that did not answer
+    failures: tuple[ServerFailure, ...] = ()  #: brokers that did not respond
 
     @property
     def causes(self) -> tuple[Check, ...]:
-        """What is in the way."""
+        """The checks that prevent consumption."""
         return tuple(check for check in self.checks if check.status == "not")
 
 
@@ -79,10 +79,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 async def explain_message(
     session: Session, message_id: str, *, topic: str | None = None, group: str | None = None
 ) -> list[Explanation]:
-    """Accounts of a message for one group, or for each group that reads its topic.
+    """Explain a message for one group, or for each group of its topic.
 
-    Raises NotFoundError if there is no such message or topic, and ClientError if it was not found
-    and brokers did not answer.
+    Raises NotFoundError if the message or topic does not exist, and ClientError if it was not found
+    and some brokers did not respond.
     """
     session = session.asking_once()
     message = await find_message(session, message_id, topic)
@@ -101,9 +101,9 @@ async def explain_message(
     if not readers:
         shown = session.unwrap(message.record.topic)
         shared.append(
-            in_the_way(
+            problem(
                 "group",
-                f"no group subscribes to {shown} or has offsets of it",
+                f"no group subscribes to {shown} or has offsets in it",
                 f"start a consumer of {shown}",
             )
         )
@@ -119,10 +119,10 @@ async def _explain_for(
         description = await Groups(session).describe(group)
     except NotFoundError:
         found.append(
-            in_the_way(
+            problem(
                 "group",
-                f"no broker knows group {group}: nobody has ever consumed with this name",
-                "start a consumer, or check the name: `skylark group list` shows all",
+                f"no broker knows group {group}: no consumer has used this name",
+                "start a consumer, or check the name: `skylark group list` lists all",
             )
         )
         return _account(message, group, found)
@@ -166,11 +166,11 @@ def _account(
 
 
 def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
-    """Whether a message was consumed, by what the checks found, and a sentence about it.
+    """Decide from the checks whether a message was consumed; returns a verdict for people too.
 
-    What is known for certain comes first: a trace, a dead letter, a retry. A group that is past the
-    message has seen it unless its filter or a reset left it out. Only for a message that the group
-    has yet to reach, what is in its way counts. What decides and is not known leaves it open.
+    Certain evidence comes first: a trace, a dead letter, a retry. A group whose offset is past the
+    message has consumed it, unless its filter or a reset skipped it. The other checks count only
+    for a message that the group has not reached. If a decisive check is unknown, so is the verdict.
     """
     by_name = {check.check: check for check in found}
 
@@ -185,7 +185,7 @@ def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
     if status("offset") in ("ok", "unknown") and status("filter") == "not":
         return False, f"not consumed: {by_name['filter'].finding}"
     if status("offset") != "not":
-        # Without an offset nobody got as far as that: it is the group that is not known.
+        # Without an offset no member has reached the message, unless the group is unknown.
         for name in ("group",) if status("offset") is None else ("offset", "dlq", "retry"):
             if status(name) == "unknown":
                 return None, f"unknown: {by_name[name].finding}"
@@ -196,14 +196,17 @@ def judge(found: Sequence[Check]) -> tuple[bool | None, str]:
 
 
 def _judge_passed(conflict: str | None, passes: str | None) -> tuple[bool | None, str]:
-    """The verdict on a message that the group is past, and that is no retry and no dead letter."""
+    """The verdict if the offset is past the message, and it is neither a retry nor dead letter."""
     if conflict == "not":
-        return None, "passed, and perhaps never delivered: members subscribe differently"
+        return (
+            None,
+            "unknown: the offset is past it, but members have different subscriptions",
+        )
     if passes == "ok":
-        return True, "consumed: the group is past it, and it is neither a retry nor a dead letter"
+        return True, "consumed: the offset is past it, and it is neither a retry nor a dead letter"
     return None, (
-        "passed: the group is past it, and it is neither a retry nor a dead letter; whether its"
-        " filter let it through, nobody tells while the group is offline"
+        "passed: the offset is past it, and it is neither a retry nor a dead letter; its filter"
+        " is unknown while the group is offline"
     )
 
 
@@ -211,7 +214,7 @@ def _judge_passed(conflict: str | None, passes: str | None) -> tuple[bool | None
 
 
 async def explain_group(session: Session, group: str, *, topic: str | None = None) -> Explanation:
-    """Why a group does not get on: in all of its topics, or in one.
+    """Explain why a group makes no progress, in all of its topics or in one.
 
     Raises NotFoundError for a group that no broker knows.
     """
@@ -236,9 +239,9 @@ async def explain_group(session: Session, group: str, *, topic: str | None = Non
         await _letters(session, group),
     )
     causes = [check for check in found if check.status == "not"]
-    verdict = "nothing is in its way"
+    verdict = "no problem found"
     if causes:
-        verdict = f"in its way: {'; '.join(check.finding for check in causes)}"
+        verdict = f"problems: {'; '.join(check.finding for check in causes)}"
     elif description.failures:
         verdict = f"unknown: {silence({failure.server for failure in description.failures})}"
     progress = description.progress
@@ -256,15 +259,15 @@ async def explain_group(session: Session, group: str, *, topic: str | None = Non
 async def _route_of(session: Session, topic: str) -> Check:
     route = await session.find_route(session.wrap(topic))
     if route is None:
-        return in_the_way(
+        return problem(
             "route",
-            f"there is no topic {topic}",
+            f"topic {topic} does not exist",
             f"create it with `skylark topic create {topic}`, or start its brokers",
         )
     masters = masters_of(route)
     away = sorted({q.broker_name for q in route.queue_datas} - masters.keys())
     if away:
-        return in_the_way(
+        return problem(
             "route", f"{topic} has no master on {', '.join(away)}", f"start {', '.join(away)} again"
         )
     count = sum(queues.read_queue_nums for queues in route.queue_datas)
@@ -275,7 +278,7 @@ async def _owners(session: Session, description: GroupDescription, topic: str | 
     members = description.members
     readers = await checks.find_readers(session, session.wrap(description.group), members)
     if readers is None:
-        return unknown("owner", "not every member says which queues it reads")
+        return unknown("owner", "not every member reports which queues it reads")
     read = {session.unwrap_queue(queue) for queue in readers}
     alone = [
         f"{entry.queue.topic} {entry.queue.broker_name}:{entry.queue.queue_id}"
@@ -285,14 +288,14 @@ async def _owners(session: Session, description: GroupDescription, topic: str | 
     if alone and members.failures:
         return unanswered("owner", members.failures)
     if alone:
-        return in_the_way(
+        return problem(
             "owner",
             f"no member reads {', '.join(alone[:5])}"
             + (f" and {len(alone) - 5} more" if len(alone) > 5 else ""),
-            "wait for the next rebalance (20 s); if it stays so, members share queues by different"
+            "wait for the next rebalance (20 s); if it persists, members use different allocation"
             " strategies",
         )
-    return ok("owner", f"members: {len(members.members)}, queues that they read: {len(read)}")
+    return ok("owner", f"{len(members.members)} members read {len(read)} queues")
 
 
 def _lag(description: GroupDescription, topic: str | None) -> Check:
@@ -306,14 +309,14 @@ def _lag(description: GroupDescription, topic: str | None) -> Check:
     if not lag and description.progress.failures:
         return unanswered("offset", description.progress.failures)
     if not queues:
-        return unknown("offset", f"{description.group} has committed nothing")
+        return unknown("offset", f"{description.group} has no committed offsets")
     if not lag:
-        return ok("offset", "it has consumed all that is there")
-    held = f", {in_flight} of them with its members" if description.is_online else ""
-    return in_the_way(
+        return ok("offset", "it has consumed all messages")
+    held = f", {in_flight} of them in flight" if description.is_online else ""
+    return problem(
         "offset",
-        f"{plural(lag, 'message')} {'waits' if lag == 1 else 'wait'}{held}",
-        "add consumers, make handlers quicker, or leave out the backlog with `skylark group skip`",
+        f"lag: {plural(lag, 'message')}{held}",
+        "add consumers, make handlers faster, or skip the backlog with `skylark group skip`",
     )
 
 
@@ -325,10 +328,10 @@ def _retries(description: GroupDescription) -> Check:
         return unanswered("retry", description.progress.failures)
     if not waiting:
         return ok("retry", "no retry is due")
-    return in_the_way(
+    return problem(
         "retry",
         f"retries that are due: {waiting}",
-        "repair the handler; its log says why it failed",
+        "fix the handler; see the log of the consumer",
     )
 
 
@@ -338,13 +341,13 @@ async def _letters(session: Session, group: str) -> Check:
     except NotFoundError:
         return ok("dlq", "it has no dead letters")
     except SkylarkError as error:
-        return unknown("dlq", f"the dead letters cannot be counted: {error}")
+        return unknown("dlq", f"cannot count the dead letters: {error}")
     if not letters.pending and letters.failures:
         return unanswered("dlq", letters.failures)
     if not letters.pending:
-        return ok("dlq", f"{plural(letters.count, 'dead letter')}, all dealt with")
-    return in_the_way(
+        return ok("dlq", f"{plural(letters.count, 'dead letter')}, all processed by a redrive")
+    return problem(
         "dlq",
-        f"{plural(letters.pending, 'dead letter')} not sent again",
+        f"{plural(letters.pending, 'dead letter')} not redriven",
         f"`skylark dlq show {group}`, then `skylark dlq redrive {group}`",
     )

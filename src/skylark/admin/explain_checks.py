@@ -1,10 +1,9 @@
-"""The single checks of an explanation (:mod:`skylark.admin.explain`): each looks at one thing that
-can keep a message from a group, and says what it found.
+"""The single checks of an explanation (:mod:`skylark.admin.explain`).
 
-A check is ``ok`` (this is not what keeps it), ``not`` (this does, with what to do about it) or
-``unknown`` (nobody could tell, and why). Checks ask and never change anything. That something is
-not there counts only if all brokers that could have it have answered. Names in their texts are
-those of the application; names in arguments are as servers know them.
+Each check examines one possible reason why a group does not consume a message. Its status is ``ok``
+(not the reason), ``not`` (a reason, with a fix) or ``unknown`` (with the cause). Checks change
+nothing. "Not found" counts only if all brokers that could have it have responded. Texts have the
+names of the application; arguments have names with namespace.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ from skylark.wire.headers.pull import PullMessageRequestHeader
 
 Status: TypeAlias = Literal["ok", "not", "unknown"]
 
-#: Members that are asked what they do; in a larger group the owner of a queue may stay unknown.
+#: Maximum number of members queried for their queues; in larger groups an owner may be unknown.
 MEMBERS_ASKED_MAX: Final = 64
 MEMBERS_AT_ONCE: Final = 8
 BROADCASTING: Final = "BROADCASTING"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     status: Status
     finding: str
-    fix: str | None = None  #: what to do about it, where it is in the way
+    fix: str | None = None  #: what to do, if the status is ``not``
 
 
 def ok(check: str, finding: str) -> Check:
     return Check(check=check, status="ok", finding=finding)
 
 
-def in_the_way(check: str, finding: str, fix: str) -> Check:
+def problem(check: str, finding: str, fix: str) -> Check:
     return Check(check=check, status="not", finding=finding, fix=fix)
 
 
@@ -75,12 +74,12 @@ def unknown(check: str, finding: str) -> Check:
 
 
 def unanswered(check: str, failures: Iterable[ServerFailure]) -> Check:
-    """Nobody could tell, because brokers did not answer."""
+    """The result is unknown because brokers did not respond."""
     return unknown(check, silence({failure.server for failure in failures}))
 
 
 def time_text(time_ms: int) -> str:
-    """A time for a sentence, as the machine of the reader has it."""
+    """A time as text, in the local time zone."""
     found = datetime.fromtimestamp(time_ms / 1000, tz=UTC).astimezone()
     return found.isoformat(" ", "milliseconds")
 
@@ -89,29 +88,31 @@ def time_text(time_ms: int) -> str:
 
 
 def check_message(session: Session, message: MessageExt) -> Check:
-    """Whether it is in its topic, or waits for a delay or a transaction."""
+    """Whether it is in its topic, or still delayed or in a transaction."""
     properties = message.properties
     real = session.unwrap(properties.get(names.PROPERTY_REAL_TOPIC, "?"))
     match message.record.topic:
         case topic if topic == SCHEDULE_TOPIC:
             level = properties.get(names.PROPERTY_DELAY, "?")
-            return in_the_way(
+            return problem(
                 "message",
-                f"it waits for the end of its delay, level {level}, and then goes to {real}",
+                f"it is delayed (level {level}), and will be delivered to {real}",
                 "wait, or send without delay",
             )
         case topic if topic == TIMER_TOPIC:
             due = properties.get(names.PROPERTY_TIMER_OUT_MS, "")
-            until = f"until {time_text(int(due))}" if due.isdigit() else "for its time"
-            return in_the_way(
-                "message", f"it waits {until}, and then goes to {real}", "wait, or recall it"
+            until = f"until {time_text(int(due))}" if due.isdigit() else "until an unknown time"
+            return problem(
+                "message",
+                f"it is delayed {until}, and will be delivered to {real}",
+                "wait, or recall it",
             )
         case topic if topic == HALF_TOPIC:
             group = properties.get(names.PROPERTY_PGROUP, "?")
-            return in_the_way(
+            return problem(
                 "message",
-                f"its transaction is not decided: producer group {group} has to commit it",
-                f"run a producer of group {group}: the broker asks it again by itself",
+                f"its transaction is undecided: producer group {group} must commit it",
+                f"run a producer of group {group}: the broker sends it a check-back",
             )
         case topic:
             tag = f", tag {message.tag}" if message.tag else ""
@@ -124,7 +125,7 @@ def check_message(session: Session, message: MessageExt) -> Check:
 
 
 async def check_route(session: Session, message: MessageExt) -> Check:
-    """Whether readers find the queue: the topic has a route, its broker a master to read from."""
+    """Whether the route has the queue, and a master to read it from."""
     topic, broker = session.unwrap(message.record.topic), message.broker_name
     route = await session.find_route(message.record.topic)
     queues = (
@@ -132,26 +133,26 @@ async def check_route(session: Session, message: MessageExt) -> Check:
     )
     if route is None or queues is None:
         where = "" if route is None else f" on {broker}"
-        return in_the_way(
+        return problem(
             "route",
-            f"the name server has no route of {topic}{where}: readers do not find the queue",
+            f"the name server has no route of {topic}{where}: consumers cannot find the queue",
             f"start {broker} again, or create {topic} there with `skylark topic create {topic}`",
         )
     if not queues.perm & Perm.READ:
-        return in_the_way(
+        return problem(
             "route",
-            f"{topic} may not be read on {broker}",
+            f"{topic} is not readable on {broker}",
             f"skylark topic set {topic} --perm rw --broker {broker}",
         )
     if message.queue_id >= queues.read_queue_nums:
-        return in_the_way(
+        return problem(
             "route",
-            f"queue {message.queue_id} is not read: {topic} has"
+            f"consumers do not read queue {message.queue_id}: {topic} has"
             f" {plural(queues.read_queue_nums, 'queue')} to read on {broker}",
             f"skylark topic set {topic} --broker {broker} --read-queues {message.queue_id + 1}",
         )
     if broker not in masters_of(route):
-        return unknown("route", f"{broker} has no master now; slaves may serve what they have")
+        return unknown("route", f"{broker} has no master now; its slaves may serve the message")
     return ok("route", f"{topic} has {plural(queues.read_queue_nums, 'queue')} to read on {broker}")
 
 
@@ -162,44 +163,44 @@ async def check_queue(session: Session, message: MessageExt) -> Check:
         first = await session.calls.min_offset(address, _stored_queue(message))
     except SkylarkError as error:
         return unknown(
-            "queue", f"{message.broker_name} does not say where the queue begins: {error}"
+            "queue", f"{message.broker_name} does not return the first offset of the queue: {error}"
         )
     if message.queue_offset < first:
-        return in_the_way(
+        return problem(
             "queue",
-            f"it has expired: the queue begins at offset {first} by now",
-            "keep messages longer: setting fileReservedTime of the broker, in hours",
+            f"it has expired: the first offset of the queue is {first} now",
+            "lengthen the retention: fileReservedTime of the broker, in hours",
         )
-    return ok("queue", f"the queue begins at offset {first} and still has it")
+    return ok("queue", f"the queue still has it: its first offset is {first}")
 
 
 # ---- the group -----------------------------------------------------------------------------------
 
 
 def check_group(description: GroupDescription) -> Check:
-    """Whether the group may consume at all."""
+    """Whether consumption is enabled for the group."""
     group = description.group
     off = [entry.broker for entry in description.configs if not entry.config.consume_enable]
     if off:
-        return in_the_way(
+        return problem(
             "group",
-            f"{group} may not consume on {', '.join(off)}",
+            f"consumption of {group} is disabled on {', '.join(off)}",
             "set its consume_enable to true with `skylark apply`",
         )
     if not description.configs and description.failures:
         return unanswered("group", description.failures)
     if not description.configs:
-        return ok("group", f"{group} has no settings of its own")
+        return ok("group", f"{group} has default settings")
     tries = sorted({entry.config.retry_max_times for entry in description.configs})
-    return ok("group", f"{group} may consume, with at most {', '.join(map(str, tries))} retries")
+    return ok("group", f"consumption is enabled, with at most {', '.join(map(str, tries))} retries")
 
 
 def check_members(members: Members) -> Check:
-    """Whether anybody of the group is there."""
+    """Whether members are connected."""
     if not members.members and members.failures:
         return unanswered("members", members.failures)
     if not members.members:
-        return in_the_way(
+        return problem(
             "members", f"no member of {members.group} is connected", "start a consumer of the group"
         )
     model = (members.message_model or "unknown").lower()
@@ -209,16 +210,16 @@ def check_members(members: Members) -> Check:
 
 
 def check_subscription(members: Members, topic: str) -> Check:
-    """Whether the group wants the topic, named as the application knows it."""
+    """Whether the group subscribes to the topic (name without namespace)."""
     if not members.members:
-        return unknown("subscription", "nobody tells while the group is offline")
+        return unknown("subscription", "brokers do not know it while the group is offline")
     found = subscription_of(members, topic)
     if found is None and members.failures:
         return unanswered("subscription", members.failures)
     if found is None:
         topics = [each.topic for each in members.subscriptions if not is_retry_topic(each.topic)]
         others = ", ".join(topics) or "nothing"
-        return in_the_way(
+        return problem(
             "subscription",
             f"{members.group} does not subscribe to {topic}, but to {others}",
             f"subscribe to {topic} in all members of the group",
@@ -227,17 +228,17 @@ def check_subscription(members: Members, topic: str) -> Check:
 
 
 def subscription_of(members: Members, topic: str) -> Subscription | None:
-    """What the group wants of a topic."""
+    """The subscription of the group to a topic."""
     return next((each for each in members.subscriptions if each.topic == topic), None)
 
 
 def check_conflict(members: Members, topic: str | None) -> Check:
-    """Whether all members want the same of a topic, or of all topics."""
+    """Whether all members have the same subscription to a topic, or to all topics."""
     if not members.members:
-        return unknown("conflict", "nobody tells while the group is offline")
+        return unknown("conflict", "brokers do not know it while the group is offline")
     found = [each for each in members.conflicts if topic in (None, each.topic)]
     if not found:
-        return ok("conflict", "its members subscribe alike, as far as brokers tell")
+        return ok("conflict", "brokers report no different subscriptions of its members")
     sides = "; ".join(
         f"{conflict.topic}: "
         + " but ".join(
@@ -246,19 +247,19 @@ def check_conflict(members: Members, topic: str | None) -> Check:
         )
         for conflict in found
     )
-    return in_the_way(
+    return problem(
         "conflict",
-        f"its members subscribe differently, and messages are skipped ({sides})",
-        "give each application a group of its own, and let all members of one subscribe alike",
+        f"its members have different subscriptions, so messages are skipped ({sides})",
+        "use one group per application, with the same subscription in all members",
     )
 
 
 async def check_filter(
     session: Session, message: MessageExt, subscription: Subscription | None
 ) -> Check:
-    """Whether the group's filter lets the message through; SQL is put to the broker."""
+    """Whether the message matches the group's filter; the broker evaluates SQL."""
     if subscription is None:
-        return unknown("filter", "the group's filter is not known")
+        return unknown("filter", "the filter of the group is unknown")
     kind, expression = subscription.expression_type, subscription.expression
     try:
         if kind == TAG:
@@ -266,19 +267,19 @@ async def check_filter(
         else:
             passed = await _passes(session, message, subscription)
     except SkylarkError as error:
-        return unknown("filter", f"whether {kind} {expression} lets it through: {error}")
+        return unknown("filter", f"cannot evaluate {kind} {expression}: {error}")
     what = f"tag {message.tag}" if kind == TAG else "its properties"
     if passed:
-        return ok("filter", f"{kind} {expression} lets it through")
-    return in_the_way(
+        return ok("filter", f"it matches {kind} {expression}")
+    return problem(
         "filter",
-        f"{kind} {expression} does not let it through ({what}): it is never delivered",
+        f"it does not match {kind} {expression} ({what}): it is never delivered",
         "subscribe with a filter that matches, then reset the offset to read it again",
     )
 
 
 async def _passes(session: Session, message: MessageExt, subscription: Subscription) -> bool:
-    """Let the broker filter this one message, as it would for a member of the group."""
+    """Pull this one message with the filter of the group, so that the broker evaluates it."""
     _, address = await session.broker(message.broker_name)
     header = PullMessageRequestHeader(
         consumer_group=TOOLS_GROUP,
@@ -299,11 +300,11 @@ async def _passes(session: Session, message: MessageExt, subscription: Subscript
     return any(each.queue_offset == message.queue_offset for each in records_of(pulled))
 
 
-# ---- who reads it, and how far -------------------------------------------------------------------
+# ---- readers and offsets -------------------------------------------------------------------------
 
 
 class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that reads a queue, and what it says about it."""
+    """A member that reads a queue, and its running info about it."""
 
     client_id: str
     state: ProcessQueueInfo
@@ -312,13 +313,13 @@ class Reader(msgspec.Struct, frozen=True, kw_only=True):
 async def find_readers(
     session: Session, group: str, members: Members
 ) -> dict[MessageQueue, Reader] | None:
-    """Who reads which queue, as the members say; None if one of them does not answer."""
+    """The readers of all queues, as members report them; None if one does not respond."""
     asked = members.members[:MEMBERS_ASKED_MAX]
 
     async def queues_of(client_id: str) -> dict[MessageQueue, Reader] | None:
         try:
             info = await running_info(session, group, client_id)
-        except SkylarkError:  # it left, or hangs
+        except SkylarkError:  # it has left or hangs
             return None
         return {
             queue: Reader(client_id=client_id, state=state)
@@ -337,27 +338,27 @@ async def find_readers(
 def check_owner(
     message: MessageExt, members: Members, readers: dict[MessageQueue, Reader] | None
 ) -> Check:
-    """Whether a member reads the queue, and whether it has the message already."""
+    """Whether a member reads the queue, and has already pulled the message."""
     where = f"{message.broker_name}:{message.queue_id}"
     if not members.members:
-        return unknown("owner", "nobody is there to read the queue")
+        return unknown("owner", "no member is connected")
     if readers is None:
-        return unknown("owner", "not every member says which queues it reads")
+        return unknown("owner", "not every member reports which queues it reads")
     reader = readers.get(_stored_queue(message))
     if reader is None and members.failures:
         return unanswered("owner", members.failures)
     if reader is None:
-        return in_the_way(
+        return problem(
             "owner",
             f"no member reads queue {where}",
-            "wait for the next rebalance (20 s); if it stays so, members share queues by different"
+            "wait for the next rebalance (20 s); if it persists, members use different allocation"
             " strategies",
         )
     state = reader.state
     held = state.cached_msg_count > 0 and (
         state.cached_msg_min_offset <= message.queue_offset <= state.cached_msg_max_offset
     )
-    suffix = ", and has the message: its handler is at work, or waits for its turn" if held else ""
+    suffix = ", and has pulled the message: its handler runs, or has not started" if held else ""
     return ok("owner", f"{reader.client_id} reads queue {where}{suffix}")
 
 
@@ -367,85 +368,83 @@ def check_lock(
     description: GroupDescription,
     readers: dict[MessageQueue, Reader] | None,
 ) -> Check:
-    """Whether the member that reads the queue in order holds its lock."""
+    """Whether the member that reads the queue in order holds the queue lock."""
     if not description.members.members:
-        return unknown("lock", "nobody tells while the group is offline")
+        return unknown("lock", "brokers do not know it while the group is offline")
     queue = _stored_queue(message)
     held = next((q for q in description.members.locks if q.message_queue == queue), None)
     reader = (readers or {}).get(queue)
     if held is not None:
         left_s = max(0, held.expires_ms - session.clock.now_ms()) // 1000
         if reader is not None and reader.client_id != held.client_id:
-            return in_the_way(
+            return problem(
                 "lock",
                 f"{held.client_id} holds the lock of the queue for {left_s} s, but"
                 f" {reader.client_id} reads it",
-                f"wait until the lock expires, or end {held.client_id} in order",
+                f"wait until the lock expires, or shut down {held.client_id}",
             )
         return ok("lock", f"{held.client_id} holds the lock of the queue, for {left_s} s")
     if description.members.locks and reader is not None and not reader.state.locked:
-        return in_the_way(
+        return problem(
             "lock",
             f"{reader.client_id} reads in order and does not hold the lock of the queue",
-            "wait: it asks for the lock every 20 s",
+            "wait: it requests the lock every 20 s",
         )
     if description.members.failures:
         return unanswered("lock", description.members.failures)
-    return ok("lock", "nobody needs a lock: the group does not read the queue in order")
+    return ok("lock", "not needed: the group does not read the queue in order")
 
 
 async def check_offset(
     session: Session, message: MessageExt, description: GroupDescription
 ) -> Check:
-    """Where the group stands in the queue of the message."""
+    """The offset of the group in the queue of the message."""
     group, queue = session.wrap(description.group), _stored_queue(message)
     if description.members.message_model == BROADCASTING:
-        return unknown("offset", "members of a broadcasting group keep their offsets themselves")
+        return unknown("offset", "members of a broadcast group store their offsets locally")
     try:
         _, address = await session.broker(message.broker_name)
         committed = await committed_offset(session, address, group, queue)
     except SkylarkError as error:
-        return unknown("offset", f"{message.broker_name} does not say: {error}")
+        return unknown("offset", f"{message.broker_name} does not return it: {error}")
     topic = session.unwrap(message.record.topic)
     reset = (
         f"skylark group reset-offset {description.group} {topic} --broker {message.broker_name}"
         f" --queue {message.queue_id} --to {message.queue_offset}"
     )
     if committed is None:
-        return in_the_way(
+        return problem(
             "offset",
-            f"{description.group} has committed nothing in this queue; a new group begins at the"
-            " end unless it asks for something else",
+            f"{description.group} has no committed offset in this queue; a new group starts at the"
+            " end by default",
             reset,
         )
     if committed > message.queue_offset:
-        return ok(
-            "offset", f"committed {committed}: the group is past offset {message.queue_offset}"
-        )
+        return ok("offset", f"committed offset {committed} is past offset {message.queue_offset}")
     shown = session.unwrap_queue(queue)
     pulled = next(
         (q.pull_offset for q in description.progress.queues if q.queue == shown), committed
     )
     before = message.queue_offset - committed
     if pulled > message.queue_offset and description.is_online:
-        return in_the_way(
+        return problem(
             "offset",
-            f"committed {committed}: it was delivered to a member, which is not done with it"
-            f" ({before} before it are open)",
-            "look at the handler of the member: `skylark group describe --owners` names it",
+            f"committed offset {committed}: a member has pulled it and not finished it"
+            f" ({before} before it are unfinished)",
+            "check the handler of the member: `skylark group describe --owners` names it",
         )
-    return in_the_way(
+    return problem(
         "offset",
-        f"committed {committed}: {_before(before)}",
-        "wait, add consumers, or leave out the backlog with `skylark group skip`",
+        f"committed offset {committed}: {_before(before)}",
+        "wait, add consumers, or skip the backlog with `skylark group skip`",
     )
 
 
-# ---- what became of it ---------------------------------------------------------------------------
+# ---- retries, dead letters, trace----------------------------------------------------------------
 
 
 async def check_retry(session: Session, message: MessageExt, group: str) -> Check:
-    """Whether it failed, and waits for another try; ``group`` as servers know it."""
+    """Whether it failed and waits for a retry; ``group`` with namespace."""
     topic = retry_topic(group)
     copies = await copies_in(session, topic, message.msg_id)
     delayed = await copies_in(session, SCHEDULE_TOPIC, message.msg_id)
@@ -453,41 +452,44 @@ async def check_retry(session: Session, message: MessageExt, group: str) -> Chec
         copy for copy in delayed.messages if copy.properties.get(names.PROPERTY_REAL_TOPIC) == topic
     ]
     silent = copies.silent | delayed.silent
-    # A copy that waits has the number of the try that it is for.
+    # A waiting copy has the number of its next attempt.
     last = max((*copies.messages, *waiting), key=lambda copy: copy.reconsume_times, default=None)
     if last is None and silent:
         return unknown("retry", silence(silent))
     if last is None:
-        return ok("retry", "it is not among the retries of the group")
+        return ok("retry", "it is not in the retry topic of the group")
     tries = last.reconsume_times
     if last.record.topic == SCHEDULE_TOPIC:
         level = last.properties.get(names.PROPERTY_DELAY, "?")
-        return in_the_way(
+        return problem(
             "retry",
-            f"it failed {_times(tries)}, and waits for its next try (delay level {level})",
-            "repair the handler; its log says why it failed",
+            f"it failed {_times(tries)}, and waits for its next retry (delay level {level})",
+            "fix the handler; see the log of the consumer",
         )
     queue = _stored_queue(last)
     try:
         _, address = await session.broker(last.broker_name)
         committed = await committed_offset(session, address, group, queue)
     except SkylarkError as error:
-        return unknown("retry", f"it failed {_times(tries)}; how the last try went: {error}")
+        return unknown(
+            "retry", f"it failed {_times(tries)}; the outcome of the last retry is unknown: {error}"
+        )
     if committed is not None and committed > last.queue_offset:
         if silent:
             return unknown(
-                "retry", f"it failed {_times(tries)}; whether it did again: {silence(silent)}"
+                "retry",
+                f"it failed {_times(tries)}; whether it failed again is unknown: {silence(silent)}",
             )
-        return ok("retry", f"it failed {_times(tries)}; the group is past the last retry")
-    return in_the_way(
+        return ok("retry", f"it failed {_times(tries)}; the group has consumed the last retry")
+    return problem(
         "retry",
-        f"it failed {_times(tries)}, and its next try is due",
-        "start a consumer of the group, or repair its handler",
+        f"it failed {_times(tries)}, and its next retry is due",
+        "start a consumer of the group, or fix its handler",
     )
 
 
 async def check_dlq(session: Session, message: MessageExt, group: str) -> Check:
-    """Whether the group gave it up; ``group`` as servers know it."""
+    """Whether it is a dead letter of the group; ``group`` with namespace."""
     letters = await copies_in(session, dlq_topic(group), message.msg_id)
     if not letters.messages and letters.silent:
         return unknown("dlq", silence(letters.silent))
@@ -508,10 +510,11 @@ async def check_dlq(session: Session, message: MessageExt, group: str) -> Check:
     if silent:
         return unknown(
             "dlq",
-            f"it was a dead letter since {since}; whether it was sent again: {silence(silent)}",
+            f"it was a dead letter since {since}; unknown whether it was sent again:"
+            f" {silence(silent)}",
         )
     shown = session.unwrap(group)
-    return in_the_way(
+    return problem(
         "dlq",
         f"{shown} gave it up after {_times(letter.reconsume_times)}: a dead letter since {since}",
         f"skylark dlq redrive {shown} --id {letter.offset_msg_id}",
@@ -519,35 +522,37 @@ async def check_dlq(session: Session, message: MessageExt, group: str) -> Check:
 
 
 async def check_trace(session: Session, message: MessageExt, group: str) -> Check:
-    """What members with tracing have told about it; ``group`` as the application knows it."""
+    """What the trace records say; ``group`` without namespace."""
     try:
         trace = await message_trace(session, message.msg_id, TRACE_TOPIC)
     except NotFoundError:
-        return unknown("trace", "there is no trace of it: clients write one with trace=True")
+        return unknown("trace", "it has no trace: clients write one with trace=True")
     except SkylarkError as error:
-        return unknown("trace", f"the traces cannot be read: {error}")
+        return unknown("trace", f"cannot read the trace: {error}")
     ours = [each for each in trace.deliveries if session.unwrap(each.group or "") == group]
     if not ours:
-        return unknown("trace", f"{len(trace.sends)} sends are traced, and no delivery to {group}")
+        return unknown(
+            "trace", f"the trace has {len(trace.sends)} sends, and no delivery to {group}"
+        )
     for delivery in ours:
         if delivery.after is not None and delivery.after.success:
             return ok(
                 "trace",
-                f"a handler of {group} was done with it at {time_text(delivery.time_ms)},"
+                f"a handler of {group} processed it at {time_text(delivery.time_ms)},"
                 f" in {delivery.after.cost_ms} ms",
             )
     last = ours[-1]
-    how = "it did not end" if last.after is None else "it failed"
-    return in_the_way(
+    how = "it did not finish" if last.after is None else "it failed"
+    return problem(
         "trace",
-        f"{len(ours)} deliveries to {group} are traced; the last at {time_text(last.time_ms)}:"
+        f"the trace has {len(ours)} deliveries to {group}; the last at {time_text(last.time_ms)}:"
         f" {how}",
-        "repair the handler; its log says why it failed",
+        "fix the handler; see the log of the consumer",
     )
 
 
 def _stored_queue(message: MessageExt) -> MessageQueue:
-    """The queue of a message as servers know it."""
+    """The queue of a message, with namespace."""
     return MessageQueue(
         topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id
     )
@@ -556,11 +561,11 @@ def _stored_queue(message: MessageExt) -> MessageQueue:
 def _before(count: int) -> str:
     if count == 0:
         return "it is the next message of the queue"
-    return f"{plural(count, 'message')} of the queue {'comes' if count == 1 else 'come'} before it"
+    return f"{plural(count, 'message')} of the queue {'is' if count == 1 else 'are'} before it"
 
 
 def plural(count: int, noun: str) -> str:
-    """A number of things, in words."""
+    """A number with its noun, in singular or plural."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -1,9 +1,9 @@
-"""The same question to several servers at once, and what became of each.
+"""Fan-out: sends one request to several servers concurrently and collects results and failures.
 
-A topic or a group exists on every broker by itself, so most of administration is one request per
-broker. :func:`on_each` sends them, a few at a time; the result keeps answers and failures apart.
-The caller says what a failure means: a change needs all (:meth:`FannedOut.all`), a question is
-content with some (:meth:`FannedOut.some`) and shows who did not answer.
+Every broker has its own copy of a topic or group, so most admin functions send one request per
+broker. :func:`on_each` does that with limited concurrency; the result keeps results and failures
+apart. The caller decides what a failure means: a change needs all servers (:meth:`FannedOut.all`),
+a query accepts some (:meth:`FannedOut.some`) and reports the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from skylark.core.errors import SkylarkError
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
-#: Requests under way at a time.
+#: Concurrent requests.
 AT_ONCE: Final = 32
 
 
 class FannedOut(Generic[T]):
-    """What each server made of it."""
+    """The result or the failure of each server."""
 
     def __init__(
         self, results: dict[str, T], errors: dict[str, SkylarkError], addresses: Mapping[str, str]
@@ -53,13 +53,13 @@ class FannedOut(Generic[T]):
         return self.results
 
     def some(self) -> dict[str, T]:
-        """The results of those who answered; raises as :meth:`all` does if nobody did."""
+        """The results of the servers that succeeded; raises like :meth:`all` if none did."""
         if not self.results:
             self.all()
         return self.results
 
     def without(self, kind: type[SkylarkError]) -> FannedOut[T]:
-        """The same with errors of one kind left out: servers that have nothing to say."""
+        """A copy without errors of one kind, for servers that have no data."""
         errors = {k: error for k, error in self.errors.items() if not isinstance(error, kind)}
         return FannedOut(self.results, errors, self._addresses)
 
@@ -67,7 +67,7 @@ class FannedOut(Generic[T]):
 async def on_each(
     servers: Mapping[str, str], work: Callable[[str, str], Awaitable[T]]
 ) -> FannedOut[T]:
-    """``work(name, address)`` for each server, some at a time; results in their order."""
+    """Call ``work(name, address)`` for each server, some concurrently; results keep the order."""
 
     async def one(item: tuple[str, str]) -> T | SkylarkError:
         try:
@@ -89,7 +89,7 @@ async def on_each(
 async def few_at_a_time(
     items: Iterable[ItemT], work: Callable[[ItemT], Awaitable[T]], at_once: int = AT_ONCE
 ) -> list[T]:
-    """``work`` for every item, at most ``at_once`` under way; the first error ends all."""
+    """Call ``work`` for every item, ``at_once`` concurrently; the first error cancels the rest."""
     permits = asyncio.Semaphore(at_once)
 
     async def one(item: ItemT) -> T:

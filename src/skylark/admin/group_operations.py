@@ -1,10 +1,10 @@
-"""Consumer groups: list, create, change, describe and delete them; who is connected.
+"""Consumer groups: list, create, change, describe and delete them; their connected members.
 
-A group exists on each broker by itself, like a topic. Most brokers create one when a consumer first
-shows up, so a group without settings of its own is nothing unusual. Asking a broker for one group
-(352) would create it; therefore the whole table is read (201).
+Each broker has its own settings of a group, as of a topic. Most brokers create a group when its
+first consumer connects, so a group without settings is normal. Request 352 for one group would
+create it; therefore the whole table is read (201).
 
-Answers to mqadmin's updateSubGroup, deleteSubGroup, consumerProgress, consumerConnection,
+Counterpart of mqadmin's updateSubGroup, deleteSubGroup, consumerProgress, consumerConnection,
 consumerStatus, producerConnection.
 """
 
@@ -44,7 +44,7 @@ from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader
 from skylark.wire.headers.common import TopicRequestHeader
 from skylark.wire.headers.route import DeleteTopicFromNamesrvRequestHeader
 
-#: Members asked for the queues they read, at a time.
+#: Members that are queried concurrently for their queues.
 OWNERS_AT_ONCE: Final = 8
 
 GroupTable: TypeAlias = dict[str, SubscriptionGroupConfig]
@@ -66,14 +66,14 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupListing(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by name; brokers that did not answer are in ``failures``."""
+    """Groups by name; brokers that did not respond are in ``failures``."""
 
     groups: tuple[GroupSummary, ...]
     failures: tuple[ServerFailure, ...] = ()
 
 
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """All about a group."""
+    """Settings, members and progress of a group."""
 
     group: str
     configs: tuple[GroupOnBroker, ...]
@@ -88,7 +88,7 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 @checks_arguments
 class Groups:
-    """The functions about groups; ``cluster`` and ``broker`` narrow them, else all masters."""
+    """Functions about groups, on all masters or those of ``cluster`` or ``broker``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -102,9 +102,9 @@ class Groups:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[GroupOnBroker]:
-        """Make a group, or make it like this (200): every field counts.
+        """Create or replace the settings of a group (200).
 
-        Raises BrokerError for what a broker refuses, PartialFailureError.
+        Raises BrokerError if a broker refuses them, PartialFailureError.
         """
         session = self._session
         wire = msgspec.structs.replace(config, group_name=self._checked(config.group_name))
@@ -119,9 +119,9 @@ class Groups:
     async def create(
         self, group: str, *, cluster: str | None = None, broker: str | None = None
     ) -> list[GroupOnBroker]:
-        """Make a group with the usual settings; where it exists, it stays as it is.
+        """Create a group with default settings; an existing group is not changed.
 
-        :meth:`put` takes settings. Raises BrokerError, PartialFailureError.
+        :meth:`put` sets settings. Raises BrokerError, PartialFailureError.
         """
         self._checked(group)
         targets = await self._session.masters(cluster, broker)
@@ -141,9 +141,9 @@ class Groups:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Delete a group; the brokers. ``with_data``: its offsets, retries and dead letters, too.
+        """Delete a group; returns the brokers. ``with_data``: also offsets, retries, dead letters.
 
-        Members that are still connected bring it back. Raises NotFoundError,
+        Members that are still connected create it again. Raises NotFoundError,
         PartialFailureError.
         """
         session, name = self._session, self._checked(group)
@@ -181,10 +181,10 @@ class Groups:
 
         (await on_each(session.name_servers, forget)).all()
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     async def all(self, *, with_internal: bool = False) -> GroupListing:
-        """All groups that a broker knows; ``with_internal``: also those of RocketMQ itself."""
+        """All groups of all brokers; ``with_internal``: also the internal groups of RocketMQ."""
         session = self._session
         tables = await self._tables(await session.masters())
         brokers: dict[str, list[str]] = {}
@@ -203,7 +203,7 @@ class Groups:
     async def describe(self, group: str, *, with_owners: bool = False) -> GroupDescription:
         """Settings, members and progress; raises NotFoundError if no broker knows the group.
 
-        ``with_owners`` asks every member which queues it reads, as :meth:`progress` does.
+        ``with_owners`` queries every member for its queues, as :meth:`progress` does.
         """
         session, name = self._session, self._session.wrap(group)
         targets = await session.masters()
@@ -231,36 +231,36 @@ class Groups:
     async def progress(
         self, group: str, topic: str | None = None, *, with_owners: bool = False
     ) -> GroupProgress:
-        """How far a group has come, per queue, its retry topic included.
+        """The progress of a group per queue, including its retry topic.
 
-        ``with_owners`` also asks every member which queues it reads; one that does not answer has
-        none. Raises NotFoundError if nothing is known of the group.
+        ``with_owners`` also queries every member for its queues; one that does not respond has
+        none. Raises NotFoundError if the group has no offsets.
         """
         session, name = self._session, self._session.wrap(group)
         progress = await group_progress(
             session, name, None if topic is None else session.wrap(topic)
         )
         if not progress.queues and not progress.failures:
-            hint = "it has committed nothing yet, or does not exist"
+            hint = "it has not committed yet, or does not exist"
             raise NotFoundError(f"group {group} has no offsets", hint=hint)
         if with_owners:
             progress = await self._with_owners(progress, await group_members(session, name))
         return progress
 
     async def members(self, group: str) -> Members:
-        """Who is connected (203); without members the group is offline."""
+        """The connected members (203); without members the group is offline."""
         return await group_members(self._session, self._session.wrap(group))
 
     async def producers(self, group: str) -> Producers:
-        """Producers of a group that are connected (204); raises NotFoundError if none is."""
+        """The connected producers of a group (204); raises NotFoundError if there are none."""
         return await producer_members(self._session, self._session.wrap(group))
 
     async def running_info(
         self, group: str, client_id: str, *, stack: bool = False
     ) -> ConsumerRunningInfo:
-        """What a member says about itself (307); ``stack``: also what its threads do.
+        """The running info of a member (307); ``stack``: also the stacks of its threads.
 
-        Raises NotFoundError if it is not connected, BrokerError if it does not answer in time.
+        Raises NotFoundError if it is not connected, BrokerError if it does not respond in time.
         """
         wrapped = self._session.wrap(group)
         return await running_info(self._session, wrapped, client_id, stack=stack)
@@ -271,7 +271,7 @@ class Groups:
         async def queues_of(client_id: str) -> list[tuple[MessageQueue, str]]:
             try:
                 info = await running_info(session, group, client_id)
-            except SkylarkError:  # it left, or hangs: nobody is shown for its queues
+            except SkylarkError:  # it has left or hangs: its queues are shown without an owner
                 return []
             return [(session.unwrap_queue(queue), client_id) for queue in info.mq_table]
 
@@ -285,7 +285,7 @@ class Groups:
 
         return msgspec.structs.replace(progress, queues=tuple(map(owned, progress.queues)))
 
-    # ---- inside ----------------------------------------------------------------------------------
+    # ---- private ---------------------------------------------------------------------------------
 
     def _checked(self, group: str) -> str:
         if (problem := group_problem(group)) is not None:
@@ -306,8 +306,8 @@ class Groups:
 
 
 def no_group(group: str) -> NotFoundError:
-    """What a group that no broker knows ends in."""
-    return NotFoundError(f"there is no group {group}", hint="`skylark group list` shows all")
+    """The error for a group that no broker knows."""
+    return NotFoundError(f"group {group} does not exist", hint="`skylark group list` lists all")
 
 
 def _is_internal(group: str) -> bool:

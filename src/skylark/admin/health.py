@@ -1,8 +1,8 @@
-"""Whether the servers of a cluster answer: every name server, and every broker they know.
+"""Health check: whether every name server, and every broker they know, responds.
 
-A name server is asked for the cluster (106), a broker for its state (28): both are answered by the
-loop that serves clients, so a server that hangs does not answer. Who does not answer is in the
-report with the reason; nothing is raised for it. Stands behind ``skylark ping``.
+It requests the cluster (106) from name servers and the runtime table (28) from brokers. The event
+loop that serves clients handles both, so a server that hangs does not respond. Servers that do not
+respond are in the report with the reason; they raise no error. ``skylark ping`` uses it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from skylark.wire.bodies.route_body import ClusterInfo
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
 
-Role: TypeAlias = Literal["namesrv", "master", "slave", "broker"]  # the last: not known which
+Role: TypeAlias = Literal["namesrv", "master", "slave", "broker"]  # broker: role unknown
 
 
 class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One server: how long its answer took, or why there is none."""
+    """One server: the time of its response, or why there is none."""
 
     server: str
     role: Role
     address: str
-    answer_ms: float | None  #: None: it does not answer
+    answer_ms: float | None  #: None: it does not respond
     problem: str | None = None
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All servers; ``is_healthy`` if there are name servers and brokers, and all answer."""
+    """All servers; ``is_healthy`` if there are name servers and brokers, and all respond."""
 
     servers: tuple[ServerHealth, ...]
 
@@ -47,13 +47,13 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_name_servers(self) -> bool:
-        """Whether there are name servers, and all of them answer."""
+        """Whether there are name servers, and all of them respond."""
         found = [server for server in self.servers if server.role == "namesrv"]
         return bool(found) and all(server.answer_ms is not None for server in found)
 
 
 async def check_health(session: Session, *, with_brokers: bool = True) -> HealthReport:
-    """Ask every name server, and every broker that one of them knows."""
+    """Check every name server, and every broker that one of them knows."""
     brokers: dict[str, tuple[str, Role]] = {}
 
     async def ask_name_server(address: str) -> ServerHealth:
@@ -81,7 +81,7 @@ async def check_health(session: Session, *, with_brokers: bool = True) -> Health
 
 
 async def check_broker(session: Session, address: str) -> HealthReport:
-    """Ask one broker, whether or not a name server knows it or answers."""
+    """Check one broker, without a name server."""
 
     async def ask() -> None:
         await session.ask(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)

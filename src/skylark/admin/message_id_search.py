@@ -1,9 +1,9 @@
-"""Finding a message when all that is known is its id, and telling who could not be asked.
+"""Finds a message by its id alone, and reports brokers that did not respond.
 
-A message may be in its topic, in the place where it waits for a delay or a transaction, among the
-retries of a group or its dead letters; each of them is spread over brokers. Where one of these does
-not answer, "not found" says nothing: :class:`Copies` therefore names the silent ones, and
-:func:`find_message` tells a message that nobody has from one that nobody knows about.
+A message may be in its topic, in a topic for delayed or half messages, in a retry topic or a
+dead-letter topic, each on several brokers. If a broker does not respond, "not found" is uncertain:
+:class:`Copies` therefore lists such brokers, and :func:`find_message` raises different errors for
+a message that does not exist and one that may exist on such a broker.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from skylark.core.names import (
 )
 from skylark.wire import properties as names
 
-#: Where a message waits that its topic does not show yet.
+#: Topics of messages that are not in their own topic yet.
 WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC)
-#: Topics that are looked through for an id when the topic is not given.
+#: Maximum number of topics to search when the topic is not given.
 TOPICS_SEARCHED_MAX: Final = 256
 TOPICS_AT_ONCE: Final = 16
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in a topic, the oldest first, and the brokers that did not answer."""
+    """The messages found in a topic, oldest first, and the brokers that did not respond."""
 
     messages: tuple[MessageExt, ...] = ()
     silent: frozenset[str] = frozenset()
 
 
 async def copies_in(session: Session, topic: str, unique_id: str) -> Copies:
-    """Messages with a unique id in a topic as servers know it; none if there is no such topic."""
+    """Messages with a unique id in a topic (with namespace); none if it does not exist."""
     route = await session.find_route(topic)
     if route is None:
         return Copies()
@@ -58,16 +58,16 @@ async def copies_in(session: Session, topic: str, unique_id: str) -> Copies:
 
 
 def silence(silent: Iterable[str]) -> str:
-    """Who did not answer, as a sentence."""
-    return f"{', '.join(sorted(silent))} did not answer"
+    """A sentence about brokers that did not respond."""
+    return f"{', '.join(sorted(silent))} did not respond"
 
 
 async def find_message(session: Session, message_id: str, topic: str | None = None) -> MessageExt:
-    """A message by an id of either kind; without its topic all topics are looked through.
+    """Find a message by either kind of id; without ``topic`` it searches all topics.
 
-    Also one that waits for its delay or its transaction; the letter or the retry of a group gives
-    the message itself, while its topic has it. Raises NotFoundError, and ClientError if it was not
-    found where brokers answered, and others did not.
+    Also finds delayed messages and half messages. For the id of a retry or dead letter it returns
+    the original message while its topic has it. Raises NotFoundError, and ClientError if it was not
+    found and some brokers did not respond.
     """
     found = await _find(session, message_id, topic)
     stored = found.record.topic
@@ -89,7 +89,7 @@ async def _find(session: Session, message_id: str, topic: str | None) -> Message
         topics = (await Topics(session).names())[:TOPICS_SEARCHED_MAX]
         where = f" in {len(topics)} topics" if len(topics) == TOPICS_SEARCHED_MAX else ""
     else:
-        await session.route(wanted)  # a topic that does not exist is told as such
+        await session.route(wanted)  # raises if the topic does not exist
         topics = [wanted]
         where = f" in topic {topic}"
 
@@ -107,19 +107,19 @@ async def _find(session: Session, message_id: str, topic: str | None) -> Message
             return copies.messages[-1]
         silent |= copies.silent
     if silent:
-        raise ClientError(f"whether there is a message {message_id} is unknown: {silence(silent)}")
+        raise ClientError(f"message {message_id} was not found, but {silence(silent)}")
     if problem is not None:
         raise problem
     raise NotFoundError(
         f"no message {message_id}{where}",
-        hint="it has expired, was never stored, or the id is misspelt",
+        hint="it has expired, was never stored, or the id is wrong",
     )
 
 
 async def _at_its_place(
     session: Session, message_id: str
 ) -> tuple[MessageExt | None, SkylarkError | None]:
-    """The message with an offset id, or why the broker that it names cannot say."""
+    """The message with an offset message id, or why its broker does not return it."""
     try:
         return await by_offset_id(session, message_id), None
     except SkylarkError as error:

@@ -1,20 +1,20 @@
-"""Messages that are stored: find them, read them, see what became of them.
+"""Stored messages: find them, read them, explain their consumption.
 
 =====================  ==========================================================================
-``get``                by id of either kind
-``by_unique_id``       by the producer's id: more than one after retries
+``get``                by either kind of id
+``by_unique_id``       by the producer's id: more than one after retries of a send
 ``by_key``             by one of its keys, within a time range
 ``at``                 by queue and offset
 ``between``            all messages of a time range, oldest first
-``trace``              what producers and consumers have told about it
+``trace``              its trace records
 ``explain``            why groups did or did not consume it, and what to do about it
-``explain_group``      why a group does not get on
-``consume_directly``   let a member of a group consume it now, and see what its handler says
+``explain_group``      why a group makes no progress
+``consume_directly``   make a member of a group consume it now; returns the handler's result
 =====================  ==========================================================================
 
-Bodies are decompressed when they are looked at; :func:`view` makes a printable struct of a message.
-Answers to mqadmin's queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset,
-printMsg, queryMsgTraceById, consumeMessage, checkMsgSendRT's reading side.
+Bodies are decompressed on access; :func:`view` makes a printable struct of a message.
+Counterpart of mqadmin's queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset,
+printMsg, queryMsgTraceById, consumeMessage, and the reading side of checkMsgSendRT.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     flag: int
     properties: dict[str, str]
     body_size: int  #: decompressed
-    body: str  #: text, or Base64 if it is none; cut at a limit
+    body: str  #: text, or Base64 if it is not text; truncated at a limit
     is_base64: bool
     is_cut: bool
 
 
 @checks_arguments
 class Messages:
-    """The functions about messages."""
+    """Functions about messages."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -83,7 +83,7 @@ class Messages:
     # ---- one -------------------------------------------------------------------------------------
 
     async def get(self, message_id: str, topic: str | None = None) -> MessageExt:
-        """A message by its offset id, or, if the topic is given, by its unique id.
+        """A message by its offset message id or, if the topic is given, by its unique id.
 
         Raises NotFoundError.
         """
@@ -95,7 +95,7 @@ class Messages:
         message = await by_offset_id(session, message_id)
         if message is not None and (topic is None or message.record.topic == session.wrap(topic)):
             return message
-        hint = "name the topic as well if this is the id that a producer got"
+        hint = "give the topic as well if this is the id that a producer got"
         raise NotFoundError(
             f"no message {message_id}" + (f" in topic {topic}" if topic else ""),
             hint=None if topic else hint,
@@ -112,7 +112,7 @@ class Messages:
     # ---- several ---------------------------------------------------------------------------------
 
     async def by_unique_id(self, topic: str, message_id: str) -> list[MessageExt]:
-        """Messages with a producer's id, oldest first: one, or more after retries.
+        """Messages with a unique id, oldest first: one, or more after retries of a send.
 
         Raises NotFoundError.
         """
@@ -132,7 +132,7 @@ class Messages:
     ) -> list[MessageExt]:
         """Messages with a key, stored within a time, oldest first; of too many, the newest.
 
-        The index is a little behind the log, and forgets with it. None found is no error. Raises
+        The index lags a little behind the log. Returns an empty list if none is found. Raises
         NotFoundError for the topic, PartialFailureError.
         """
         return await by_key(
@@ -157,8 +157,8 @@ class Messages:
     ) -> AsyncGenerator[MessageExt, None]:
         """Messages stored from ``begin`` until before ``end`` (else: now), oldest first.
 
-        At most ``limit`` of them. Each queue is searched by time and then read as far as it is
-        wanted. Raises NotFoundError; what expires meanwhile is passed over.
+        At most ``limit`` of them. Each queue is searched by time and then read as far as needed.
+        Raises NotFoundError; skips messages that expire meanwhile.
         """
         _checked_limit(limit)
         begin_ms, end_ms = to_ms(begin), INT64_MAX if end is None else to_ms(end)
@@ -196,34 +196,34 @@ class Messages:
             if begin_ms > 0:
                 first = max(first, await calls.search_offset(address, queue, begin_ms))
             if end_ms < INT64_MAX:
-                # Old brokers give the last message before the time: one more does no harm.
+                # Older brokers return the last message before the time: one more is harmless.
                 last = min(last, await calls.search_offset(address, queue, end_ms) + 1)
             return QueueRange(queue=queue, address=address, start=first, end=last)
 
         return await few_at_a_time(wanted, search)
 
-    # ---- what became of it -----------------------------------------------------------------------
+    # ---- consumption -----------------------------------------------------------------------------
 
     async def trace(self, message_id: str, *, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """What producers and consumers with tracing have told about a message.
+        """The trace records of a message.
 
-        Raises NotFoundError if there is nothing.
+        Raises NotFoundError if there are none.
         """
         return await message_trace(self._session, message_id, trace_topic)
 
     async def explain(
         self, message_id: str, *, topic: str | None = None, group: str | None = None
     ) -> list[Explanation]:
-        """Why a message was or was not consumed: by one group, or by each that reads its topic.
+        """Explain why a message was or was not consumed by one group, or by all of its topic.
 
-        Takes ids of both kinds; without its topic all topics are looked through. Raises
-        NotFoundError if there is no such message, and ClientError if it was not found and brokers
-        did not answer.
+        Accepts both kinds of ids; without ``topic`` it searches all topics. Raises NotFoundError if
+        the message does not exist, and ClientError if it was not found and some brokers did not
+        respond.
         """
         return await explain_message(self._session, message_id, topic=topic, group=group)
 
     async def explain_group(self, group: str, *, topic: str | None = None) -> Explanation:
-        """Why a group does not get on, in all of its topics or in one.
+        """Explain why a group makes no progress, in all of its topics or in one.
 
         Raises NotFoundError for a group that no broker knows.
         """
@@ -232,10 +232,10 @@ class Messages:
     async def consume_directly(
         self, group: str, message: MessageExt, client_id: str | None = None
     ) -> ConsumeMessageDirectlyResult:
-        """Let a member of a group consume a message now (309), and see what its handler says.
+        """Make a member of a group consume a message now (309); returns the handler's result.
 
-        The first member, unless one is named. Nothing is committed. Raises NotFoundError if no
-        such member is connected, BrokerError if it does not answer in time.
+        It is the first member, unless one is named. Commits nothing. Raises NotFoundError if no
+        such member is connected, BrokerError if it does not respond in time.
         """
         session, name = self._session, self._session.wrap(group)
         members = await group_members(session, name)
@@ -259,11 +259,11 @@ class Messages:
 
 
 def view(message: MessageExt, body_size_max: int = BODY_SIZE_SHOWN) -> MessageView:
-    """A message as plain values; of the body at most so many bytes."""
+    """A message as plain values; the body is truncated."""
     record = message.record
     try:
         body = message.body
-    except RemoteProtocolError:  # compressed by something unknown: shown as it is
+    except RemoteProtocolError:  # unknown compression: shown as stored
         body = record.body
     shown = body[:body_size_max]
     try:
@@ -295,7 +295,7 @@ def view(message: MessageExt, body_size_max: int = BODY_SIZE_SHOWN) -> MessageVi
 
 
 def _cut_text(shown: bytes, is_cut: bool) -> tuple[str, bool]:
-    """Text that was cut within a character, or Base64."""
+    """A truncated body as text, even if cut within a character, or as Base64."""
     if is_cut:
         for size in range(len(shown) - 1, max(0, len(shown) - 4), -1):
             try:
@@ -307,5 +307,5 @@ def _cut_text(shown: bytes, is_cut: bool) -> tuple[str, bool]:
 
 def _checked_limit(limit: int) -> int:
     if limit < 1:
-        raise InvalidParameterError(f"a limit of {limit} messages")
+        raise InvalidParameterError(f"limit must be at least 1, not {limit}")
     return limit

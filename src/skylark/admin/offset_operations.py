@@ -1,15 +1,15 @@
-"""Offsets: where queues begin and end, where groups stand, and moving groups elsewhere.
+"""Offsets: first and next offsets of queues, committed offsets of groups, and resets.
 
-A move has two steps: a *plan* says for every queue where the group stands and where it would go,
-and changes nothing; :meth:`Offsets.apply` carries it out (:mod:`skylark.admin.offset_reset_plan`)::
+A reset has two steps: a *plan* has the current and the new offset of every queue and changes
+nothing; :meth:`Offsets.apply` applies it (:mod:`skylark.admin.offset_reset_plan`)::
 
     plan = await admin.offsets.plan_reset("billing", "orders", to=datetime(2026, 11, 1, tzinfo=UTC))
     for queue in plan.queues:
         print(queue.queue, queue.committed, "->", queue.new_offset)
     await admin.offsets.apply(plan)
 
-Answers to mqadmin's resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, and to the offset
-functions of ``MQAdmin``.
+Counterpart of mqadmin's resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, and of the
+offset functions of Java's ``MQAdmin``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 @checks_arguments
 class Offsets:
-    """The functions about offsets."""
+    """Functions about offsets."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     async def bounds(self, topic: str) -> TopicStats:
         """The first and the next offset of every queue; raises NotFoundError."""
@@ -52,9 +52,9 @@ class Offsets:
     async def at_time(
         self, topic: str, moment: Moment, *, upper: bool = False
     ) -> dict[MessageQueue, int]:
-        """Per queue, the offset of the first message stored then or later.
+        """Per queue, the offset of the first message stored at this time or later.
 
-        Behind the last message if there is none; ``upper``: of the last one until then. Raises
+        The end of the queue if there is none; ``upper``: the last one stored until then. Raises
         NotFoundError, PartialFailureError.
         """
         time_ms = to_ms(moment)
@@ -68,9 +68,9 @@ class Offsets:
         return await per_queue(session, queues, search)
 
     async def committed(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
-        """What a group has committed per queue, None for nothing; raises NotFoundError.
+        """The committed offset of a group per queue, None for none; raises NotFoundError.
 
-        Brokers before 5.0 say 0 for a young queue of which nothing is committed.
+        Brokers before 5.0 return 0 for a new queue without a committed offset.
         """
         session, name = self._session, self._session.wrap(group)
         queues, masters = await readable_queues(session, topic)
@@ -80,7 +80,7 @@ class Offsets:
 
         return await per_queue(session, queues, query)
 
-    # ---- moving groups ---------------------------------------------------------------------------
+    # ---- resets ----------------------------------------------------------------------------------
 
     async def plan_reset(
         self,
@@ -91,20 +91,20 @@ class Offsets:
         broker: str | None = None,
         queue_id: int | None = None,
     ) -> ResetPlan:
-        """Where a reset would send a group; changes nothing.
+        """Plan a reset; changes nothing.
 
         ``to``: ``"earliest"``, ``"latest"``, a time (the first message stored then or later), or an
-        offset, which counts for every queue and is brought into its bounds. ``broker`` and
-        ``queue_id`` narrow it. Raises NotFoundError for a topic or group that does not exist.
+        offset, which applies to every queue and is clamped to its bounds. ``broker`` and
+        ``queue_id`` select queues. Raises NotFoundError for a topic or group that does not exist.
         """
         return await make_plan(
             self._session, group, topic, to, broker_name=broker, queue_id=queue_id
         )
 
     async def apply(self, plan: ResetPlan) -> GroupReset:
-        """Carry a plan out, for a group with members or without; what came of it, per queue.
+        """Apply a plan, for a group with members or without; returns the result per queue.
 
-        Raises PartialFailureError if only some brokers did it: make a new plan then.
+        Raises PartialFailureError if only some brokers applied it: make a new plan then.
         """
         return await apply_reset(self._session, plan)
 
@@ -117,12 +117,12 @@ class Offsets:
         broker: str | None = None,
         queue_id: int | None = None,
     ) -> GroupReset:
-        """Plan and apply in one."""
+        """Plan and apply a reset."""
         plan = await self.plan_reset(group, topic, to, broker=broker, queue_id=queue_id)
         return await self.apply(plan)
 
     async def plan_skip(self, group: str, topic: str | None = None) -> list[ResetPlan]:
-        """Plans that leave out all that waits: of one topic, or of all and of the retries.
+        """Plans that skip the backlog of one topic, or of all topics and retries.
 
         Raises NotFoundError.
         """
@@ -135,25 +135,25 @@ class Offsets:
         return [await self.plan_reset(group, name, "latest") for name in topics]
 
     async def skip(self, group: str, topic: str | None = None) -> list[GroupReset]:
-        """Leave out all that waits; see :meth:`plan_skip`."""
+        """Skip the backlog; see :meth:`plan_skip`."""
         return [await self.apply(plan) for plan in await self.plan_skip(group, topic)]
 
     async def clone(self, source: str, target: str, topic: str) -> dict[MessageQueue, int]:
-        """Let one group begin where another stands; what was set.
+        """Copy the committed offsets of one group to another; returns the copied offsets.
 
-        Members of the target must not be connected: they would write their own offsets over it.
-        Queues of which the source has committed nothing stay as they are. Raises NotFoundError if
-        that is all of them, SubscriptionGroupNotExistError, PartialFailureError.
+        Members of the target must not be connected: they would overwrite the offsets. Queues
+        without a committed offset of the source are not changed. Raises NotFoundError if that is
+        all of them, SubscriptionGroupNotExistError, PartialFailureError.
         """
         found = await self.committed(source, topic)
         offsets = {queue: offset for queue, offset in found.items() if offset is not None}
         if not offsets:
-            raise NotFoundError(f"group {source} has committed nothing of topic {topic}")
+            raise NotFoundError(f"group {source} has no committed offsets in topic {topic}")
         await self.commit(target, offsets)
         return offsets
 
     async def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Set offsets of a group as its members do (15); members that are connected win.
+        """Commit offsets for a group (15), as members do; connected members may overwrite them.
 
         Raises SubscriptionGroupNotExistError, BrokerError if a reset of the group is pending,
         PartialFailureError.
@@ -162,12 +162,12 @@ class Offsets:
         by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
         for queue, offset in offsets.items():
             if offset < 0:
-                raise InvalidParameterError(f"{offset} is no offset")
+                raise InvalidParameterError(f"{offset} is not a valid offset")
             pair = session.namespace.wrap_queue(queue), offset
             by_broker.setdefault(queue.broker_name, []).append(pair)
         masters = await session.masters()
         if missing := by_broker.keys() - masters.keys():
-            raise NotFoundError(f"there is no broker {', '.join(sorted(missing))}")
+            raise NotFoundError(f"broker {', '.join(sorted(missing))} does not exist")
 
         async def commit(broker: str, address: str) -> None:
             for queue, offset in by_broker[broker]:

@@ -1,24 +1,24 @@
-"""Sending a group elsewhere: first the plan, then the deed.
+"""Plans and applies resets of the offsets of a consumer group.
 
-**The plan** is made from what brokers say now: the bounds of every queue, what the group has
-committed, and for a time the first message stored then or later. A time after the last message
-means the end, also with old brokers, whose search gives the last message.
+**The plan** is made from the current bounds of every queue, the committed offsets of the group and,
+for a time, the first message stored then or later. A time after the last message means the end,
+also with older brokers, whose search returns the last message.
 
-**The deed**, broker by broker, as its settings (26) say:
+**Applying** depends on the settings of each broker (26):
 
 =============================  =====================================================================
-``useServerSideResetOffset``   222 for each queue with its offset: the broker sets it and lets the
-(5.x, the default)             next pull jump. Members may be connected or not
-without it (4.x), members      222 with the time for the whole topic: the broker works the offsets
-are connected                  out again and tells the members (220). An offset or a single queue
-                               cannot be had this way and is refused
-without it, nobody is          (206) the offsets are committed directly (15), as mqadmin falls back
-connected                      to its old form
+``useServerSideResetOffset``   222 for each queue with its offset: the broker sets it and redirects
+(5.x, the default)             the next pull. Members may be connected or not
+without it (4.x), members      222 with the time for the whole topic: the broker computes the
+are connected                  offsets again and notifies the members (220). A reset to an offset
+                               or of a single queue is refused
+without it, no members         (206) the offsets are committed directly (15), which is mqadmin's
+                               fallback too
 =============================  =====================================================================
 
-In the end every offset is read again: the result has what the brokers say, not what was wanted.
-Answers to ``ResetOffsetByTimeCommand``, ``resetOffsetByTimestamp`` and
-``resetOffsetByTimestampOld`` with ``force``.
+At the end every offset is read again, so the result has the actual offsets. Counterpart of Java's
+``ResetOffsetByTimeCommand``, ``resetOffsetByTimestamp`` and ``resetOffsetByTimestampOld`` with
+``force``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
 from skylark.wire.headers.offset import ResetOffsetRequestHeader
 
-#: Where to: a time, or an offset in every queue.
+#: The new position: an end, a time, or an offset in every queue.
 ResetTo: TypeAlias = Literal["earliest", "latest"] | datetime | int
 
 SERVER_SIDE: Final = b"useServerSideResetOffset=true"
@@ -57,7 +57,7 @@ TO_START: Final = 0
 
 
 class QueueReset(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue of a plan."""
+    """The current and the new offset of one queue."""
 
     queue: MessageQueue
     committed: int | None  #: None: nothing
@@ -67,21 +67,21 @@ class QueueReset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step(self) -> int:
-        """How far it goes: below zero, messages are consumed again; above, they are left out.
+        """New minus current offset: below zero, messages are consumed again; above, skipped.
 
-        A group that has committed nothing counts as standing at the beginning.
+        A queue without a committed offset counts from its first offset.
         """
         return self.new_offset - (self.min_offset if self.committed is None else self.committed)
 
 
 class ResetPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a group would go; ``time_ms`` is what brokers are told where offsets do not do."""
+    """A planned reset; ``time_ms`` is for brokers that reset only by time."""
 
     group: str
     topic: str
     queues: tuple[QueueReset, ...]
     is_online: bool  #: a member was connected
-    time_ms: int | None  #: -1 for the end; None: only offsets do
+    time_ms: int | None  #: -1 for the end; None: not a time
     is_whole: bool = True  #: all queues of the topic
 
 
@@ -90,16 +90,16 @@ class QueueDone(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: MessageQueue
     old_offset: int | None
-    offset: int | None  #: what the broker has now; members may not have jumped yet
+    offset: int | None  #: current offset; members may not have applied it yet
 
 
 class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a reset."""
+    """The result of a reset."""
 
     group: str
     topic: str
     queues: tuple[QueueDone, ...]
-    by_members: bool = False  #: members were told, and commit when they have jumped
+    by_members: bool = False  #: members were notified, and commit later
 
 
 # ---- plan ----------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ async def make_plan(
     stats = await topic_stats(session, session.wrap(topic), masters)
     if stats.failures:
         failed = stats.failures[0]
-        raise ClientError(f"no plan without {failed.server}: {failed.problem}")
+        raise ClientError(f"cannot plan the reset: {failed.server}: {failed.problem}")
     bounds = {entry.queue: entry for entry in stats.queues}
 
     async def plan(queue: MessageQueue) -> QueueReset:
@@ -161,9 +161,9 @@ async def make_plan(
 
 def _check_target(to: ResetTo) -> None:
     if isinstance(to, str) and to not in ("earliest", "latest"):
-        raise InvalidParameterError(f"{to!r} is neither earliest nor latest, a time or an offset")
+        raise InvalidParameterError(f"{to!r} is not earliest, latest, a time or an offset")
     if isinstance(to, int) and to < 0:
-        raise InvalidParameterError(f"{to} is no offset")
+        raise InvalidParameterError(f"{to} is not a valid offset")
 
 
 async def _target(
@@ -199,10 +199,10 @@ async def _require_group(session: Session, group: str, masters: dict[str, str]) 
         masters, lambda _, address: session.ask(SubscriptionGroupWrapper, address, code)
     )
     if not any(group in table.subscription_group_table for table in tables.all().values()):
-        raise NotFoundError(f"there is no group {session.unwrap(group)}")
+        raise NotFoundError(f"group {session.unwrap(group)} does not exist")
 
 
-# ---- deed ----------------------------------------------------------------------------------------
+# ---- apply ---------------------------------------------------------------------------------------
 
 
 async def apply_reset(session: Session, plan: ResetPlan) -> GroupReset:
@@ -242,14 +242,14 @@ async def apply_reset(session: Session, plan: ResetPlan) -> GroupReset:
 async def _apply_on(
     session: Session, plan: ResetPlan, address: str, queues: Sequence[QueueReset]
 ) -> bool:
-    """Carry out one broker's part of a plan; whether its members were told to jump."""
-    if await _resets_by_itself(session, address):
+    """Apply one broker's part of a plan; returns whether it notified members."""
+    if await _resets_on_server_side(session, address):
 
         async def reset(queue: QueueReset) -> None:
             request = _request(session, plan, queue.queue.queue_id, queue.new_offset)
             await session.call(address, request)
 
-        # Together: the broker answers when the offsets are on disk, and one write serves many.
+        # Concurrently: the broker responds when the offsets are on disk, and one write serves many.
         await few_at_a_time(queues, reset)
         return False
     if plan.time_ms is not None and plan.is_whole:
@@ -261,8 +261,8 @@ async def _apply_on(
             return True
     elif plan.is_online:
         raise ClientError(
-            f"this broker cannot send the members of {plan.group} to single offsets",
-            hint="stop them first, or reset all queues by time",
+            f"this broker cannot reset {plan.group} to offsets while members are connected",
+            hint="stop the members first, or reset all queues by time",
         )
     group = session.wrap(plan.group)
     for queue in queues:
@@ -271,10 +271,10 @@ async def _apply_on(
     return False
 
 
-async def _resets_by_itself(session: Session, address: str) -> bool:
+async def _resets_on_server_side(session: Session, address: str) -> bool:
     try:
         answer = await session.call(address, make_request(RequestCode.GET_BROKER_CONFIG))
-    except BrokerError:  # settings may be hidden from this user: as by default
+    except BrokerError:  # this user may not read settings: assume the default
         return True
     return SERVER_SIDE in (answer.body or b"").split(b"\n")
 

@@ -1,8 +1,7 @@
-"""Messages of several queues in the order in which they were stored.
+"""Merges the messages of several queues by store time.
 
-Each queue is read by itself (:mod:`skylark.client.consumer.range_reader`), only as far as somebody
-listens, and what the queues give is merged by store time. So a question for ten messages of a topic
-with many queues costs one small pull per queue.
+Each queue is read lazily (:mod:`skylark.client.consumer.range_reader`), so a request for ten
+messages of a topic with many queues costs one small pull per queue.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: Of one pull: small, because most of what is read may not be wanted.
+#: Messages per pull: few, because most of them may not be needed.
 PULL_COUNT: Final = 32
 PULL_SIZE: Final = 1024 * 1024
 PATIENCE_S: Final = 10.0
 
 
 class QueueRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets [start, end) of a queue, named as servers know it, and where to read it."""
+    """Offsets [start, end) of a queue (with namespace), and the address to read it from."""
 
     queue: MessageQueue
     address: str
@@ -42,7 +41,7 @@ class QueueRange(msgspec.Struct, frozen=True, kw_only=True):
 async def queue_messages(
     session: Session, part: QueueRange, begin_ms: int, end_ms: int, tags: str = "*"
 ) -> AsyncGenerator[MessageExt, None]:
-    """The messages of a range that were stored in a time; what is gone is passed over."""
+    """The messages of a range that were stored in a time range; skips expired messages."""
     terms = RangeTerms(
         expression=tags, count_max=PULL_COUNT, size_max=PULL_SIZE, patience_s=PATIENCE_S
     )
@@ -54,7 +53,7 @@ async def queue_messages(
         part.end,
         session.clock,
         terms,
-        _note_missing,
+        _log_missing,
     )
     try:
         async for pulled in pulls:
@@ -66,14 +65,14 @@ async def queue_messages(
         await pulls.aclose()
 
 
-def _note_missing(missing: Missing) -> None:
-    log.info("%d messages of %s expired meanwhile", missing.count, missing.queue)
+def _log_missing(missing: Missing) -> None:
+    log.info("%d messages of %s expired before they were read", missing.count, missing.queue)
 
 
 async def merged(
     sources: Sequence[AsyncGenerator[MessageExt, None]],
 ) -> AsyncGenerator[MessageExt, None]:
-    """What all sources give, by store time; each is asked for one message ahead, and closed."""
+    """The messages of all sources by store time; reads one message ahead, and closes them."""
     try:
         firsts = await few_at_a_time(sources, _next_of)
         heads = [

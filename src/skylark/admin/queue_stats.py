@@ -1,4 +1,4 @@
-"""The ends of the queues of a topic (202), put together over all brokers that have it."""
+"""First and next offset and last store time of all queues of a topic (202), from all brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skylark.wire.headers.common import TopicRequestHeader
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue: its oldest message, the offset of the next one, the store time of the last."""
+    """One queue: first offset, next offset, store time of the last message."""
 
     queue: MessageQueue
     min_offset: int
@@ -25,12 +25,12 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many messages it holds."""
+        """The number of messages."""
         return max(0, self.max_offset - self.min_offset)
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
-    """All queues of a topic, by broker and number; brokers that did not answer are listed."""
+    """All queues of a topic, by broker and number, and brokers that did not respond."""
 
     topic: str
     queues: tuple[QueueStats, ...]
@@ -39,7 +39,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def topic_stats(session: Session, topic: str, masters: Mapping[str, str]) -> TopicStats:
-    """Ask the masters of a topic, named as they know it; raises if none answers."""
+    """Query the masters of a topic (with namespace); raises if none responds."""
     header = TopicRequestHeader(topic=topic)
     code = RequestCode.GET_TOPIC_STATS_INFO
     answers = await on_each(

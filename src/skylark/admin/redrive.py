@@ -1,15 +1,15 @@
-"""A run over dead letters: each is sent again, once (:mod:`skylark.admin.dead_letter_sender`), and
-counted.
+"""A redrive run: sends the dead letters of a group again, each once, and counts the results.
 
-A run over all letters of a group commits how far it has come, for a consumer group of its own
-(:func:`progress_group`), every :data:`COMMIT_EVERY` letters and when it ends, however it ends; the
-next run goes on from there. It never commits past a letter that failed, or that was passed over by
-a filter: those that were sent behind it are recognised by their mark. A run ends where its queues
-ended when it began, so letters that die anew are for the next one.
+:mod:`skylark.admin.dead_letter_sender` sends a single one. A run over all dead letters of a group
+commits its progress, for a separate consumer group (:func:`progress_group`), every
+:data:`COMMIT_EVERY` messages and at its end, also after an error; the next run continues there. It
+never commits past a message that failed or did not match the filter: messages behind it that were
+already sent are recognised by their property. A run ends at the queue ends of its start, so new
+dead letters are left to the next run.
 
-A letter that cannot be sent (its topic is gone, a broker refuses it) counts as failed, and the run
-goes on. After :data:`FAILURES_IN_A_ROW` that might have succeeded at another time it gives up:
-then it is not the letters, but the cluster.
+A message that cannot be sent (its topic was deleted, a broker refuses it) counts as failed, and the
+run continues. After :data:`FAILURES_IN_A_ROW` transient failures in a row the run stops, because
+then the cause is the cluster and not the messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from skylark.admin.admin_session import Session
-from skylark.admin.dead_letter_sender import Destination, Letter, Postman, restore
+from skylark.admin.dead_letter_sender import DeadLetterSender, Destination, Letter, restore
 from skylark.admin.queue_merge import QueueRange, queue_messages
 from skylark.admin.topic_queues import commit_offset, committed_offset
 from skylark.client.core.broker_calls import make_request
@@ -35,54 +35,54 @@ from skylark.wire.fields import INT64_MAX
 
 COMMIT_EVERY: Final = 32
 FAILURES_IN_A_ROW: Final = 5
-GAVE_UP: Final = f"{FAILURES_IN_A_ROW} letters in a row could not be sent now"
-#: Single letters that a report lists; the counts are of all.
+GAVE_UP: Final = f"{FAILURES_IN_A_ROW} sends failed in a row"
+#: Maximum number of messages that a report lists; counts include all.
 LISTED_MAX: Final = 1_000
 
 Outcome: TypeAlias = Literal["sent", "planned", "already", "filtered", "failed"]
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one dead letter."""
+    """The result for one dead letter."""
 
     msg_id: str
-    dead_letter_id: str  #: offset id of the letter
+    dead_letter_id: str  #: its offset message id
     queue: MessageQueue
     queue_offset: int
-    topic: str | None  #: where it went
+    topic: str | None  #: where it was sent
     outcome: Outcome
-    new_id: str | None = None  #: offset id of the copy
+    new_id: str | None = None  #: offset message id of the copy
     problem: str | None = None
 
 
 class RedriveProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is; also its sum in the end."""
+    """The counts of a run so far, or in total."""
 
-    total: int  #: letters to be looked at
+    total: int  #: dead letters to process
     seen: int = 0
-    sent: int = 0  #: with ``dry_run``: that would be
+    sent: int = 0  #: with ``dry_run``: that would be sent
     already: int = 0  #: sent by an earlier run
     filtered: int = 0
     failed: int = 0
 
 
 class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """The report of a run."""
 
     group: str
     dry_run: bool
     counts: RedriveProgress
-    letters: tuple[Redriven, ...]  #: the first of them, without those that were filtered
-    stopped: str | None = None  #: why it gave up before the end
+    letters: tuple[Redriven, ...]  #: the first results, without filtered ones
+    stopped: str | None = None  #: why it stopped before the end
 
     @property
     def is_complete(self) -> bool:
-        """Nothing failed, and the end was reached."""
+        """Whether nothing failed and the end was reached."""
         return self.stopped is None and not self.counts.failed
 
 
 class RedriveTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run goes; see :meth:`skylark.admin.dlq.DeadLetterQueues.redrive`."""
+    """The options of a run; see :meth:`skylark.admin.dlq.DeadLetterQueues.redrive`."""
 
     to: Destination = "topic"
     where: Callable[[MessageExt], bool] | None = None
@@ -93,7 +93,7 @@ class RedriveTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def progress_group(group: str) -> str:
-    """The group under whose name the progress through the letters of a group is committed."""
+    """The consumer group that holds the progress of redrives of a group."""
     name = f"REDRIVE-{group}"
     if len(name) <= GROUP_LENGTH_MAX:
         return name
@@ -102,13 +102,13 @@ def progress_group(group: str) -> str:
 
 
 class Run:
-    """One run; ``group`` is named as servers know it."""
+    """One run; ``group`` with namespace."""
 
     def __init__(self, session: Session, group: str, terms: RedriveTerms) -> None:
         self._session = session
         self._group = group
         self._terms = terms
-        self._postman = Postman(session)
+        self._sender = DeadLetterSender(session)
         self._counts = RedriveProgress(total=0)
         self._listed: list[Redriven] = []
         self._failures = 0
@@ -126,7 +126,7 @@ class Run:
     # ---- all of a group --------------------------------------------------------------------------
 
     async def over_queues(self, queues: Sequence[QueueRange], *, restart: bool) -> RedriveReport:
-        """Go through the queues, from where the last run ended, or with ``restart`` all of them."""
+        """Process the queues from the end of the last run, or from their start with ``restart``."""
         session, mark = self._session, session_group(self._session, self._group)
         parts = []
         for part in queues:
@@ -134,7 +134,7 @@ class Run:
             start = part.start if restart else resume_at(done, part.start, part.end)
             parts.append(msgspec.structs.replace(part, start=start))
         self._counts = RedriveProgress(total=sum(part.end - part.start for part in parts))
-        # A filter leaves holes behind, and holes cannot be committed.
+        # A filter skips messages, and one offset per queue cannot express gaps.
         commits = not self._terms.dry_run and self._terms.where is None
         if commits:
             for address in dict.fromkeys(part.address for part in parts):
@@ -148,14 +148,14 @@ class Run:
         return self._report()
 
     async def _over_queue(self, part: QueueRange, mark: str | None) -> str | None:
-        """Go through one queue; why to give up, or None."""
+        """Process one queue; returns why the run must stop, or None."""
         committed = done = part.start
         is_whole = True
         messages = queue_messages(self._session, part, 0, INT64_MAX)
         try:
             async for message in messages:
                 if self._is_enough():
-                    return f"the limit of {self._terms.limit} letters"
+                    return f"the limit of {self._terms.limit} messages is reached"
                 outcome = await self._one(message)
                 is_whole = is_whole and outcome != "failed"
                 if is_whole:
@@ -173,20 +173,20 @@ class Run:
                 await commit_offset(self._session, part.address, mark, part.queue, done)
         return None
 
-    # ---- some letters ----------------------------------------------------------------------------
+    # ---- selected messages-----------------------------------------------------------------------
 
     async def over_messages(self, messages: Sequence[MessageExt]) -> RedriveReport:
-        """Send these; nothing is committed."""
+        """Send these dead letters; commits nothing."""
         self._counts = RedriveProgress(total=len(messages))
         for message in messages:
             if self._is_enough():
-                return self._report(f"the limit of {self._terms.limit} letters")
+                return self._report(f"the limit of {self._terms.limit} messages is reached")
             await self._one(message)
             if self._failures >= FAILURES_IN_A_ROW:
                 return self._report(GAVE_UP)
         return self._report()
 
-    # ---- one letter ------------------------------------------------------------------------------
+    # ---- one message -----------------------------------------------------------------------------
 
     def _is_enough(self) -> bool:
         return self._terms.limit is not None and self._counts.sent >= self._terms.limit
@@ -201,15 +201,15 @@ class Run:
         new_id = problem = None
         try:
             letter = restore(message.record, self._group, self._terms.to)
-            await self._postman.check(letter.destination)
-            new_id = await self._postman.already_sent(letter)
+            await self._sender.check(letter.destination)
+            new_id = await self._sender.already_sent(letter)
             if new_id is not None:
                 outcome = "already"
             elif self._terms.dry_run:
                 outcome = "planned"
             else:
                 await self._wait_turn()
-                new_id = await self._postman.send(letter, message)
+                new_id = await self._sender.send(letter, message)
                 outcome = "sent"
         except SkylarkError as error:
             problem = str(error)
@@ -248,7 +248,7 @@ class Run:
             self._terms.on_progress(self._counts)
 
     async def _wait_turn(self) -> None:
-        """Keep to the rate: never more letters than it allows, and no catching up."""
+        """Wait so that the rate is kept; time lost is not caught up."""
         rate, clock = self._terms.rate, self._session.clock
         if rate is None:
             return
@@ -259,13 +259,13 @@ class Run:
 
 
 def resume_at(done: int | None, start: int, end: int) -> int:
-    """Where to go on in a queue with offsets [start, end), of which a run has done so many.
+    """The offset at which to continue in a queue with offsets [start, end).
 
-    More than there are means that the topic was deleted and made anew.
+    A committed offset beyond the end means that the topic was deleted and created again.
     """
     return start if done is None or done > end else max(start, done)
 
 
 def session_group(session: Session, group: str) -> str:
-    """:func:`progress_group` of a group, both as servers know them."""
+    """:func:`progress_group` of a group, both with namespace."""
     return session.wrap(progress_group(session.unwrap(group)))

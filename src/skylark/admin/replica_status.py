@@ -1,10 +1,10 @@
-"""How the copies of every broker stand: masters, their slaves, and who has diverged.
+"""State of replication: masters, their slaves, and slaves that have diverged.
 
-Each broker is asked what it says about itself (28) and about replication (907). How far a slave is
-behind follows from both ends: where its log ends, and where that of its master does. Brokers of
-Apache answer both; that a slave has diverged, only one of ours can tell.
+Each broker reports its runtime table (28) and its replication (907). The lag of a slave is the
+difference between the end of its master's log and its own. Apache brokers support both requests;
+only Skylark brokers report that a slave has diverged.
 
-Answers to mqadmin's haStatus, for a whole cluster.
+Counterpart of mqadmin's haStatus, for a whole cluster.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MASTER_ID = 0
 
 
 class SlaveLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A slave as its master sees it."""
+    """A slave as reported by its master."""
 
-    address: str  #: of its end of the connection
+    address: str  #: remote address of the connection
     lag_bytes: int
     in_sync: bool
     bytes_per_second: int
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker, master or slave; None where it does not say, or where it does not apply."""
+    """One broker, master or slave; None where a value is not reported or does not apply."""
 
     cluster: str
     broker: str
@@ -39,11 +39,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     in_tps: float | None = None
     out_tps: float | None = None
     log_end: int | None = None
-    lag_bytes: int | None = None  #: slave: what it lacks; master: what its farthest slave lacks
-    slaves: int | None = None  #: master: slaves that are connected
-    in_sync: int | None = None  #: master: of these, slaves that are near
-    phase: str | None = None  #: slave: what it does
-    diverged: str | None = None  #: slave: why it has stopped following
+    lag_bytes: int | None = None  #: slave: its lag; master: the largest lag of a slave
+    slaves: int | None = None  #: master: connected slaves
+    in_sync: int | None = None  #: master: of these, in sync
+    phase: str | None = None  #: slave: its state
+    diverged: str | None = None  #: slave: why it has stopped replicating
     links: tuple[SlaveLink, ...] = ()  #: master: its slaves
 
 
@@ -51,7 +51,7 @@ class ReplicationReport(msgspec.Struct, frozen=True, kw_only=True):
     """All brokers, by cluster, name and id."""
 
     brokers: tuple[ReplicaState, ...]
-    failures: tuple[ServerFailure, ...] = ()  #: these are in ``brokers`` too, by name only
+    failures: tuple[ServerFailure, ...] = ()  #: these are in ``brokers`` too, without values
 
 
 async def replication_report(stats: Stats, cluster: str | None = None) -> ReplicationReport:

@@ -1,10 +1,8 @@
-"""Settings of running servers: brokers, name servers, the name servers' key-value table, and
-write permission by way of the routes.
+"""Settings of running brokers and name servers, the key-value table, and write permission.
 
-Name servers do not talk to each other, so what is set at one is set at all; each is asked, and
-those that failed are reported. A broker's settings are its own. Answers to mqadmin's
-getBrokerConfig, updateBrokerConfig, getNamesrvConfig, updateNamesrvConfig, updateKvConfig,
-deleteKvConfig, wipeWritePerm, addWritePerm.
+Name servers do not communicate with each other, so changes are sent to each of them, and failures
+are reported. Counterpart of mqadmin's getBrokerConfig, updateBrokerConfig, getNamesrvConfig,
+updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of several servers, and those that did not tell."""
+    """The settings of several servers, and servers that failed."""
 
     servers: tuple[ServerSettings, ...]
     failures: tuple[ServerFailure, ...] = ()
@@ -55,7 +53,7 @@ class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @checks_arguments
 class Settings:
-    """The functions about settings."""
+    """Functions about settings."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -82,9 +80,10 @@ class Settings:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Change settings while brokers run (25); the brokers that took them.
+        """Change settings of running brokers (25); returns the brokers.
 
-        Raises NoPermissionError for what is fixed at start, BrokerError, PartialFailureError.
+        Raises NoPermissionError for settings that cannot be changed, BrokerError,
+        PartialFailureError.
         """
         session = self._session
         body = _body(changes)
@@ -125,7 +124,7 @@ class Settings:
         """One value (101); raises NotFoundError."""
         value = await kv_get(self._session, namespace, key)
         if value is None:
-            raise NotFoundError(f"there is no key {key} in namespace {namespace}")
+            raise NotFoundError(f"key {key} does not exist in namespace {namespace}")
         return value
 
     async def kv_list(self, namespace: str) -> dict[str, str]:
@@ -134,7 +133,7 @@ class Settings:
         request = make_request(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
         answer = await self._session.ask_name_servers(request, ResponseCode.QUERY_NOT_FOUND)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            raise NotFoundError(f"there is nothing in namespace {namespace}")
+            raise NotFoundError(f"namespace {namespace} has no keys")
         return decode_body(KVTable, answer.body or b"{}").table
 
     async def kv_put(self, namespace: str, key: str, value: str) -> None:
@@ -142,16 +141,17 @@ class Settings:
         await kv_put(self._session, namespace, key, value)
 
     async def kv_delete(self, namespace: str, key: str) -> None:
-        """Remove a key from all name servers, if it is there; raises PartialFailureError."""
+        """Delete a key from all name servers, if it exists; raises PartialFailureError."""
         await kv_delete(self._session, namespace, key)
 
     # ---- write permission ------------------------------------------------------------------------
 
     async def wipe_write_perm(self, broker: str) -> dict[str, int]:
-        """Take a broker out of the routes for sends (205): topics changed, by name server.
+        """Remove write permission of a broker from the routes (205): topics changed, by name
+        server.
 
-        Readers go on; so a broker is emptied before it is taken away. It holds until the broker
-        registers anew from a restart. Raises NotFoundError, PartialFailureError.
+        Consumers go on reading, so it drains a broker before its removal. It lasts until the broker
+        registers again after a restart. Raises NotFoundError, PartialFailureError.
         """
         session = self._session
         await self._known(broker)
@@ -165,7 +165,8 @@ class Settings:
         return (await on_each(session.name_servers, wipe)).all()
 
     async def add_write_perm(self, broker: str) -> dict[str, int]:
-        """Put a broker back into the routes for sends (327): topics changed, by name server."""
+        """Restore write permission of a broker in the routes (327): topics changed, by name
+        server."""
         session = self._session
         await self._known(broker)
         header = AddWritePermOfBrokerRequestHeader(broker_name=broker)
@@ -181,7 +182,7 @@ class Settings:
         known = (await self._session.cluster_info()).broker_addr_table
         if broker not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise NotFoundError(f"there is no broker {broker}", hint=f"known: {names}")
+            raise NotFoundError(f"broker {broker} does not exist", hint=f"known: {names}")
 
 
 async def kv_get(session: Session, namespace: str, key: str) -> str | None:
@@ -219,18 +220,18 @@ async def kv_delete(session: Session, namespace: str, key: str) -> None:
 
 
 def _settings(answer: Command) -> dict[str, str]:
-    """Settings as sent: ``key=value`` lines in UTF-8, and nothing in them is escaped."""
+    """Parse settings as sent: ``key=value`` lines in UTF-8, without escapes."""
     try:
         text = (answer.body or b"").decode()
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError("the settings are no text") from error
+        raise RemoteProtocolError("the settings are not UTF-8 text") from error
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key: value for key, _, value in pairs}
 
 
 def _body(changes: Mapping[str, str]) -> bytes:
     if not changes:
-        raise InvalidParameterError("there is nothing to change")
+        raise InvalidParameterError("no settings given")
     body = format_properties(changes).encode("iso-8859-1")
     try:
         if parse_properties(body) == dict(changes):

@@ -1,6 +1,6 @@
-"""The configuration of a topic on one broker: read it, check it, write it as a request.
+"""The configuration of a topic on one broker: reads, validates and sends it.
 
-Permissions are letters for people and bits on the wire; attributes travel as changes,
+Permissions are letters in our API and bits on the wire; attributes are sent as changes,
 ``+key=value`` or ``-key``.
 """
 
@@ -30,7 +30,7 @@ _PERM_LETTERS: Final = ((Perm.READ, "r"), (Perm.WRITE, "w"), (Perm.INHERIT, "x")
 async def topic_config(session: Session, address: str, topic: str) -> TopicConfig:
     """The configuration of a topic on one broker (351); raises TopicNotExistError.
 
-    Brokers before 5.0 do not know the question and are asked for all their topics (21).
+    Brokers before 5.0 do not support this request; then it requests all their topics (21).
     """
     try:
         header = TopicRequestHeader(topic=topic)
@@ -46,7 +46,7 @@ async def topic_config(session: Session, address: str, topic: str) -> TopicConfi
 async def send_config(
     session: Session, address: str, config: TopicConfig, attributes: Mapping[str, str | None]
 ) -> None:
-    """UPDATE_AND_CREATE_TOPIC (17): every field counts but the attributes, which are changes."""
+    """UPDATE_AND_CREATE_TOPIC (17): replaces all fields; attributes are changes."""
     header = CreateTopicRequestHeader(
         topic=config.topic_name,
         default_topic=AUTO_CREATE_TOPIC,
@@ -67,7 +67,7 @@ def parse_perm(perm: str) -> int:
     if perm.isascii() and perm.isdigit() and 0 < int(perm) <= 15:
         return int(perm)
     if not perm or set(perm.lower()) - letters.keys():
-        raise InvalidParameterError(f"{perm!r} is no permission: r, w or rw")
+        raise InvalidParameterError(f"{perm!r} is not a permission: r, w or rw")
     return sum({letters[letter] for letter in perm.lower()})
 
 
@@ -79,15 +79,15 @@ def format_perm(perm: int) -> str:
 def changed_only(
     wanted: Mapping[str, str | None], present: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The attributes that are not so already: some cannot be set again, not even to the same."""
+    """The attributes that differ; some cannot be set again, not even to the same value."""
     return {key: value for key, value in wanted.items() if present.get(key) != value}
 
 
 def attribute_changes(attributes: Mapping[str, str | None]) -> str:
-    """Changes as they travel; None removes. Raises InvalidParameterError."""
+    """Changes as they are sent; None removes. Raises InvalidParameterError."""
     for key, value in attributes.items():
         if not key or any(sign in f"{key}{value or ''}" for sign in ",=") or key[0] in "+-":
-            raise InvalidParameterError(f"{key}={value} is no attribute of a topic")
+            raise InvalidParameterError(f"{key}={value} is not a valid attribute")
     return ",".join(f"-{k}" if v is None else f"+{k}={v}" for k, v in attributes.items())
 
 

@@ -1,12 +1,12 @@
-"""Topics of a cluster: make, list, describe, change and delete them.
+"""Topics of a cluster: create, list, describe, change and delete them.
 
-A topic exists on each broker by itself; the name server puts the parts together. ``create`` makes
-it on every master, and where it exists already it stays as it is: a number of queues that others
-rely on does not change because somebody says "create" once more. ``update`` changes what is named
-and keeps the rest; ``put`` sets the whole configuration.
+Each broker has its own configuration of a topic; the name server combines them to a route.
+``create`` creates it on every master and does not change it where it exists: creating it again must
+not change a number of queues that others rely on. ``update`` changes the given fields only; ``put``
+replaces the whole configuration.
 
-Answers to mqadmin's updateTopic, updateTopicPerm, deleteTopic, topicList, topicRoute, topicStatus,
-updateOrderConf.
+Counterpart of mqadmin's updateTopic, updateTopicPerm, deleteTopic, topicList, topicRoute,
+topicStatus, updateOrderConf.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from skylark.wire.headers.route import (
 )
 
 DEFAULT_QUEUE_COUNT: Final = 8
-#: Routes asked for at a time.
+#: Routes that are requested concurrently.
 ROUTES_AT_ONCE: Final = 64
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 
@@ -64,8 +64,8 @@ class TopicOnBroker(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     broker: str
     address: str
-    created: bool  # False: it was there before
-    queue_count: int  # for writing
+    created: bool  # False: it existed before
+    queue_count: int  # write queues
     read_queue_count: int
     perm: str
 
@@ -75,12 +75,12 @@ class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     brokers: tuple[str, ...]
-    queue_count: int  # queues for writing, on all brokers
+    queue_count: int  # write queues on all brokers
     perm: str  # for example ``rw``; the brokers' permissions together
 
 
 class TopicPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one broker has of a topic."""
+    """A topic on one broker."""
 
     broker: str
     cluster: str
@@ -95,7 +95,7 @@ class TopicPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """All about a topic; brokers that did not answer are in ``failures``."""
+    """A topic on all brokers; brokers that did not respond are in ``failures``."""
 
     topic: str
     parts: tuple[TopicPart, ...]
@@ -108,7 +108,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 @checks_arguments
 class Topics:
-    """The functions about topics; ``cluster`` and ``broker`` narrow them, else all masters."""
+    """Functions about topics, on all masters or those of ``cluster`` or ``broker``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -126,10 +126,10 @@ class Topics:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[TopicOnBroker]:
-        """Make a topic; where it exists, it stays as it is. One result per broker.
+        """Create a topic; an existing one is not changed. Returns one result per broker.
 
-        ``attributes`` such as ``{"message.type": "FIFO"}``. Raises BrokerError for what a broker
-        refuses, PartialFailureError, TransportError.
+        ``attributes`` such as ``{"message.type": "FIFO"}``. Raises BrokerError if a broker refuses
+        it, PartialFailureError, TransportError.
         """
         config = TopicConfig(
             topic_name=topic,
@@ -144,7 +144,7 @@ class Topics:
     async def put(
         self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
     ) -> list[TopicOnBroker]:
-        """Make a topic, or make it like this: every field counts, and no other attribute stays."""
+        """Create a topic or replace its whole configuration, including its attributes."""
         return await self._set(config, cluster=cluster, broker=broker, only_missing=False)
 
     async def update(
@@ -159,7 +159,7 @@ class Topics:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[TopicOnBroker]:
-        """Change what is given, on every broker that has the topic; an attribute None is removed.
+        """Change the given fields on every broker that has the topic; None removes an attribute.
 
         Raises NotFoundError, BrokerError, PartialFailureError.
         """
@@ -168,7 +168,7 @@ class Topics:
         wanted = await session.masters(cluster, broker)
         targets = {b: address for b, address in having.items() if b in wanted}
         if not targets:
-            raise NotFoundError(f"topic {topic} is on none of these brokers: {', '.join(wanted)}")
+            raise NotFoundError(f"none of these brokers has topic {topic}: {', '.join(wanted)}")
 
         async def change(broker: str, address: str) -> TopicOnBroker:
             config = await topic_config(session, address, name)
@@ -187,7 +187,7 @@ class Topics:
         return list((await on_each(targets, change)).all().values())
 
     async def delete(self, topic: str, *, cluster: str | None = None) -> list[str]:
-        """Delete a topic from brokers, then from all name servers; the names of the brokers.
+        """Delete a topic from brokers, then from all name servers; returns the broker names.
 
         Its messages stay in the log until they expire. If a broker fails, the name servers keep the
         topic, and the same call may be repeated. Raises NotFoundError, PartialFailureError.
@@ -217,9 +217,9 @@ class Topics:
         return brokers
 
     async def set_order_config(self, topic: str, queues: Mapping[str, int] | None) -> None:
-        """Pin the queues of an ordered topic: ``{"broker-a": 4}``; None lets it go.
+        """Fix the queues of an ordered topic: ``{"broker-a": 4}``; None removes the setting.
 
-        A key then keeps its queue while a broker is away; name servers hand it out only with
+        A key then keeps its queue while a broker is down; name servers return the setting only with
         ``orderMessageEnable=true``. Raises PartialFailureError.
         """
         name = self._checked(topic)
@@ -230,7 +230,9 @@ class Topics:
             raise InvalidParameterError("an order configuration needs a broker: {'broker-a': 4}")
         for broker, count in queues.items():
             if not broker or ":" in broker or ";" in broker or count < 1:
-                raise InvalidParameterError(f"{broker}:{count} is no part of an order config")
+                raise InvalidParameterError(
+                    f"{broker}:{count} is not valid in an order configuration"
+                )
         text = ";".join(f"{broker}:{count}" for broker, count in queues.items())
         await kv_put(self._session, ORDER_NAMESPACE, name, text)
 
@@ -280,10 +282,10 @@ class Topics:
             raise InvalidParameterError(problem)
         return self._session.wrap(topic)
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     async def names(self, *, with_internal: bool = False, cluster: str | None = None) -> list[str]:
-        """The names alone, sorted, as servers know them; internal ones as in :meth:`all`."""
+        """The sorted names with namespace; internal ones as in :meth:`all`."""
         session = self._session
         request = make_request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         if cluster is not None:
@@ -305,8 +307,7 @@ class Topics:
     ) -> list[TopicSummary]:
         """All topics by name, or those of one cluster.
 
-        ``with_internal``: also those of RocketMQ itself: system topics, retry topics and dead
-        letters.
+        ``with_internal``: also system topics, retry topics and dead-letter topics.
         """
         session = self._session
         names = await self.names(with_internal=with_internal, cluster=cluster)
@@ -318,11 +319,11 @@ class Topics:
         ]
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Where its queues are (105); raises NotFoundError."""
+        """The route of a topic (105); raises NotFoundError."""
         return await self._session.route(self._session.wrap(topic))
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Its configuration on each broker and the ends of its queues; raises NotFoundError."""
+        """Its configuration on each broker and the offsets of its queues; raises NotFoundError."""
         session, name = self._session, self._session.wrap(topic)
         route = await session.route(name)
         clusters = {data.broker_name: data.cluster for data in route.broker_datas}
@@ -348,7 +349,7 @@ class Topics:
         )
 
     async def groups(self, topic: str) -> list[str]:
-        """Consumer groups that subscribe to it now, or have offsets of it (300).
+        """Consumer groups that subscribe to it now, or have offsets in it (300).
 
         Raises NotFoundError, PartialFailureError.
         """
@@ -357,7 +358,7 @@ class Topics:
 
 
 async def groups_reading(session: Session, topic: str) -> FannedOut[list[str]]:
-    """What each broker knows of the groups that read a topic, named as servers know it."""
+    """The groups of a topic (with namespace), as each broker reports them."""
     header = TopicRequestHeader(topic=topic)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
 

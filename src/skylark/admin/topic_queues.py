@@ -1,4 +1,4 @@
-"""The queues of a topic, one question about each of them, and the offsets of groups in them."""
+"""The readable queues of a topic, requests per queue, and committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def to_ms(moment: Moment) -> int:
 async def readable_queues(
     session: Session, topic: str
 ) -> tuple[list[MessageQueue], dict[str, str]]:
-    """The queues of a topic, as servers know them, and the addresses of their masters.
+    """The queues of a topic (with namespace), and the addresses of their masters.
 
-    Queues of a broker that has no master now are left out; raises NotFoundError if that is all.
+    Without queues of brokers that have no master now; raises NotFoundError if none is left.
     """
     name = session.wrap(topic)
     route = await session.route(name)
@@ -45,7 +45,7 @@ async def readable_queues(
 async def per_queue(
     session: Session, queues: Sequence[MessageQueue], work: Callable[[MessageQueue], Awaitable[T]]
 ) -> dict[MessageQueue, T]:
-    """What ``work`` makes of each queue, by queue as the application knows it."""
+    """The result of ``work`` for each queue; keys are queues without namespace."""
     results = await few_at_a_time(queues, work)
     return dict(zip(map(session.unwrap_queue, queues), results, strict=True))
 
@@ -53,7 +53,7 @@ async def per_queue(
 async def committed_offset(
     session: Session, address: str, group: str, queue: MessageQueue
 ) -> int | None:
-    """What a group has committed (14); None for nothing."""
+    """The committed offset of a group (14); None if there is none."""
     try:
         return await session.calls.query_offset(address, group, queue, set_zero_if_not_found=False)
     except QueryNotFoundError:
@@ -63,7 +63,7 @@ async def committed_offset(
 async def commit_offset(
     session: Session, address: str, group: str, queue: MessageQueue, offset: int
 ) -> None:
-    """Commit for a group (15); raises BrokerError also if the broker ignores it."""
+    """Commit an offset for a group (15); raises BrokerError also if the broker ignores it."""
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
     )
@@ -72,7 +72,7 @@ async def commit_offset(
     answer = await session.call(address, request)
     if answer.remark and "previously reset" in answer.remark:
         raise BrokerError(
-            f"the offset of queue {queue.queue_id} is not set: {answer.remark}",
+            f"the broker did not set the offset of queue {queue.queue_id}: {answer.remark}",
             broker_address=address,
-            hint="a reset waits for the next pull of the group; reset it again instead",
+            hint="a reset is pending until the next pull of the group; reset again instead",
         )

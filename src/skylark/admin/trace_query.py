@@ -1,9 +1,9 @@
-"""The trace of a message: what producers and consumers told about it, read from the trace topic.
+"""Reads the trace records of a message from the trace topic.
 
-Records are found by the message's unique id, which the index of the trace topic has as a key
-(:mod:`skylark.client.trace.trace_records` has the records). Before and after of one call of a
-handler share a request id; they may lie in different messages, or one of them may be missing: the
-consumer died, or the record has not been written yet.
+The index of the trace topic has the unique id of the message as a key
+(:mod:`skylark.client.trace.trace_records` defines the records). The records before and after one
+call of a handler share a request id; they may be in different messages of the trace topic, or one
+may be missing, because the consumer died or has not sent it yet.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from skylark.client.trace.trace_records import (
 )
 from skylark.core.errors import RemoteProtocolError
 
-#: Messages of the trace topic that are looked at.
+#: Maximum number of messages of the trace topic to read.
 COUNT_MAX: Final = 64
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a handler; without ``before`` or ``after``, that record was not found."""
+    """One call of a handler; ``before`` or ``after`` is None if that record was not found."""
 
     request_id: str
     before: SubBeforeTrace | None = None
@@ -52,7 +52,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was told about a message, each kind by time."""
+    """All trace records of a message, each kind by time."""
 
     msg_id: str
     sends: tuple[PubTrace, ...] = ()
@@ -61,29 +61,29 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def message_trace(session: Session, message_id: str, trace_topic: str) -> MessageTrace:
-    """Read and sort the traces of a message; raises NotFoundError if there are none."""
+    """Read and sort the trace records of a message; raises NotFoundError if there are none."""
     found = await by_key(session, trace_topic, message_id, count_max=COUNT_MAX)
     traces: list[Trace] = []
     for message in found:
         try:
             traces += decode_traces(message.body.decode("utf-8", "replace"))
-        except RemoteProtocolError:  # a record that nobody can read says nothing
+        except RemoteProtocolError:  # skip records that cannot be decoded
             continue
     ours = [trace for trace in traces if trace.msg_id == message_id]
     if not ours:
         raise NotFoundError(
-            f"there is no trace of message {message_id} in {trace_topic}",
+            f"{trace_topic} has no trace of message {message_id}",
             hint="producer and consumer need trace=True, and the broker traceTopicEnable",
         )
     return arrange(message_id, ours)
 
 
 def arrange(message_id: str, traces: Iterable[Trace]) -> MessageTrace:
-    """Sort traces of one message by kind and time, and pair up before and after."""
+    """Sort the records of one message by kind and time, and pair before and after."""
     sends: list[PubTrace] = []
     transactions: list[EndTransactionTrace] = []
     deliveries: dict[str, Delivery] = {}
-    for trace in dict.fromkeys(traces):  # a message that was sent twice tells everything twice
+    for trace in dict.fromkeys(traces):  # a trace message that was sent twice repeats its records
         if isinstance(trace, PubTrace):
             sends.append(trace)
         elif isinstance(trace, EndTransactionTrace):

@@ -1,1 +1,1 @@
-"""The command line ``skylark``: one file per noun, output as tables or JSON."""
+"""The command line ``skylark``: one module per command or noun, output as tables or JSON."""

@@ -13,8 +13,9 @@
       - name: billing
         retry_max_times: 5
 
-What the file does not name stays as it is (:mod:`skylark.admin.apply`). The difference is shown
-first, and the undo file, which is such a file too, is written before the first change.
+Topics and groups that the file does not name are not changed (:mod:`skylark.admin.apply`). The
+command prints the differences first. Before the first change it writes an undo file, which is
+itself a file for ``skylark apply``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import ask, confirm, yes_option
+from skylark.cli.command_helpers import call_admin, confirm, yes_option
 from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ UNDO_FILES_MAX = 1_000
 @click.command("apply", epilog="Example: skylark apply cluster.yaml --plan")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @namesrv_option
-@click.option("--plan", "plan_only", is_flag=True, help="Only show the difference.")
+@click.option("--plan", "plan_only", is_flag=True, help="Only show the differences.")
 @click.option(
     "--undo",
     "undo_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to write the way back.  [default: beside FILE, NAME.undo.yaml]",
+    help="Undo file to write.  [default: NAME.undo.yaml next to FILE]",
 )
 @yes_option
 @click.pass_obj
@@ -58,10 +59,10 @@ def command(
     undo_file: Path | None,
     yes: bool,
 ) -> None:
-    """Make topics and groups as a YAML file describes them.
+    """Create, change and delete topics and groups as a YAML file describes them.
 
-    Shows the difference, writes the undo file, and applies. Asks only if something is to be
-    deleted. Nothing to do is a success.
+    Shows the differences, writes an undo file, and applies the changes. Asks for confirmation
+    before it deletes anything. Exits with 0 if there is nothing to change.
     """
     desired = _read(file)
 
@@ -70,18 +71,20 @@ def command(
 
         return await make_plan(admin, desired)
 
-    plan = ask(namesrv, plan_for)
+    plan = call_admin(namesrv, plan_for)
     context.output.rows(COLUMNS, [row for change in plan.changes for row in _rows(change)])
     if not plan.changes:
-        context.output.note("nothing to change")
+        context.output.info("nothing to change")
         return
     if plan_only:
         return
     if plan.deletes:
         names = ", ".join(f"{change.kind} {change.name}" for change in plan.deletes)
-        confirm(f"Delete {names}, for good?", yes=yes)
-    written = _write_undo(undo_file or _beside(file), file, plan, may_replace=undo_file is not None)
-    context.output.note(f"the way back is in {written}")
+        confirm(f"Delete {names} permanently?", yes=yes)
+    written = _write_undo(
+        undo_file or _unused_undo_file(file), file, plan, may_replace=undo_file is not None
+    )
+    context.output.info(f"undo file: {written}")
 
     done: list[Change] = []
 
@@ -91,25 +94,25 @@ def command(
         await apply_plan(admin, plan, done.append)
 
     try:
-        ask(namesrv, carry_out)
+        call_admin(namesrv, carry_out)
     finally:
-        context.output.note(f"{len(done)} of {len(plan.changes)} changes applied")
+        context.output.info(f"{len(done)} of {len(plan.changes)} changes applied")
 
 
 def _read(file: Path) -> Desired:
     from skylark.admin.apply import Desired, check
-    from skylark.cli.strict_yaml import YamlMistake, read_yaml
     from skylark.core.errors import InvalidParameterError
+    from skylark.core.strict_yaml import YamlError, read_yaml
 
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise YamlMistake("this is no UTF-8 text", file=str(file), line=None) from None
+        raise YamlError(str(file), "not UTF-8 text") from None
     desired = read_yaml(text, Desired, file=str(file))
     try:
         check(desired)
     except InvalidParameterError as error:
-        raise YamlMistake(error.message, file=str(file), line=None) from None
+        raise YamlError(str(file), error.message) from None
     return desired
 
 
@@ -128,23 +131,26 @@ def _rows(change: Change) -> Sequence[dict[str, object]]:
     ]
 
 
-def _beside(file: Path) -> Path:
-    """A name beside the file that is not taken: an undo file is never written over another."""
-    name = re.sub(r"\.undo(-\d+)?$", "", file.stem)  # what undoes an undo is one more of NAME
+def _unused_undo_file(file: Path) -> Path:
+    """An unused file name next to ``file``; the command never overwrites an undo file."""
+    name = re.sub(
+        r"\.undo(-\d+)?$", "", file.stem
+    )  # applying NAME.undo.yaml writes NAME.undo-2.yaml
     for number in range(1, UNDO_FILES_MAX):
         suffix = "" if number == 1 else f"-{number}"
         found = file.with_name(f"{name}.undo{suffix}.yaml")
         if not found.exists():
             return found
-    raise click.ClickException(f"there are {UNDO_FILES_MAX} undo files of {file}: remove some")
+    raise click.ClickException(f"{file} has {UNDO_FILES_MAX} undo files: remove some")
 
 
 def _write_undo(path: Path, file: Path, plan: Plan, *, may_replace: bool) -> Path:
     import msgspec
-    import yaml
+
+    from skylark.core.strict_yaml import write_yaml
 
     lines = [f"# Undoes what was applied from {file.name}.", *(f"# {text}." for text in plan.stays)]
-    text = yaml.safe_dump(msgspec.to_builtins(plan.undo), sort_keys=False, allow_unicode=True)
+    text = write_yaml(msgspec.to_builtins(plan.undo))
     with path.open("w" if may_replace else "x", encoding="utf-8") as target:
         target.write("\n".join(lines) + f"\n{text}")
     return path

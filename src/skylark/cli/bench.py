@@ -1,8 +1,8 @@
-"""``skylark bench``: how much a cluster takes, and how long messages are under way.
+"""``skylark bench``: measures the throughput and the latency of a cluster.
 
-Works with any RocketMQ, for it uses the ordinary clients (:mod:`skylark.load`). While it runs, a
-person who watches sees rate, latency and errors; at the end there is a table, or one JSON object
-with everything that was asked for. The interrupt key ends a run early, with its table.
+Works with any RocketMQ, because it uses the ordinary clients (:mod:`skylark.load`). On a terminal
+it shows rate, latency and errors while it runs. At the end it prints a table, or one JSON object
+with the options and the results. Ctrl-C ends a run early and still prints the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import complete_groups, duration_s, topic_argument
-from skylark.cli.exit_codes import explained
+from skylark.cli.exit_codes import translated_errors
 from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_DURATION: Final = "10s"
 REFRESHES_PER_SECOND: Final = 4
-#: Heading -> field and digits; programs get all fields. As wide as a small terminal.
+#: Heading -> field and digits. JSON has all fields; this table fits a small terminal.
 COLUMNS: Final = {
     "what": ("what", 0),
     "messages": ("messages", 0),
@@ -47,7 +47,7 @@ COLUMNS: Final = {
 
 @click.group("bench")
 def command() -> None:
-    """Measure a cluster: rate and latency of sending and consuming."""
+    """Measure the throughput and latency of sending and consuming."""
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 def length_options(decorated: Decorated) -> Decorated:
-    """``--count`` and ``--duration``: when a run ends."""
+    """Add ``--count`` and ``--duration``, which end a run."""
     count = click.option(
-        "--count", type=click.IntRange(min=1), help="End after so many messages.", metavar="N"
+        "--count", type=click.IntRange(min=1), help="End after N messages.", metavar="N"
     )
     duration = click.option(
         "--duration",
@@ -72,56 +72,56 @@ def length_options(decorated: Decorated) -> Decorated:
 
 
 def topic_options(decorated: Decorated) -> Decorated:
-    """``--create``, ``--queues``, ``--cleanup``."""
-    create = click.option("--create", is_flag=True, help="Make the topic if it is not there.")
+    """Add ``--create``, ``--queues`` and ``--cleanup``."""
+    create = click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
     queues = click.option(
         "--queues",
         type=click.IntRange(1, 1024),
         default=8,
         show_default=True,
-        help="Queues on each broker of a topic that is made.",
+        help="Queues per broker of a created topic.",
     )
     cleanup = click.option(
-        "--cleanup", is_flag=True, help="Delete the topic at the end, if --create has made it."
+        "--cleanup", is_flag=True, help="Delete the topic at the end if --create created it."
     )
     return create(queues(cleanup(decorated)))
 
 
 def load_options(decorated: Decorated) -> Decorated:
-    """What is sent, and how."""
+    """Add the options about what is sent, and how."""
     options = (
         click.option(
             "--size",
             type=click.IntRange(16, 4 * 1024 * 1024),
             default=1024,
             show_default=True,
-            help="Bytes of a body.",
+            help="Body size in bytes.",
         ),
         click.option(
             "--in-flight",
             type=click.IntRange(1, 8192),
             default=64,
             show_default=True,
-            help="Requests under way at a time.",
+            help="Concurrent requests.",
         ),
         click.option(
             "--batch",
             type=click.IntRange(1, 1000),
             default=1,
             show_default=True,
-            help="Messages of one request, sent as a batch.",
+            help="Messages per request, sent as a batch.",
         ),
         click.option(
             "--batching/--no-batching",
             default=True,
             show_default=True,
-            help="Let messages that are sent at the same time travel together.",
+            help="Let the producer combine concurrent messages into batches.",
         ),
         click.option(
             "--rate",
             type=click.FloatRange(min=0, min_open=True),
             metavar="N",
-            help="At most so many messages a second; latency is then that since the planned time.",
+            help="Maximum messages per second; latency then counts from the scheduled time.",
         ),
     )
     for option in reversed(options):
@@ -134,7 +134,7 @@ concurrency_option = click.option(
     type=click.IntRange(1, 1000),
     default=20,
     show_default=True,
-    help="Handlers that run at a time.",
+    help="Concurrent message handlers.",
 )
 
 
@@ -151,7 +151,7 @@ concurrency_option = click.option(
 @topic_options
 @click.pass_obj
 def send(context: CliContext, /, topic: str, namesrv: str | None, **given: Any) -> None:
-    """Send messages as fast as answers come, or at a rate."""
+    """Send messages as fast as the cluster accepts them, or at a rate."""
     run = _Run(context, topic, namesrv, given)
 
     async def work(bench: Bench, admin: Admin) -> None:
@@ -170,13 +170,13 @@ def send(context: CliContext, /, topic: str, namesrv: str | None, **given: Any) 
 @click.option(
     "--group",
     shell_complete=complete_groups,
-    help="Consume as a member of this group.  [default: one for this run, deleted at its end]",
+    help="Consumer group to join.  [default: a new group, deleted at the end]",
 )
 @click.option(
     "--from",
     "start",
     type=click.Choice(["earliest", "latest"]),
-    help="Where to begin.  [default: earliest; where it is, with --group]",
+    help="Start position.  [default: earliest; the committed offset with --group]",
 )
 @topic_options
 @click.pass_obj
@@ -190,7 +190,7 @@ def consume(
     concurrency: int,
     **given: Any,
 ) -> None:
-    """Consume messages, those that are there and those that come."""
+    """Consume stored and new messages."""
     run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
 
     async def work(bench: Bench, admin: Admin) -> None:
@@ -212,7 +212,7 @@ def consume(
 def e2e(
     context: CliContext, /, topic: str, namesrv: str | None, concurrency: int, **given: Any
 ) -> None:
-    """Send, and consume what was sent: the time from end to end."""
+    """Send messages and consume them again; measures the end-to-end latency."""
     run = _Run(context, topic, namesrv, {**given, "concurrency": concurrency})
 
     async def work(bench: Bench, admin: Admin) -> None:
@@ -227,7 +227,7 @@ def e2e(
 
 
 class _Run:
-    """From options to the table."""
+    """One benchmark run, from its options to the printed table."""
 
     def __init__(
         self, context: CliContext, topic: str, namesrv: str | None, given: dict[str, Any]
@@ -235,7 +235,9 @@ class _Run:
         if given["count"] is None and given["duration"] is None:
             given["duration"] = duration_s(DEFAULT_DURATION, "--duration")
         if given["cleanup"] and not given["create"]:
-            raise click.UsageError("--cleanup deletes what --create has made: add --create")
+            raise click.UsageError(
+                "--cleanup deletes the topic that --create created: add --create"
+            )
         self.problems: list[str] = []
         self._context = context
         self._topic = topic
@@ -251,8 +253,8 @@ class _Run:
     def perform(self, work: Callable[[Bench, Admin], Awaitable[None]]) -> None:
         from skylark.load.benchmark import quick_runner
 
-        self._context.configure_logging("error")  # what fails is counted, and told at the end
-        with explained(self._topic), quick_runner() as runner:
+        self._context.configure_logging("error")  # failures are counted and reported at the end
+        with translated_errors(self._topic), quick_runner() as runner:
             tallies = runner.run(self._perform(work))
         self._show(tallies)
 
@@ -276,7 +278,7 @@ class _Run:
     def _show(self, tallies: list[Tally]) -> None:
         import msgspec
 
-        from skylark.cli.exit_codes import sentence
+        from skylark.cli.exit_codes import error_message
 
         rows = [msgspec.structs.asdict(tally.figures()) for tally in tallies]
         output = self._context.output
@@ -289,14 +291,14 @@ class _Run:
         for tally in tallies:
             if tally.first_error is not None:
                 total = tally.errors + tally.messages
-                why = sentence(tally.first_error)
+                why = error_message(tally.first_error)
                 self.problems.append(f"{tally.errors:,} of {total:,} messages failed: {why}")
         if self.problems:
             raise click.ClickException("; ".join(self.problems))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, object]:
-    """The columns of the table, with as many digits as a person wants."""
+    """The columns of the table, rounded."""
     shown: dict[str, object] = {}
     for heading, (name, digits) in COLUMNS.items():
         value = row[name]
@@ -306,7 +308,7 @@ def _shown(row: dict[str, Any]) -> dict[str, object]:
 
 @contextmanager
 def _live(context: CliContext, tallies: list[Tally]) -> Iterator[None]:
-    """A small table on stderr that moves, if a person watches."""
+    """Show a live table on stderr if it is a terminal."""
     import sys
 
     if context.output.is_json or not sys.stderr.isatty():
@@ -325,7 +327,7 @@ def _live(context: CliContext, tallies: list[Tally]) -> Iterator[None]:
 
 
 def live_table(tallies: list[Tally]) -> Table:
-    """What is shown while a run goes on."""
+    """The table that is shown during a run."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -1,9 +1,9 @@
-"""``skylark broker``: a broker in the foreground, with the flags of Java's ``mqbroker``.
+"""``skylark broker``: runs a broker in the foreground, with the flags of Java's ``mqbroker``.
 
-On stdout there is one line, ``ready NAME=HOST:PORT``, once requests are answered and name servers
-that can be reached know it; whoever started the process may wait for it. Log lines go to stderr.
-SIGTERM and the interrupt key stop it in order, with exit code 0: it unregisters, answers what it
-has in hand, and brings everything to disk.
+The command prints one line to stdout, ``ready NAME=HOST:PORT``, as soon as the broker accepts
+requests and has registered with the name servers that can be reached; a parent process can wait
+for this line. Log lines go to stderr. SIGTERM and Ctrl-C stop the broker with exit code 0: it
+unregisters, completes the requests in progress, and flushes everything to disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from skylark.broker.config import BrokerConfig
 
-#: How long a name server that does not answer may hold up the line that says "ready".
+#: How long the ready line waits for name servers that do not respond.
 ANNOUNCED_TIMEOUT_S: Final = 3.0
 
 
@@ -34,7 +34,7 @@ ANNOUNCED_TIMEOUT_S: Final = 3.0
     "-n",
     "--namesrvAddr",
     "namesrv_addr",
-    help="Name servers, as host:port joined by ';'; wins over the file.",
+    help="Name servers, as host:port joined by ';'; overrides the file.",
 )
 @print_config_option
 @click.pass_obj
@@ -53,7 +53,7 @@ def command(
 def _load(
     config_file: Path | None, namesrv_addr: str | None
 ) -> tuple[BrokerConfig, dict[str, str]]:
-    """The settings, and the properties they were made of."""
+    """The settings, and the properties from which they were read."""
     import os
     import socket
 
@@ -88,7 +88,7 @@ async def _serve(config: BrokerConfig, given: dict[str, str], stop: asyncio.Even
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for one of several things, and give up the others."""
+    """Wait for the first of several coroutines, and cancel the others."""
     import asyncio
 
     tasks = [asyncio.ensure_future(each) for each in waits]

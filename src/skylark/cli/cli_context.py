@@ -1,4 +1,4 @@
-"""What the global options come to, handed to every command by ``@click.pass_obj``."""
+"""The values of the global options; commands receive them by ``@click.pass_obj``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from skylark.cli.output import Output
 
 @dataclass(frozen=True)
 class CliContext:
-    """The settings of one run of ``skylark``."""
+    """The global options of one run of ``skylark``."""
 
     output: Output
-    log_level: str | None  # None: not chosen by the user
+    log_level: str | None  # None: the user did not give one
     log_format: logs.LogFormat
     debug: bool
 
     def configure_logging(self, default_level: str) -> None:
-        """Set logging up; the user's ``--log-level`` wins over the command's ``default_level``."""
+        """Set up logging; ``--log-level`` overrides the command's ``default_level``."""
         logs.configure(self.log_level or default_level, self.log_format)

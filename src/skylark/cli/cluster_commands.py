@@ -1,7 +1,7 @@
-"""``skylark cluster``: the brokers of a running cluster, how their replicas stand, their settings.
+"""``skylark cluster``: brokers of a running cluster, the state of their replicas, their settings.
 
-Settings are shown and changed by their Java names, while servers run. Some of a broker's settings
-wait for its next start: it takes and saves them, and the command says so.
+Settings have their Java names and are shown and changed while servers run. Some settings of a
+broker take effect at its next start: the broker saves them, and the command prints a note.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import ask, confirm, key_value, note_failures, yes_option
+from skylark.cli.command_helpers import (
+    call_admin,
+    confirm,
+    key_value,
+    warn_about_failures,
+    yes_option,
+)
 from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
@@ -25,8 +31,8 @@ STATUS_COLUMNS = (
     "log_end", "lag_bytes", "slaves", "in_sync", "phase", "diverged",
 )  # fmt: skip
 CHOICES = (
-    "It may have the only copy of acknowledged messages. Choose: start it as the master; or begin"
-    " with an empty store there; or set haTruncateAhead=true to give up what its master lacks"
+    "It may have the only copy of acknowledged messages. Choose one: start it as the master; or"
+    " empty its store; or set haTruncateAhead=true to delete the messages that its master lacks"
 )
 
 cluster_option = click.option("--cluster", help="Only this cluster.  [default: all]")
@@ -51,13 +57,13 @@ def list_brokers(context: CliContext, namesrv: str | None, cluster: str | None) 
 @cluster_option
 @click.pass_obj
 def status(context: CliContext, namesrv: str | None, cluster: str | None) -> None:
-    """Show how far slaves are behind, and whether any has diverged from its master."""
+    """Show the replication lag of slaves, and which have diverged from their master."""
     report = _ask(namesrv, cluster)
     columns = (*STATUS_COLUMNS, "links") if context.output.is_json else STATUS_COLUMNS
     _show(context, columns, report)
     for broker in report.brokers:
         if broker.diverged is not None:
-            context.output.note(f"{broker.broker} {broker.id} has diverged. {CHOICES}")
+            context.output.info(f"{broker.broker} {broker.id} has diverged. {CHOICES}")
 
 
 def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationReport) -> None:
@@ -65,7 +71,7 @@ def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationRepo
 
     rows = (msgspec.to_builtins(broker) for broker in report.brokers)
     context.output.rows(columns, rows)
-    note_failures(context, report.failures)
+    warn_about_failures(context, report.failures)
 
 
 def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
@@ -74,10 +80,10 @@ def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
 
         return await replication_report(admin.stats, cluster)
 
-    return ask(namesrv, report)
+    return call_admin(namesrv, report)
 
 
-# ---- taking a broker out -------------------------------------------------------------------------
+# ---- draining a broker ---------------------------------------------------------------------------
 
 PERM_COLUMNS = ("name_server", "topics")
 
@@ -87,16 +93,19 @@ PERM_COLUMNS = ("name_server", "topics")
 @namesrv_option
 @click.pass_obj
 def wipe_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
-    """Have name servers tell producers to leave BROKER alone; readers go on.
+    """Stop producers from writing to BROKER; consumers go on reading.
 
-    So a broker is emptied before it is taken away. It holds until the broker is started again.
+    Use it to drain a broker before you remove it. The name servers keep the change until the
+    broker starts again.
     """
 
     async def wipe(admin: Admin) -> dict[str, int]:
         return await admin.settings.wipe_write_perm(broker)
 
-    _show_changed(context, ask(namesrv, wipe))
-    context.output.note(f"producers leave {broker} within 30 seconds, at their next look at routes")
+    _show_changed(context, call_admin(namesrv, wipe))
+    context.output.info(
+        f"producers stop using {broker} within 30 seconds, when they refresh their routes"
+    )
 
 
 @command.command("add-write-perm", epilog="Example: skylark cluster add-write-perm broker-b")
@@ -104,12 +113,12 @@ def wipe_write_perm(context: CliContext, broker: str, namesrv: str | None) -> No
 @namesrv_option
 @click.pass_obj
 def add_write_perm(context: CliContext, broker: str, namesrv: str | None) -> None:
-    """Have name servers tell producers to write to BROKER again."""
+    """Let producers write to BROKER again."""
 
     async def add(admin: Admin) -> dict[str, int]:
         return await admin.settings.add_write_perm(broker)
 
-    _show_changed(context, ask(namesrv, add))
+    _show_changed(context, call_admin(namesrv, add))
 
 
 def _show_changed(context: CliContext, topics: dict[str, int]) -> None:
@@ -121,7 +130,7 @@ def _show_changed(context: CliContext, topics: dict[str, int]) -> None:
 
 broker_option = click.option("--broker", help="Only this broker, by name or address.")
 name_servers_option = click.option(
-    "--name-servers", is_flag=True, help="The name servers instead of the brokers."
+    "--name-servers", is_flag=True, help="Settings of the name servers, not of the brokers."
 )
 
 
@@ -145,7 +154,7 @@ def get(
     broker: str | None,
     name_servers: bool,
 ) -> None:
-    """Show settings: those named, or all."""
+    """Show all settings, or those named."""
     report = _read(namesrv, cluster, broker, name_servers=name_servers)
     _require_known(report, keys)
     context.output.rows(
@@ -157,7 +166,7 @@ def get(
             if key in server.settings
         ),
     )
-    note_failures(context, report.failures)
+    warn_about_failures(context, report.failures)
 
 
 @config.command("set", epilog="Example: skylark cluster config set fileReservedTime=48 --yes")
@@ -177,7 +186,7 @@ def set_config(
     name_servers: bool,
     yes: bool,
 ) -> None:
-    """Change settings while servers run; shows first what they are now."""
+    """Change settings of running servers; shows the current values first."""
     wanted = dict(key_value(text, "KEY=VALUE") for text in changes)
     before = _read(namesrv, cluster, broker, name_servers=name_servers)
     _require_known(before, tuple(wanted))
@@ -195,17 +204,17 @@ def set_config(
             return await admin.settings.set_name_servers(wanted)
         return await admin.settings.set_brokers(wanted, cluster=cluster, broker=broker)
 
-    done = ask(namesrv, change)
+    done = call_admin(namesrv, change)
     if yes:
         context.output.rows(("server", "key", "old", "new"), rows)
-    context.output.note(f"changed on {', '.join(done)}")
+    context.output.info(f"changed on {', '.join(done)}")
     if not name_servers:
         from skylark.broker.live_settings import READ_AT_START
 
         if waiting := sorted(READ_AT_START & wanted.keys()):
-            context.output.note(
-                f"{', '.join(waiting)}: holds from the next start on, of brokers that have a"
-                " settings file; skylark up forgets it, and has --set"
+            context.output.info(
+                f"{', '.join(waiting)}: takes effect at the next start, on brokers with a settings"
+                " file; for brokers of skylark up, use its option --set"
             )
 
 
@@ -214,14 +223,16 @@ def _read(
 ) -> SettingsReport:
     """The settings of the servers that the options name."""
     if name_servers and (cluster, broker) != (None, None):
-        raise click.UsageError("--name-servers are in no cluster: leave out --cluster and --broker")
+        raise click.UsageError(
+            "name servers belong to no cluster: leave out --cluster and --broker"
+        )
 
     async def settings(admin: Admin) -> SettingsReport:
         if name_servers:
             return await admin.settings.name_servers()
         return await admin.settings.brokers(cluster=cluster, broker=broker)
 
-    return ask(namesrv, settings)
+    return call_admin(namesrv, settings)
 
 
 def _require_known(report: SettingsReport, keys: tuple[str, ...]) -> None:
@@ -234,5 +245,5 @@ def _require_known(report: SettingsReport, keys: tuple[str, ...]) -> None:
     for key in keys:
         if key not in known:
             close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "`skylark cluster config get` has all"
+            hint = f"did you mean {close[0]}?" if close else "skylark cluster config get lists all"
             raise NotFoundError(f"there is no setting {key}", hint=hint)

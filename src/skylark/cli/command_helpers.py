@@ -1,15 +1,15 @@
-"""What commands that ask a cluster share: the admin client, times, confirmation, names to complete.
+"""Helpers of commands that query a cluster: admin calls, times, confirmation, completion.
 
-A command hands :func:`ask` a function of the :class:`~skylark.admin.admin_client.Admin` and gets
-its result; connections are closed before it returns. Whatever goes wrong is raised, and becomes a
-sentence and an exit code in ``main.py``.
+A command passes :func:`call_admin` a function of the :class:`~skylark.admin.admin_client.Admin` and
+gets its result; connections are closed before it returns. Errors are raised; ``main.py`` turns them
+into a message and an exit code.
 
-**Times** on the command line are local unless they say otherwise: ``2026-11-01T08:00``,
-``2026-11-01T08:00+01:00``, a date alone, or so long ago: ``30m`` (:func:`moment`).
+**Times** on the command line are local unless they have an offset: ``2026-11-01T08:00``,
+``2026-11-01T08:00+01:00``, a date alone, or a duration before now: ``30m`` (:func:`parse_time`).
 
 **Completion.** TOPIC and GROUP arguments complete from the cluster that ``-n`` or the environment
-names, if it answers within :data:`COMPLETION_S`; a shell that waits would be worse than one that
-knows nothing. No error may escape there.
+names, if it responds within :data:`COMPLETION_S`; otherwise there are no completions, because a
+shell that hangs would be worse. Completion never raises.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _ENDS: dict[str, Literal["earliest", "latest"]] = {
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def ask(
+def call_admin(
     namesrv: str | None,
-    question: Callable[[Admin], Awaitable[T]],
+    operation: Callable[[Admin], Awaitable[T]],
     *,
     timeout_s: float | None = None,
 ) -> T:
-    """What ``question`` makes of an admin client of the cluster that ``-n`` names.
+    """Call ``operation`` with an admin client of the cluster that ``-n`` names; returns its result.
 
-    ``timeout_s``: what each request gets.
+    ``timeout_s``: timeout of each request.
     """
     import asyncio
 
@@ -57,65 +57,65 @@ def ask(
 
     async def run() -> T:
         async with Admin(client_options(namesrv), timeout=timeout_s or TIMEOUT_S) as admin:
-            return await question(admin)
+            return await operation(admin)
 
     return asyncio.run(run())
 
 
-def note_failures(context: CliContext, failures: Iterable[ServerFailure]) -> None:
-    """Say which servers did not answer; what the others said is shown nevertheless.
+def warn_about_failures(context: CliContext, failures: Iterable[ServerFailure]) -> None:
+    """Warn about servers that did not respond; the results of the others are shown anyway.
 
-    Programs are told as well: what they got is not all.
+    The warning is also printed with JSON output, because the result is incomplete.
     """
     for failure in failures:
         context.output.warn(f"{failure.server} at {failure.address}: {failure.problem}")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask a person, unless ``--yes`` was given; ends the command if the answer is no."""
+    """Ask for confirmation unless ``--yes`` was given; aborts the command if the answer is no."""
     if not yes:
         click.confirm(question, abort=True, err=True)
 
 
-def plain(value: Any) -> Any:
-    """A result as plain values for output: structs as objects with the names that Python has."""
+def to_plain(value: Any) -> Any:
+    """Convert a result to plain values for output; structs become dicts with their Python names."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: to_plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     return value
 
 
 # ---- options -------------------------------------------------------------------------------------
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 def key_value(text: str, option: str) -> tuple[str, str]:
-    """``KEY=VALUE``, both as they are."""
+    """Split ``KEY=VALUE``."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
     return key.strip(), value
 
 
-def moment(text: str, option: str) -> datetime:
-    """A time of the command line; see the module."""
+def parse_time(text: str, option: str) -> datetime:
+    """Parse a time of the command line; see the module docstring."""
     found = _time(text)
     if found is None:
         raise click.BadParameter(
-            f"{text!r} is not a time such as 2026-11-01T08:00, or so long ago, such as 30m",
+            f"{text!r} is neither a time such as 2026-11-01T08:00 nor a duration ago such as 30m",
             param_hint=option,
         )
     return found
 
 
-def place(text: str, option: str) -> Literal["earliest", "latest"] | datetime | int:
-    """Where in a queue: one of its ends, a time or an offset."""
+def parse_position(text: str, option: str) -> Literal["earliest", "latest"] | datetime | int:
+    """Parse a position in a queue: one of its ends, a time or an offset."""
     if text in _ENDS:
         return _ENDS[text]
     if text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX:
@@ -150,7 +150,7 @@ def duration_s(text: str, option: str) -> float:
 
 
 def _seconds(text: str, unit: str | None = None) -> float | None:
-    """A duration in seconds; ``unit`` is that of a number alone, which else is none."""
+    """Parse a duration; None if it is not valid. ``unit`` is the unit of a bare number."""
     import re
 
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d)?", text, re.ASCII)
@@ -159,7 +159,7 @@ def _seconds(text: str, unit: str | None = None) -> float | None:
     return float(found[1]) * _UNITS_S[found[2] or unit or ""]
 
 
-def shown_time(time_ms: int | None) -> str | None:
+def format_time(time_ms: int | None) -> str | None:
     """Milliseconds since 1970 as a local time with its offset, for output."""
     if time_ms is None:
         return None
@@ -172,12 +172,12 @@ def shown_time(time_ms: int | None) -> str | None:
 
 
 def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Topics of the cluster that begin so; none if it does not answer at once."""
+    """Topics with this prefix; none if the cluster does not respond at once."""
     return _complete(ctx, incomplete, lambda admin: admin.topics.names())
 
 
 def complete_groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Consumer groups of the cluster that begin so; none if it does not answer at once."""
+    """Consumer groups with this prefix; none if the cluster does not respond at once."""
 
     async def names(admin: Admin) -> list[str]:
         return [group.group for group in (await admin.groups.all()).groups]
@@ -193,13 +193,13 @@ def _complete(
     from skylark.core.clock import LoopClock
     from skylark.core.errors import SkylarkError
 
-    logging.disable(logging.CRITICAL)  # nothing may be written into the line that is completed
+    logging.disable(logging.CRITICAL)  # log lines would garble the line that is completed
 
     async def within_time(admin: Admin) -> list[str]:
         return await LoopClock().wait_for(names(admin), COMPLETION_S)
 
     try:
-        found = ask(ctx.params.get("namesrv"), within_time, timeout_s=COMPLETION_S)
+        found = call_admin(ctx.params.get("namesrv"), within_time, timeout_s=COMPLETION_S)
     except (SkylarkError, OSError, TimeoutError):
         return []
     finally:

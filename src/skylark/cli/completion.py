@@ -1,6 +1,6 @@
-"""``skylark completion``: the script that lets a shell complete commands, options, topics, groups.
+"""``skylark completion``: prints the script by which a shell completes ``skylark`` commands.
 
-Names of topics and groups come from the cluster if it answers at once
+It also completes names of topics and groups, if the cluster responds at once
 (:mod:`skylark.cli.command_helpers`).
 """
 
@@ -12,7 +12,7 @@ from skylark.cli.cli_context import CliContext
 
 PROGRAM = "skylark"
 VARIABLE = "_SKYLARK_COMPLETE"  # click's name for a program called skylark
-#: Where each shell looks.
+#: How to install the script in each shell.
 PLACES = {
     "bash": 'eval "$(skylark completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(skylark completion zsh)"   # in ~/.zshrc, after compinit',
@@ -24,7 +24,7 @@ PLACES = {
 @click.argument("shell", type=click.Choice(sorted(PLACES)))
 @click.pass_obj
 def command(context: CliContext, shell: str) -> None:
-    """Print the script that completes commands in a shell."""
+    """Print the shell completion script."""
     import sys
 
     from click.shell_completion import get_completion_class
@@ -34,7 +34,7 @@ def command(context: CliContext, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, shell
     script = found(cli, {}, PROGRAM, VARIABLE)
-    # Not source(): that of bash runs bash to see how old it is, and says so on stdout.
+    # Not source(): for bash it runs bash to find its version, and prints to stdout.
     click.echo(script.source_template % script.source_vars())
     if sys.stdout.isatty():
-        context.output.note(f"Use it so: {PLACES[shell]}")
+        context.output.info(f"To install it: {PLACES[shell]}")

@@ -1,21 +1,21 @@
-"""``skylark consume``: print the messages of a topic, those that are there and those that come.
+"""``skylark consume``: prints the stored and the new messages of a topic.
 
-Three ways to read, which leave different traces:
+There are three modes, which differ in what they commit:
 
 ================  ==============================================================================
-without a group   plain reading: nothing is registered or committed, every run sees everything
-``--group G``     a member of the group, which shares the queues with the others; what was
-                  printed is committed, and the next run goes on after it
-``--broadcast``   a member that reads all queues, whatever other members do; how far it came is
-                  kept in a file of this machine (``~/.rocketmq_offsets``)
+without a group   registers and commits nothing; every run sees all messages
+``--group G``     joins the group and shares the queues with its members; commits what it has
+                  printed, and the next run continues after it
+``--broadcast``   joins the group and reads all queues, independent of other members; its offsets
+                  are in a file on this machine (``~/.rocketmq_offsets``)
 ================  ==============================================================================
 
-Without a group the messages that are there come in the order in which they were stored, across
-queues (brokers' clocks permitting); later ones come as they arrive, in order within their queue.
-Following goes on through restarts of brokers and takes up queues that the topic gets.
+Without a group, stored messages are printed in the order of their store time over all queues (as
+far as the clocks of the brokers agree), new messages as they arrive, in order within their queue.
+With ``--follow`` the command survives restarts of brokers and reads queues that are added later.
 
-On stdout there is a line per message, in one of the forms of :mod:`skylark.cli.consume_print`.
-The interrupt key and SIGTERM end it in order, with exit code 0.
+It prints a line per message to stdout, in a format of :mod:`skylark.cli.consume_print`. Ctrl-C and
+SIGTERM end it with exit code 0.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import complete_groups, complete_topics, place
+from skylark.cli.command_helpers import complete_groups, complete_topics, parse_position
 from skylark.cli.consume_print import FORMS, Form, Printer
-from skylark.cli.exit_codes import explained
+from skylark.cli.exit_codes import translated_errors
 from skylark.cli.name_server_option import client_options, namesrv_option
 from skylark.cli.output import Output
 
@@ -54,18 +54,19 @@ SUSPEND_S = 15.0
 PULL_TIMEOUT_S = 30.0
 RETRY_S = 1.0
 TRIES_MAX = 10
-#: How often following looks for queues that the topic has got.
+#: How often --follow checks for new queues of the topic.
 ROUTE_INTERVAL_S = 10.0
-#: Lists of messages that wait to be printed.
+#: Pulled lists of messages that wait to be printed, at most.
 WAITING_MAX = 16
-#: A group shares its end with others: with --no-follow it is where so long nothing comes.
+#: A group member with --no-follow ends when it has got nothing for so long: other members may
+#: still hold queues, so there is no definite end.
 GROUP_IDLE_S = 2.0
 GROUP_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the options ask for."""
+    """The options of the command."""
 
     topic: str
     start: str | int | datetime  # earliest, latest, an offset or a time
@@ -85,31 +86,36 @@ class Wanted:
     "--from",
     "start",
     metavar="WHERE",
-    help="earliest, latest, a time (2026-11-01T08:00, local unless it says otherwise), so long ago"
-    " (30m) or an offset. With --group only where nothing is committed.  [default: earliest]",
+    help="Start position: earliest, latest, a time (2026-11-01T08:00, local unless it has an"
+    " offset), a duration ago (30m) or an offset. With --group, only for queues without a"
+    " committed offset.  [default: earliest]",
 )
-@click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this number of messages.")
 @click.option(
     "--follow/--no-follow",
     default=True,
     show_default=True,
-    help="Wait for further messages, or end with the last one that is there.",
+    help="Wait for new messages, or end after the last stored one.",
 )
 @click.option(
     "--group",
     shell_complete=complete_groups,
-    help="Consume as a member of this group, and commit what was printed.",
+    help="Consumer group to join; commits the offsets of printed messages.",
 )
-@click.option("--broadcast", is_flag=True, help="All queues for this member of --group.")
+@click.option(
+    "--broadcast", is_flag=True, help="With --group: read all queues, as a broadcast consumer."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(FORMS),
-    help="A line each in columns, as JSON, or the bare body.  [default: as --output says]",
+    help="Columns, JSON, or only the body, one line per message.  [default: from --output]",
 )
 @click.option("--tags", metavar="A||B", help="Only messages with one of these tags.")
 @click.option(
-    "--queue", metavar="[BROKER:]ID", help="Only this queue, of all brokers or of one; no --group."
+    "--queue",
+    metavar="[BROKER:]ID",
+    help="Only this queue, on all brokers or on one; not with --group.",
 )
 @click.pass_obj
 def command(
@@ -127,21 +133,27 @@ def command(
 ) -> None:
     """Print the messages of a topic.
 
-    Prints what is there and then what comes, until the interrupt key ends it. Without --group
-    nothing is left behind: other consumers do not notice.
+    Prints stored messages and then new ones, until Ctrl-C. Without --group it commits no offsets
+    and does not affect other consumers.
     """
     import asyncio
 
     if group is not None and queue is not None:
-        raise click.UsageError("a group shares its queues by itself: leave out --queue or --group")
+        raise click.UsageError(
+            "a group assigns queues to its members: leave out --queue or --group"
+        )
     if broadcast and group is None:
-        raise click.UsageError("--broadcast needs --group: its offsets are kept by group")
-    wanted = Wanted(topic, place(start or "earliest", "--from"), follow, tags, queue, broadcast)
+        raise click.UsageError("--broadcast needs --group: offsets are stored per group")
+    wanted = Wanted(
+        topic, parse_position(start or "earliest", "--from"), follow, tags, queue, broadcast
+    )
     if group is not None and isinstance(wanted.start, int):
-        raise click.UsageError("a group begins at earliest, latest or a time, not at an offset")
-    context.configure_logging("error")  # what matters of the client's warnings is an error here
+        raise click.UsageError("with --group, --from is earliest, latest or a time, not an offset")
+    context.configure_logging(
+        "error"
+    )  # the client's warnings that matter are errors of this command
     printer = Printer(context.output, topic, count, form)
-    with explained(topic):
+    with translated_errors(topic):
         options = client_options(namesrv)
         if group is None:
             asyncio.run(_until_signal(_consume_plain(printer, wanted, options)))
@@ -150,7 +162,7 @@ def command(
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; SIGTERM and the interrupt key end it in order, and well."""
+    """Run ``work`` until it ends; SIGTERM and Ctrl-C cancel it, which is not an error."""
     import asyncio
     import signal
     from contextlib import suppress
@@ -183,12 +195,12 @@ async def _consume_group(
     settled = asyncio.Event()
     consumer.subscribe(wanted.topic, wanted.tags, listener=lambda *shared: settled.set())
     async with consumer:
-        await consumer.fetch_queues(wanted.topic)  # a topic that does not exist is told at once
+        await consumer.fetch_queues(wanted.topic)  # raises at once if the topic does not exist
         if not wanted.follow:
             try:
                 await LoopClock().wait_for(settled.wait(), GROUP_SETTLE_S)
             except TimeoutError:
-                printer.output.note(f"group {group} has given us no queue yet")
+                printer.output.info(f"group {group} has not assigned a queue to this consumer yet")
         while not printer.is_done:
             messages = await consumer.poll(GROUP_IDLE_S)
             if messages:
@@ -197,13 +209,13 @@ async def _consume_group(
                 try:
                     await consumer.commit(shown)
                 except ClientError as error:  # another member has the queue, and shows them again
-                    printer.output.note(f"not committed: {error}")
+                    printer.output.info(f"not committed: {error}")
             elif not wanted.follow:
                 break
 
 
 def _group_start(start: str | int | datetime) -> LitePullKeywords:
-    """Settings that say where a group begins that has committed nothing."""
+    """Settings for the start position of a group without committed offsets."""
     from skylark.client.consumer.lite_pull.lite_pull_settings import (
         LitePullKeywords,
         LitePullSettings,
@@ -274,7 +286,7 @@ async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, B
 def _readers(
     instance: ClientInstance, link: BrokerConnections, wanted: Wanted, route: Route, output: Output
 ) -> list[_QueueReader]:
-    """A reader for each queue that is wanted."""
+    """A reader for each selected queue."""
     from skylark.client.consumer.subscription import make_subscription
 
     subscription = make_subscription(route.topic, wanted.tags, now_ms=link.clock.now_ms())
@@ -286,7 +298,7 @@ def _readers(
 
 
 class _QueueReader:
-    """Reads one queue: first what is there, then what comes."""
+    """Reads one queue: first the stored messages, then new ones."""
 
     def __init__(
         self,
@@ -297,7 +309,7 @@ class _QueueReader:
         subscription: Subscription,
         output: Output,
     ) -> None:
-        """``place`` is that of the queue in the route."""
+        """``place``: index of the queue in the route."""
         from skylark.client.consumer.pull_api import QueueAccess
         from skylark.core.names import TOOLS_GROUP
 
@@ -307,10 +319,10 @@ class _QueueReader:
         self._subscription = subscription
         self._access = QueueAccess(instance, link, TOOLS_GROUP)
         self._start = 0
-        self._end = 0  # what is there ends here, and what comes begins
+        self._end = 0  # stored messages end here, new ones begin
 
     async def place(self, start: str | int | datetime) -> None:
-        """Find out where to begin, and where what is there ends."""
+        """Determine the start offset and the end of the stored messages."""
         low = await self._access.min_offset(self.queue)
         self._end = await self._access.max_offset(self.queue)
         offset = low if start == "earliest" else self._end
@@ -322,42 +334,43 @@ class _QueueReader:
         self._start = max(low, min(offset, self._end))
 
     async def join(self, start: str | int | datetime, began: datetime) -> None:
-        """:meth:`place` for a queue found while following: all that is wanted counts as coming.
+        """Determine the start offset of a queue that was found later; all of it counts as new.
 
-        It may be new, or of a broker that was away. So the latest is what was stored since the
-        reading began, by the clocks of both machines.
+        The queue may be new, or its broker may have been unreachable. So ``latest`` means the
+        messages stored since this command started, as far as the clocks of both machines agree.
         """
         await self.place(began if start == "latest" else start)
         self._end = self._start
 
     async def stored(self) -> AsyncGenerator[MessageExt, None]:
-        """The messages that are there."""
+        """The stored messages."""
         offset = self._start
         while offset < self._end:
             messages, next_offset = await self._pull(offset, wait=False)
             for message in messages:
                 if message.queue_offset < self._end:
                     yield message
-            if next_offset <= offset:  # nothing is there any more: deleted, or made anew
-                self._output.note(f"{self.queue} ends at {offset}, before {self._end}")
+            if next_offset <= offset:  # no messages any more: topic deleted or created again
+                self._output.info(f"{self.queue} ends at {offset}, before {self._end}")
                 return
             offset = next_offset
 
     async def follow(self, arrived: asyncio.Queue[list[MessageExt] | Exception]) -> None:
-        """Put what comes into ``arrived``, and an error that will not pass."""
+        """Put new messages into ``arrived``, or an error that is not transient."""
         offset = self._end
         while True:
             try:
                 messages, offset = await self._pull(offset, wait=True)
-            except Exception as error:  # noqa: BLE001 - raised again by whoever takes it
+            except Exception as error:  # noqa: BLE001 - _following raises it
                 await arrived.put(error)
                 return
             if messages:
                 await arrived.put(messages)
 
     async def _pull(self, offset: int, *, wait: bool) -> tuple[list[MessageExt], int]:
-        """Messages, and where to go on; errors that may pass are waited out, those of following
-        for ever.
+        """Pull messages; returns them and the next offset.
+
+        Retries after transient errors, without limit if ``wait``.
         """
         from skylark.client.consumer.pull_api import PullTerms
         from skylark.client.errors import UndecodableError
@@ -371,12 +384,12 @@ class _QueueReader:
         suspend_s = SUSPEND_S if wait else 0.0
         terms = PullTerms(count_max=PULL_COUNT, suspend_s=suspend_s, timeout_s=PULL_TIMEOUT_S)
         tries_left = None if wait else TRIES_MAX
-        is_told = False
+        is_reported = False
         while True:
             try:
                 result, _ = await self._access.pull(self.queue, self._subscription, offset, terms)
             except UndecodableError as error:
-                self._output.note(f"{error}: passed over")
+                self._output.info(f"{error}: skipped")
                 return [], error.next_offset
             except (TopicNotExistError, NoPermissionError, SubscriptionGroupNotExistError):
                 raise
@@ -385,9 +398,9 @@ class _QueueReader:
                     tries_left -= 1
                     if not tries_left:
                         raise
-                if not is_told:
-                    is_told = True
-                    self._output.note(f"{self.queue} cannot be read for now: {error}")
+                if not is_reported:
+                    is_reported = True
+                    self._output.info(f"cannot read {self.queue}, retrying: {error}")
                 await self._link.clock.sleep(RETRY_S)
             else:
                 return result.messages, result.next_offset
@@ -396,7 +409,7 @@ class _QueueReader:
 async def _in_order(
     readers: list[_QueueReader],
 ) -> AsyncGenerator[MessageExt, None]:
-    """What is in the queues, in the order in which it was stored."""
+    """The stored messages of all queues, ordered by store time."""
     import asyncio
     import heapq
 
@@ -428,7 +441,7 @@ async def _following(
     readers: list[_QueueReader],
     output: Output,
 ) -> AsyncGenerator[list[MessageExt], None]:
-    """What comes, also into queues that the topic gets; raises what will not pass."""
+    """New messages, also of queues that are added; raises errors that are not transient."""
     import asyncio
 
     from skylark.client.consumer.range_reader import end_tasks
@@ -440,13 +453,13 @@ async def _following(
     known = {reader.queue for reader in readers}
     tasks = [loop.create_task(reader.follow(arrived)) for reader in readers]
 
-    async def look_for_queues() -> None:
+    async def find_new_queues() -> None:
         while True:
             await link.clock.sleep(ROUTE_INTERVAL_S)
             try:
                 route = await instance.refresh_route(topic)
             except SkylarkError as error:
-                log.debug("no route of %s for now: %s", topic, error)
+                log.debug("cannot refresh the route of %s, retrying: %s", topic, error)
                 continue
             for reader in _readers(instance, link, wanted, route, output) if route else ():
                 if reader.queue in known:
@@ -454,12 +467,12 @@ async def _following(
                 try:
                     await reader.join(wanted.start, began)
                 except SkylarkError as error:
-                    log.debug("%s cannot be joined for now: %s", reader.queue, error)
+                    log.debug("cannot start reading %s, retrying: %s", reader.queue, error)
                     continue
                 known.add(reader.queue)
                 tasks.append(loop.create_task(reader.follow(arrived)))
 
-    tasks.append(loop.create_task(look_for_queues()))
+    tasks.append(loop.create_task(find_new_queues()))
     try:
         while True:
             found = await arrived.get()

@@ -1,9 +1,9 @@
-"""The lines that ``skylark consume`` prints, one per message.
+"""Output formats of ``skylark consume``: one line per message.
 
 ========  ========================================================================================
-line      columns, in which nothing can move the cursor; a body that is no UTF-8 as base64
-json      an object; its body is text in ``body`` or, if it is no UTF-8, ``body_base64``
-body      the bytes of the body and a line feed: what ``skylark produce`` takes back
+line      columns; control characters are escaped, a body that is not UTF-8 is base64
+json      an object; the body is text in ``body`` or, if it is not UTF-8, in ``body_base64``
+body      the bytes of the body and a line feed, which ``skylark produce`` can read
 ========  ========================================================================================
 """
 
@@ -22,7 +22,7 @@ FORMS: tuple[Form, ...] = ("line", "json", "body")
 
 
 class Printer:
-    """Prints messages until there are enough of them."""
+    """Prints messages, up to a maximum count."""
 
     def __init__(
         self, output: Output, topic: str, count: int | None, form: Form | None = None
@@ -35,11 +35,11 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Whether there have been as many as were asked for."""
+        """Whether the maximum count has been printed."""
         return self._left == 0
 
     def show(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Print messages, as many as are still wanted; returns those that were printed."""
+        """Print messages up to the maximum count; returns the printed ones."""
         shown = messages if self._left is None else messages[: self._left]
         if self._form == "body":
             for message in shown:
@@ -53,7 +53,7 @@ class Printer:
         return shown
 
     def flush(self) -> None:
-        """Let the reader have what was printed."""
+        """Flush stdout."""
         sys.stdout.flush()
 
     def _json(self, message: MessageExt) -> str:

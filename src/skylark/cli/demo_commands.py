@@ -1,7 +1,7 @@
-"""``skylark demo``: the whole system at work in a minute, with an audit at the end.
+"""``skylark demo``: runs a sample application on all features in a minute, and audits its figures.
 
-Steps are told on stderr as they end; the tables, or one JSON object, are on stdout. The exit code
-is 1 if two numbers that have to be the same are not.
+Completed steps go to stderr; the tables, or one JSON object, go to stdout. The exit code is 1 if
+two figures that must be equal differ.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ FLOW_COLUMNS: Final = (
 
 
 @click.command("demo", epilog="Example: skylark demo --no-spark")
-@click.option("--no-spark", is_flag=True, help="Leave out the part that needs Spark and Java.")
+@click.option("--no-spark", is_flag=True, help="Skip the part that needs Spark and Java.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for all that is written; it stays.  [default: a temporary one]",
+    help="Folder for all files; it is kept.  [default: a temporary one]",
 )
 @click.pass_obj
 def command(context: CliContext, no_spark: bool, data: Path | None) -> None:
-    """Play a shop that uses everything, and check the numbers.
+    """Run a sample shop that uses all features, and check its figures.
 
     Starts servers on free ports, sends normal, ordered, delayed and transactional messages,
-    consumes them, lets one die and brings it back, and has Spark aggregate and archive them.
+    consumes them, redrives a dead letter, and aggregates and archives the messages with Spark.
     """
     import tempfile
 
     from skylark.demo.scenario import play
 
-    context.configure_logging("critical")  # what goes wrong on purpose is part of the play
+    context.configure_logging("critical")  # the demo causes failures on purpose
     with_spark = not no_spark and _has_spark(context.output)
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
@@ -51,13 +51,13 @@ def command(context: CliContext, no_spark: bool, data: Path | None) -> None:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-demo-")))
         folder = _empty_folder(data)
         outcome = play(
-            folder, _Teller(context.output), with_spark=with_spark, quiet=not context.debug
+            folder, _StepReporter(context.output), with_spark=with_spark, quiet=not context.debug
         )
     _show(context.output, outcome)
 
 
 def _has_spark(output: Output) -> bool:
-    """Whether the part with Spark can be played; raises ConfigError if only Java is missing."""
+    """Whether the Spark part can run; raises ConfigError if only Java is missing."""
     import os
     import sys
     from importlib.util import find_spec
@@ -66,14 +66,14 @@ def _has_spark(output: Output) -> bool:
     from skylark.spark.java import java_home
 
     if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
-        output.note(
-            f"Spark is not installed: the demo goes on without it. For all of it: {PIP_LINE}"
+        output.info(
+            f"Spark is not installed: the demo skips its part. To run all of it: {PIP_LINE}"
         )
         return False
     try:
         java_home(os.environ, Path(sys.prefix, "java"))
     except ConfigError as error:
-        hint = f"{error.hint}, or leave Spark out with --no-spark"
+        hint = f"{error.hint}, or skip Spark with --no-spark"
         raise ConfigError(error.message, hint=hint) from error
     return True
 
@@ -84,13 +84,13 @@ def _empty_folder(data: Path) -> Path:
     folder = data.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ConfigError(f"{data} is not empty", hint="the demo needs a folder of its own")
+        raise ConfigError(f"{data} is not empty", hint="the demo needs an empty folder")
     return folder
 
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the servers and removes the folder, as the interrupt key does."""
+    """Treat SIGTERM like Ctrl-C: stop the servers and remove the folder."""
     import signal
     import threading
 
@@ -107,8 +107,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Teller:
-    """Tells each step when it has ended; on a terminal, also what goes on."""
+class _StepReporter:
+    """Prints each completed step; on a terminal, also the current one."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -117,12 +117,12 @@ class _Teller:
     def step(self, title: str) -> Iterator[Callable[[str], None]]:
         from skylark.core.clock import SystemClock
 
-        clock, said = SystemClock(), [""]
+        clock, results = SystemClock(), [""]
         began = clock.monotonic()
         with self._output.progress(title):
-            yield said.append
+            yield results.append
         seconds = clock.monotonic() - began
-        self._output.note(f"{seconds:5.1f} s  {title:<38} {said[-1]}".rstrip())
+        self._output.info(f"{seconds:5.1f} s  {title:<38} {results[-1]}".rstrip())
 
 
 def _show(output: Output, outcome: Outcome) -> None:
@@ -140,7 +140,7 @@ def _show(output: Output, outcome: Outcome) -> None:
         output.gap()
         output.rows(("check", "expected", "found", "ok"), checks)
         output.gap()
-        output.note(f"{len(checks) - len(wrong)} of {len(checks)} checks, {outcome.seconds} s")
+        output.info(f"{len(checks) - len(wrong)} of {len(checks)} checks, {outcome.seconds} s")
     if wrong:
-        told = "; ".join(f"{it.check}: {it.found} instead of {it.expected}" for it in wrong)
-        raise click.ClickException(f"the numbers do not agree: {told}")
+        differences = "; ".join(f"{it.check}: {it.found} instead of {it.expected}" for it in wrong)
+        raise click.ClickException(f"the figures do not agree: {differences}")

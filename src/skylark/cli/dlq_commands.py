@@ -1,7 +1,7 @@
-"""``skylark dlq``: dead letters of consumer groups: list them, read them, send them again.
+"""``skylark dlq``: lists, shows and redrives the dead letters of consumer groups.
 
-``redrive`` can be repeated, after a crash too: no letter is sent twice, and a run goes on where the
-last one ended (:mod:`skylark.admin.redrive`). A run with a filter looks at all letters each time.
+``redrive`` can be repeated, also after a crash: it sends no dead letter twice and continues where
+the last run ended (:mod:`skylark.admin.redrive`). A run with a filter reads all dead letters again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
-    ask,
+    call_admin,
     confirm,
+    format_time,
     group_argument,
-    moment,
-    note_failures,
-    plain,
-    shown_time,
+    parse_time,
+    to_plain,
+    warn_about_failures,
     yes_option,
 )
 from skylark.cli.exit_codes import ExitCode
@@ -40,7 +40,7 @@ LETTER_COLUMNS = ("msg_id", "dead_letter_id", "topic", "outcome", "new_id", "pro
 
 @click.group("dlq")
 def command() -> None:
-    """List dead letters, and send them again."""
+    """List, show and redrive dead letters."""
 
 
 @command.command("list", epilog="Example: skylark dlq list")
@@ -48,7 +48,7 @@ def command() -> None:
 @click.pass_obj
 def list_groups(context: CliContext, namesrv: str | None) -> None:
     """List the groups that have dead letters."""
-    found = ask(namesrv, lambda admin: admin.dlq.all())
+    found = call_admin(namesrv, lambda admin: admin.dlq.all())
     context.output.rows(
         ("group", "letters", "pending", "last_died"),
         (
@@ -56,29 +56,29 @@ def list_groups(context: CliContext, namesrv: str | None) -> None:
                 "group": letters.group,
                 "letters": letters.count,
                 "pending": letters.pending,
-                "last_died": shown_time(letters.last_time_ms),
+                "last_died": format_time(letters.last_time_ms),
             }
             for letters in found
         ),
     )
     for letters in found:
-        note_failures(context, letters.failures)
+        warn_about_failures(context, letters.failures)
 
 
 @command.command("show", epilog="Example: skylark dlq show billing --limit 10")
 @group_argument
 @namesrv_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum number."
 )
 @click.pass_obj
 def show(context: CliContext, group: str, namesrv: str | None, limit: int) -> None:
-    """Show the dead letters of a group, the oldest first."""
+    """Show the dead letters of a group, oldest first."""
 
     async def letters(admin: Admin) -> list[MessageExt]:
         return [letter async for letter in admin.dlq.messages(group, limit=limit)]
 
-    context.output.rows(SHOW_COLUMNS, map(_row, ask(namesrv, letters)))
+    context.output.rows(SHOW_COLUMNS, map(_row, call_admin(namesrv, letters)))
 
 
 def _row(letter: MessageExt) -> dict[str, object]:
@@ -90,8 +90,8 @@ def _row(letter: MessageExt) -> dict[str, object]:
         "tag": letter.tag,
         "keys": letter.keys,
         "retries": letter.reconsume_times,
-        "born": shown_time(letter.record.born_timestamp),
-        "died": shown_time(letter.record.store_timestamp),
+        "born": format_time(letter.record.born_timestamp),
+        "died": format_time(letter.record.store_timestamp),
         "body": short_body(letter),
     }
 
@@ -99,22 +99,26 @@ def _row(letter: MessageExt) -> dict[str, object]:
 @command.command("redrive", epilog="Example: skylark dlq redrive billing --tag paid --dry-run")
 @group_argument
 @namesrv_option
-@click.option("--id", "ids", multiple=True, help="Only this letter (either id); repeatable.")
-@click.option("--tag", "tags", multiple=True, help="Only letters with this tag; repeatable.")
-@click.option("--key", "keys", multiple=True, help="Only letters with this key; repeatable.")
-@click.option("--since", metavar="TIME", help="Only those that died then or later.")
-@click.option("--until", metavar="TIME", help="Only those that died before.")
+@click.option("--id", "ids", multiple=True, help="Only this message (either id); repeatable.")
+@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable.")
+@click.option("--key", "keys", multiple=True, help="Only messages with this key; repeatable.")
+@click.option("--since", metavar="TIME", help="Only dead letters stored at this time or later.")
+@click.option("--until", metavar="TIME", help="Only dead letters stored before this time.")
 @click.option(
     "--to",
     type=click.Choice(["topic", "group"]),
     default="topic",
     show_default=True,
-    help="To the topic they came from, or only to this group, as retries.",
+    help="Send to the original topic (all its groups), or only to this group as retries.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Letters per second.")
-@click.option("--limit", type=click.IntRange(min=1), help="End after so many.")
-@click.option("--restart", is_flag=True, help="Look at all letters again, not only at new ones.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="End after this number of messages.")
+@click.option(
+    "--restart", is_flag=True, help="Start over with all dead letters, not only new ones."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @yes_option
 @click.pass_context
 def redrive(
@@ -133,26 +137,27 @@ def redrive(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Send dead letters again: all that no earlier run has sent, or some of them."""
+    """Send the dead letters of a group again, except those already sent by earlier runs."""
     context: CliContext = ctx.obj
     where = _filter(
         ids,
         tags,
         keys,
-        None if since is None else moment(since, "--since"),
-        None if until is None else moment(until, "--until"),
+        None if since is None else parse_time(since, "--since"),
+        None if until is None else parse_time(until, "--until"),
     )
-    letters = ask(namesrv, lambda admin: admin.dlq.of(group))
+    letters = call_admin(namesrv, lambda admin: admin.dlq.of(group))
     if not dry_run:
         count = letters.count if where or restart else letters.pending
-        confirm(f"Look at {count} dead letters of {group}, and send them again?", yes=yes)
+        what = "those that match" if where else "them"
+        confirm(f"Read {count} dead letters of {group} and send {what} again?", yes=yes)
     with context.output.progress(f"dead letters of {group}", letters.count) as step:
 
         def on_progress(progress: RedriveProgress) -> None:
             del progress
             step(1)
 
-        report = ask(
+        report = call_admin(
             namesrv,
             lambda admin: admin.dlq.redrive(
                 group,
@@ -161,7 +166,7 @@ def redrive(
                 dry_run=dry_run,
                 rate=rate,
                 limit=limit,
-                # A filter leaves letters out; they are behind the point that a run has come to.
+                # A filter skips dead letters, so the saved position does not say which were sent.
                 restart=restart or where is not None,
                 on_progress=on_progress,
             ),
@@ -178,7 +183,7 @@ def _filter(
     since: datetime | None,
     until: datetime | None,
 ) -> Callable[[MessageExt], bool] | None:
-    """What the options let through; None if they say nothing."""
+    """A filter made of the options; None if there are none."""
     if not ids and not tags and not keys and since is None and until is None:
         return None
     wanted = {each.upper() for each in ids}
@@ -199,7 +204,7 @@ def _show_report(context: CliContext, report: RedriveReport) -> None:
     import msgspec
 
     if context.output.is_json:
-        document = {**plain(report), "is_complete": report.is_complete}
+        document = {**to_plain(report), "is_complete": report.is_complete}
         context.output.record(document)
         return
     context.output.rows(LETTER_COLUMNS, map(msgspec.structs.asdict, report.letters))
@@ -214,4 +219,4 @@ def _show_report(context: CliContext, report: RedriveReport) -> None:
         }
     )
     if report.stopped is not None:
-        context.output.note(f"Given up: {report.stopped}. Run it again: it goes on from there")
+        context.output.info(f"Stopped: {report.stopped}. Run the command again to continue")

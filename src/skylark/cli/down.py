@@ -1,14 +1,13 @@
-"""``skylark down``: end what ``skylark up`` runs, wherever it was started.
+"""``skylark down``: stops a cluster that ``skylark up`` started, from any terminal.
 
-Without ``--data`` it is the cluster on the user's own data folder, or one that was started by
-``skylark up --ephemeral --detach``: these are found in the folder for temporary files, and only
-what is detached counts, for what is not has a terminal to be ended from. Where several run, the
-command says which, and ends none, unless ``--all`` is given.
+Without ``--data`` it looks for the cluster on the user's data folder, and for clusters of
+``skylark up --ephemeral --detach`` in the folder for temporary files; clusters that are not
+detached are ignored there, since they can be stopped from their terminal. If several run, the
+command lists them and stops none, unless ``--all`` is given.
 
-Only a process that holds the lock of its data folder is signalled
-(:mod:`skylark.launch.data_folder_lock`). It gets SIGTERM and time to bring everything to disk; it
-is never killed. (It kills a broker of ``--brokers`` or ``--replicas`` that has not stopped after 50
-s.)
+The command signals only a process that holds the lock of its data folder
+(:mod:`skylark.launch.data_folder_lock`). It sends SIGTERM, waits for the flush to disk, and never
+kills. (The supervisor itself kills a broker process that has not stopped after 50 s.)
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOOK_INTERVAL_S = 0.02
 
 
 class NothingRunsError(click.ClickException):
-    """There is nothing to end."""
+    """No cluster runs."""
 
     exit_code = ExitCode.NOT_FOUND
 
@@ -44,28 +43,28 @@ class NothingRunsError(click.ClickException):
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder that skylark up was given.  [default: the one that is found]",
+    help="Data folder of the cluster.  [default: the running one]",
 )
-@click.option("--all", "every", is_flag=True, help="End all that are found, if there are several.")
+@click.option("--all", "every", is_flag=True, help="Stop all clusters that are found.")
 @click.option(
-    "--timeout", metavar="TIME", default="60s", show_default=True, help="What the end may take."
+    "--timeout", metavar="TIME", default="60s", show_default=True, help="How long to wait."
 )
 @click.pass_context
 def command(ctx: click.Context, data: Path | None, every: bool, timeout: str) -> None:
-    """End what skylark up runs.
+    """Stop a cluster that skylark up started.
 
-    Exit code 0 if it has ended, 1 if it has not within the time, and 4 if nothing runs.
+    Exit code 0 if it has stopped, 1 if it has not within the timeout, and 4 if none runs.
     """
     if data is not None and every:
-        raise click.UsageError("--all looks for data folders by itself: leave out --data")
+        raise click.UsageError("--all finds the data folders: leave out --data")
     timeout_s = duration_s(timeout, "--timeout")
     context: CliContext = ctx.obj
     found = _find_in(data.absolute()) if data is not None else _find_all()
     try:
         if len(found) > 1 and not every:
             shown = ", ".join(f"--data {each.data}" for each in found)
-            raise click.UsageError(f"several run: choose one ({shown}) or give --all")
-        rows = asyncio.run(_end_all(found, timeout_s))
+            raise click.UsageError(f"several clusters run: choose one ({shown}) or give --all")
+        rows = asyncio.run(_stop_all(found, timeout_s))
     finally:
         for each in found:
             each.close()
@@ -84,7 +83,7 @@ def _find_in(data: Path) -> list[Supervisor]:
 
 
 def _find_all() -> list[Supervisor]:
-    """On the user's own folder, and what was detached on temporary ones."""
+    """Clusters on the user's data folder, and detached ones on temporary folders."""
     import tempfile
 
     from skylark.core.errors import SkylarkError
@@ -93,7 +92,7 @@ def _find_all() -> list[Supervisor]:
     own = user_data_folder().absolute()
     found = [supervisor] if (supervisor := Supervisor.find(own)) else []
     for path in sorted(Path(tempfile.gettempdir()).glob(f"skylark-*/{LOCK_NAME}")):
-        with suppress(OSError, SkylarkError):  # nobody's business
+        with suppress(OSError, SkylarkError):  # unreadable, or not a data folder
             if not _is_own(path.parent):
                 continue
             other = Supervisor.find(path.parent)
@@ -103,25 +102,25 @@ def _find_all() -> list[Supervisor]:
                 other.close()
     if not found:
         raise NothingRunsError(
-            f"no skylark up runs on {own}, nor detached on a temporary folder:"
-            " name its folder with --data if it has another"
+            f"no skylark up runs on {own}, and none detached on a temporary folder:"
+            " if it has another folder, give --data"
         )
     return found
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether this user made it: others may leave folders with such names there as well."""
+    """Whether the folder belongs to this user; in a shared folder others could make such names."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-async def _end_all(found: list[Supervisor], timeout_s: float) -> list[dict[str, object]]:
+async def _stop_all(found: list[Supervisor], timeout_s: float) -> list[dict[str, object]]:
     from skylark.core.clock import LoopClock
 
     clock = LoopClock()
     begun = clock.monotonic()
     for each in found:
-        with suppress(PermissionError):  # its row will say that it still runs
+        with suppress(PermissionError):  # its row then shows that it still runs
             each.terminate()
     rows: list[dict[str, object]] = []
     for each in found:
@@ -145,7 +144,7 @@ def _show(context: CliContext, rows: list[dict[str, object]]) -> None:
     for row in rows:
         what = f"skylark up on {row['data']} (process {row['pid']})"
         if row["stopped"]:
-            click.echo(f"{what} has ended, after {row['seconds']} s")
+            click.echo(f"{what} stopped after {row['seconds']} s")
         else:
             click.echo(
                 f"Error: {what} still runs after {row['seconds']} s; it was not killed", err=True

@@ -1,4 +1,4 @@
-"""Exit codes of ``skylark``, and the one place where an exception becomes one.
+"""Exit codes of ``skylark``, and the mapping from exceptions to them.
 
 ======  ===========  ====================================================================
 code    name         meaning
@@ -6,13 +6,13 @@ code    name         meaning
 0       OK           done
 1       FAILED       the command ran and failed
 2       USAGE        the command line or a setting is wrong; click uses the same code
-3       UNREACHABLE  no server answered
+3       UNREACHABLE  no server responded
 4       NOT_FOUND    the topic, group or message does not exist
-130     INTERRUPTED  the interrupt key, as shells report it
+130     INTERRUPTED  Ctrl-C, as shells report it
 ======  ===========  ====================================================================
 
-A user sees one sentence, never a traceback: :func:`sentence`. Commands that act as a client say in
-it what to do at the shell: :func:`explained`.
+Users see a message of one line, never a traceback (:func:`error_message`). Commands that use a
+client add what to do at the shell (:func:`translated_errors`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import click
 
 
 class ExitCode(IntEnum):
-    """What the process returns to its caller."""
+    """The exit code of the process."""
 
     OK = 0
     FAILED = 1
@@ -36,19 +36,19 @@ class ExitCode(IntEnum):
 
 
 class UnreachableError(click.ClickException):
-    """Nobody answers."""
+    """No server responds."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class TopicMissingError(click.ClickException):
-    """There is no such topic."""
+    """The topic does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 def exit_code(error: Exception) -> ExitCode:
-    """The code for an error that ended a command."""
+    """The exit code for an error that ended a command."""
     from skylark.admin.errors import NotFoundError
     from skylark.core import errors
     from skylark.core.names import IllegalNameError
@@ -56,10 +56,13 @@ def exit_code(error: Exception) -> ExitCode:
     # The first row that matches decides.
     table: tuple[tuple[type[Exception], ExitCode], ...] = (
         (errors.ConfigError, ExitCode.USAGE),
-        (errors.InvalidParameterError, ExitCode.USAGE),  # a name or number that cannot be
+        (errors.InvalidParameterError, ExitCode.USAGE),  # an invalid name or number
         (IllegalNameError, ExitCode.USAGE),
         (errors.SendTimeoutError, ExitCode.UNREACHABLE),
-        (errors.TooManyRequestsError, ExitCode.FAILED),  # refused by ourselves, not by the network
+        (
+            errors.TooManyRequestsError,
+            ExitCode.FAILED,
+        ),  # refused by this client, not by the network
         (errors.TransportError, ExitCode.UNREACHABLE),
         (NotFoundError, ExitCode.NOT_FOUND),
         (errors.TopicNotExistError, ExitCode.NOT_FOUND),
@@ -75,24 +78,24 @@ def exit_code(error: Exception) -> ExitCode:
     return ExitCode.FAILED
 
 
-def sentence(error: Exception) -> str:
-    """One line for a person."""
+def error_message(error: Exception) -> str:
+    """The message of an error, in one line."""
     from skylark.core.errors import BrokerError, SkylarkError
 
-    said = str(error)
+    message = str(error)
     if isinstance(error, BrokerError) and error.broker_address is not None:
-        # The text of the error is that of Java's client, for logs that are searched for it.
+        # str(error) has the format of Java's client, which people search logs for; too long here.
         hint = f": {error.hint}" if error.hint else ""
-        said = f"{error.remark} (said by {error.broker_address}){hint}"
-    text = " ".join(said.split())
+        message = f"{error.remark} (reported by {error.broker_address}){hint}"
+    text = " ".join(message.split())
     if isinstance(error, SkylarkError | OSError):
         return text or type(error).__name__
     return f"internal error, please report it: {type(error).__name__}: {text} (see --debug)"
 
 
 @contextmanager
-def explained(topic: str) -> Iterator[None]:
-    """Give errors of clients their exit code, and say what to do about them at the shell."""
+def translated_errors(topic: str) -> Iterator[None]:
+    """Turn errors of clients into CLI errors: with exit code, and what to do at the shell."""
     from skylark.core.errors import (
         NoNameServerError,
         NoRouteError,
@@ -105,11 +108,11 @@ def explained(topic: str) -> Iterator[None]:
     except NoNameServerError as error:
         then = " Start" if error.message.endswith("?") else "; start"
         raise UnreachableError(
-            f"{error.message}{then} one with skylark up, or say where it is with -n HOST:PORT"
+            f"{error.message}{then} one with skylark up, or give its address with -n HOST:PORT"
         ) from error
     except NoRouteError as error:
         raise TopicMissingError(
-            f"there is no topic {topic}, or none of its brokers runs:"
+            f"topic {topic} does not exist, or none of its brokers runs:"
             f" create it with skylark topic create {topic}"
         ) from error
     except SendFailedError as error:

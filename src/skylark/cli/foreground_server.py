@@ -1,10 +1,10 @@
-"""Run a server in the foreground until SIGTERM or the interrupt key asks it to stop.
+"""Runs a server in the foreground until SIGTERM, Ctrl-C or SIGHUP stops it.
 
-So does the end of its terminal (SIGHUP), unless it was told to ignore that: by ``nohup``, or by
-``skylark up --detach``.
+SIGHUP (the terminal was closed) is ignored if the process was started with it ignored: by
+``nohup`` or ``skylark up --detach``.
 
-A server that another ``skylark`` process watches tells that one, on stdout, what it failed of, and
-stops when that one is gone, which ends its stdin; see :mod:`skylark.launch.broker_process`.
+A server with a supervisor (:mod:`skylark.launch.broker_process`) prints the reason of a failure to
+stdout for the supervisor, and stops when its stdin ends, because then the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run ``serve``, which ends soon after its event is set, on the fastest loop there is."""
+    """Run ``serve`` on uvloop, or asyncio's loop; it must return soon after its event is set."""
     import asyncio
     import os
 
-    from skylark.cli.exit_codes import exit_code, sentence
+    from skylark.cli.exit_codes import error_message, exit_code
     from skylark.core.errors import TransportError
     from skylark.launch.broker_process import FAILED, SUPERVISED
     from skylark.store.owner_thread import share_interpreter
@@ -45,10 +45,10 @@ def run_server(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
             log.info("stopped")
     except Exception as error:
         if os.environ.get(SUPERVISED):
-            click.echo(f"{FAILED}{sentence(error)}")
+            click.echo(f"{FAILED}{error_message(error)}")
             raise click.exceptions.Exit(exit_code(error)) from error
         if isinstance(error, TransportError):
-            # The address cannot be listened on: a failure here, not an unreachable server.
+            # The address cannot be bound: a local failure, not an unreachable server.
             raise click.ClickException(str(error)) from error
         raise
 
@@ -68,9 +68,9 @@ async def _until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, Non
             loop.add_signal_handler(number, stop.set)
     if os.environ.get(SUPERVISED):
 
-        def supervisor_is_gone() -> None:
+        def supervisor_ended() -> None:
             loop.remove_reader(sys.stdin.fileno())
             stop.set()
 
-        loop.add_reader(sys.stdin.fileno(), supervisor_is_gone)  # nothing else ever comes there
+        loop.add_reader(sys.stdin.fileno(), supervisor_ended)  # the supervisor never writes to it
     await serve(stop)

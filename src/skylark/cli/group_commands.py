@@ -1,7 +1,7 @@
-"""``skylark group``: consumer groups of a running cluster: who they are, how far they are, moves.
+"""``skylark group``: consumer groups of a running cluster: members, lag, offset resets.
 
-A move (``reset-offset``, ``skip``) shows first, queue by queue, where the group stands and where it
-would go; ``--dry-run`` ends there, ``--yes`` goes on without asking.
+``reset-offset`` and ``skip`` first show, per queue, the current and the new offset; ``--dry-run``
+ends there, ``--yes`` continues without confirmation.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
-    ask,
+    call_admin,
     complete_topics,
     confirm,
+    format_time,
     group_argument,
-    note_failures,
-    place,
-    plain,
-    shown_time,
+    parse_position,
+    to_plain,
+    warn_about_failures,
     yes_option,
 )
 from skylark.cli.name_server_option import namesrv_option
@@ -37,26 +37,26 @@ QUEUE_COLUMNS = (
 )  # fmt: skip
 PLAN_COLUMNS = ("topic", "broker", "queue", "committed", "new_offset", "min", "max", "step")
 DONE_COLUMNS = ("topic", "broker", "queue", "old_offset", "offset")
-#: Groups whose members and lag are asked for at a time.
+#: Groups that are queried concurrently for members and lag.
 GROUPS_AT_ONCE = 8
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only show where it would go.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the new offsets.")
 
 
 @click.group("group")
 def command() -> None:
-    """List, describe, move and delete consumer groups."""
+    """List, describe, reset and delete consumer groups."""
 
 
-# ---- questions -----------------------------------------------------------------------------------
+# ---- queries -------------------------------------------------------------------------------------
 
 
 @command.command("list", epilog="Example: skylark group list")
 @namesrv_option
-@click.option("--all", "with_internal", is_flag=True, help="Also those of RocketMQ itself.")
+@click.option("--all", "with_internal", is_flag=True, help="Also the internal groups of RocketMQ.")
 @click.pass_obj
 def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -> None:
-    """List the groups, with members that are connected and messages that wait."""
+    """List the groups, with their connected members and lag."""
     from skylark.admin.errors import NotFoundError
     from skylark.admin.fan_out import few_at_a_time
     from skylark.admin.group_operations import Groups
@@ -67,9 +67,9 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
         async def row(group: GroupSummary) -> dict[str, object]:
             members = await groups.members(group.group)
             lag = None
-            with contextlib.suppress(NotFoundError):  # it has committed nothing
+            with contextlib.suppress(NotFoundError):  # no committed offsets
                 progress = await groups.progress(group.group)
-                if not progress.failures:  # of a part of the brokers it would be a wrong number
+                if not progress.failures:  # a lag without all brokers would be wrong
                     lag = progress.lag
             return {
                 "group": group.group,
@@ -82,9 +82,9 @@ def list_groups(context: CliContext, namesrv: str | None, with_internal: bool) -
         listing = await groups.all(with_internal=with_internal)
         return listing, await few_at_a_time(listing.groups, row, GROUPS_AT_ONCE)
 
-    listing, rows = ask(namesrv, listed)
+    listing, rows = call_admin(namesrv, listed)
     context.output.rows(LIST_COLUMNS, rows)
-    note_failures(context, listing.failures)
+    warn_about_failures(context, listing.failures)
 
 
 @command.command("describe", epilog="Example: skylark group describe billing --owners")
@@ -96,9 +96,9 @@ def describe(context: CliContext, group: str, namesrv: str | None, owners: bool)
     """Show lag per queue, members, subscriptions and settings of a group."""
     import msgspec
 
-    found = ask(namesrv, lambda admin: admin.groups.describe(group, with_owners=owners))
+    found = call_admin(namesrv, lambda admin: admin.groups.describe(group, with_owners=owners))
     if context.output.is_json:
-        document = {**plain(found), "lag": found.progress.lag}
+        document = {**to_plain(found), "lag": found.progress.lag}
         document["progress"]["queues"] = _queue_rows(found)
         context.output.record(document)
         return
@@ -129,11 +129,11 @@ def describe(context: CliContext, group: str, namesrv: str | None, owners: bool)
     )
     for conflict in members.conflicts:
         sides = " but ".join(side.expression or "nothing" for side in conflict.sides)
-        context.output.note(
-            f"Members subscribe differently to {conflict.topic}: {sides}. Messages are skipped;"
-            " give each application a group of its own"
+        context.output.info(
+            f"Members have different subscriptions to {conflict.topic}: {sides}. Messages are"
+            " skipped; use a separate group for each application"
         )
-    note_failures(context, found.failures)
+    warn_about_failures(context, found.failures)
 
 
 def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
@@ -145,16 +145,18 @@ def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
             "broker_offset": entry.broker_offset,
             "consumer_offset": entry.consumer_offset,
             "lag": entry.lag,
-            # Members that are gone have left what they had pulled to the others.
+            # Without members nothing is in flight: what they had pulled is delivered again.
             "in_flight": entry.in_flight if found.is_online else 0,
-            "consumed_up_to": shown_time(entry.last_time_ms),  # when the last one was stored
+            "consumed_up_to": format_time(
+                entry.last_time_ms
+            ),  # store time of the last consumed message
             "client_id": entry.client_id,
         }
         for entry in found.progress.queues
     ]
 
 
-# ---- moves ---------------------------------------------------------------------------------------
+# ---- offset resets -------------------------------------------------------------------------------
 
 
 @command.command(
@@ -169,7 +171,7 @@ def _queue_rows(found: GroupDescription) -> list[dict[str, object]]:
     "where",
     required=True,
     metavar="WHERE",
-    help="earliest, latest, an offset, a time (2026-11-01T08:00), or so long ago (30m).",
+    help="earliest, latest, an offset, a time (2026-11-01T08:00), or a duration ago (30m).",
 )
 @click.option("--broker", help="Only queues of this broker.")
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue.")
@@ -187,13 +189,13 @@ def reset_offset(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Send a group to other offsets of a topic; shows first where it would go."""
-    to = place(where, "--to")
-    plan = ask(
+    """Reset the offsets of a group in a topic; shows the new offsets first."""
+    to = parse_position(where, "--to")
+    plan = call_admin(
         namesrv,
         lambda admin: admin.offsets.plan_reset(group, topic, to, broker=broker, queue_id=queue_id),
     )
-    _carry_out(context, namesrv, [plan], dry_run=dry_run, yes=yes)
+    _apply_plans(context, namesrv, [plan], dry_run=dry_run, yes=yes)
 
 
 @command.command("skip", epilog="Example: skylark group skip billing orders --yes")
@@ -211,31 +213,33 @@ def skip(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Leave out all that waits: of one topic, or of all and of the retries."""
-    plans = ask(namesrv, lambda admin: admin.offsets.plan_skip(group, topic))
-    _carry_out(context, namesrv, plans, dry_run=dry_run, yes=yes)
+    """Skip the backlog of one topic, or of all topics and retries."""
+    plans = call_admin(namesrv, lambda admin: admin.offsets.plan_skip(group, topic))
+    _apply_plans(context, namesrv, plans, dry_run=dry_run, yes=yes)
 
 
-def _carry_out(
+def _apply_plans(
     context: CliContext, namesrv: str | None, plans: list[ResetPlan], *, dry_run: bool, yes: bool
 ) -> None:
-    """Show plans; unless that was all, ask and carry them out."""
+    """Show the plans; unless it is a dry run, ask for confirmation and apply them."""
     preview = [_plan_row(plan, number) for plan in plans for number in range(len(plan.queues))]
     if dry_run:
         context.output.rows(PLAN_COLUMNS, preview)
         return
-    if not context.output.is_json:  # a program gets one document: what came of it
+    if not context.output.is_json:  # JSON output is one document: the result
         context.output.rows(PLAN_COLUMNS, preview)
         context.output.gap()
     again = sum(max(0, -queue.step) for plan in plans for queue in plan.queues)
     left_out = sum(max(0, queue.step) for plan in plans for queue in plan.queues)
     group = plans[0].group
-    confirm(f"{group}: {again} messages come again, {left_out} are left out. Go on?", yes=yes)
+    confirm(
+        f"{group}: {again} messages will be consumed again, {left_out} skipped. Continue?", yes=yes
+    )
 
     async def apply(admin: Admin) -> list[GroupReset]:
         return [await admin.offsets.apply(plan) for plan in plans]
 
-    done = ask(namesrv, apply)
+    done = call_admin(namesrv, apply)
     context.output.rows(
         DONE_COLUMNS,
         (
@@ -251,7 +255,9 @@ def _carry_out(
         ),
     )
     if any(reset.by_members for reset in done):
-        context.output.note("the members were told; the offsets follow when they have jumped")
+        context.output.info(
+            "the brokers have notified the members; offsets change when the members have applied it"
+        )
 
 
 def _plan_row(plan: ResetPlan, number: int) -> dict[str, object]:
@@ -268,7 +274,7 @@ def _plan_row(plan: ResetPlan, number: int) -> dict[str, object]:
     }
 
 
-# ---- the end of a group --------------------------------------------------------------------------
+# ---- delete --------------------------------------------------------------------------------------
 
 
 @command.command("delete", epilog="Example: skylark group delete billing --yes")
@@ -281,14 +287,14 @@ def delete(
     context: CliContext, group: str, namesrv: str | None, keep_data: bool, yes: bool
 ) -> None:
     """Delete a group with its offsets, retries and dead letters."""
-    members = ask(namesrv, lambda admin: admin.groups.members(group)).members
+    members = call_admin(namesrv, lambda admin: admin.groups.members(group)).members
     if members:
-        context.output.note(
-            f"{len(members)} members are connected and will bring it back: stop them first"
+        context.output.info(
+            f"{len(members)} connected members would create the group again: stop them first"
         )
     what = "" if keep_data else " with its offsets, retries and dead letters"
-    confirm(f"Delete {group}{what}, for good?", yes=yes)
-    brokers = ask(namesrv, lambda admin: admin.groups.delete(group, with_data=not keep_data))
+    confirm(f"Delete {group}{what} permanently?", yes=yes)
+    brokers = call_admin(namesrv, lambda admin: admin.groups.delete(group, with_data=not keep_data))
     context.output.rows(
         ("group", "broker", "deleted"),
         ({"group": group, "broker": broker, "deleted": True} for broker in brokers),

@@ -1,12 +1,12 @@
 """The command ``skylark``: global options, lazily loaded subcommands, errors as exit codes.
 
-``skylark --help`` must be quick, so a subcommand's module is imported when the command is called
-or asked for its own help, not before. ``COMMANDS`` therefore holds the line of help as well; a
-test compares it with what the command says of itself. ``skylark job`` is such a group, too.
+``skylark --help`` must be fast, so the module of a subcommand is imported only when the command is
+called or its own help is shown. Therefore ``COMMANDS`` holds the short help as well; a test
+compares it with the help of the command. ``skylark job`` works the same way.
 
-A command takes the :class:`~skylark.cli.cli_context.CliContext` by ``@click.pass_obj``, imports
-what it needs inside its function, and raises. Turning errors into sentences and exit codes is done
-here, once (``exit_codes.py``); so is telling what to install where a package is missing.
+A command gets the :class:`~skylark.cli.cli_context.CliContext` by ``@click.pass_obj``, imports what
+it needs inside its function, and raises errors. This module turns errors into messages and exit
+codes (:mod:`skylark.cli.exit_codes`), and a missing package into a hint what to install.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.exit_codes import ExitCode, exit_code, sentence
+from skylark.cli.exit_codes import ExitCode, error_message, exit_code
 from skylark.cli.logging_setup import LEVELS, LogFormat
 from skylark.cli.output import Output, OutputFormat
 
 
 class LazyCommand(NamedTuple):
-    """A subcommand that is not imported yet."""
+    """A subcommand: where to import it from, and its short help."""
 
     target: str  # "skylark.cli.module:attribute"
     help: str
@@ -36,42 +36,42 @@ class LazyCommand(NamedTuple):
 COMMANDS: dict[str, LazyCommand] = {
     "apply": LazyCommand(
         "skylark.cli.apply_commands:command",
-        "Make topics and groups as a YAML file describes them.",
+        "Create, change and delete topics and groups as a YAML file describes them.",
     ),
     "bench": LazyCommand(
-        "skylark.cli.bench:command", "Measure a cluster: rate and latency of sending and consuming."
+        "skylark.cli.bench:command", "Measure the throughput and latency of sending and consuming."
     ),
     "broker": LazyCommand("skylark.cli.broker_commands:command", "Run a broker."),
     "cluster": LazyCommand(
         "skylark.cli.cluster_commands:command", "Show brokers, their replicas and settings."
     ),
     "completion": LazyCommand(
-        "skylark.cli.completion:command", "Print the script that completes commands in a shell."
+        "skylark.cli.completion:command", "Print the shell completion script."
     ),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
     "demo": LazyCommand(
         "skylark.cli.demo_commands:command",
-        "Play a shop that uses everything, and check the numbers.",
+        "Run a sample shop that uses all features, and check its figures.",
     ),
-    "dlq": LazyCommand(
-        "skylark.cli.dlq_commands:command", "List dead letters, and send them again."
-    ),
+    "dlq": LazyCommand("skylark.cli.dlq_commands:command", "List, show and redrive dead letters."),
     "doctor": LazyCommand(
-        "skylark.cli.doctor:command", "Check this machine and the cluster, and say what to fix."
+        "skylark.cli.doctor:command", "Check this machine and the cluster, and print what to fix."
     ),
-    "down": LazyCommand("skylark.cli.down:command", "End what skylark up runs."),
+    "down": LazyCommand("skylark.cli.down:command", "Stop a cluster that skylark up started."),
     "group": LazyCommand(
-        "skylark.cli.group_commands:command", "List, describe, move and delete consumer groups."
+        "skylark.cli.group_commands:command", "List, describe, reset and delete consumer groups."
     ),
     "job": LazyCommand("skylark.cli.job:command", "Run data jobs on Spark."),
     "message": LazyCommand(
         "skylark.cli.message_commands:command",
-        "Find messages, and why they were or were not consumed.",
+        "Find messages, and explain why they were or were not consumed.",
     ),
     "namesrv": LazyCommand("skylark.cli.namesrv_commands:command", "Run a name server."),
-    "ping": LazyCommand("skylark.cli.ping:command", "Ask whether name servers and brokers answer."),
+    "ping": LazyCommand(
+        "skylark.cli.ping:command", "Check whether name servers and brokers respond."
+    ),
     "pipeline": LazyCommand(
-        "skylark.cli.pipeline_commands:command", "Run pipelines that a file declares on Spark."
+        "skylark.cli.pipeline_commands:command", "Run the pipelines of a YAML file on Spark."
     ),
     "produce": LazyCommand("skylark.cli.produce:command", "Send messages to a topic."),
     "store": LazyCommand(
@@ -81,13 +81,14 @@ COMMANDS: dict[str, LazyCommand] = {
         "skylark.cli.topic_commands:command", "Create, list, describe, change and delete topics."
     ),
     "txn": LazyCommand(
-        "skylark.cli.txn_commands:command", "Watch and repair exactly-once sinks of Spark."
+        "skylark.cli.txn_commands:command",
+        "List, abandon and repair batches of exactly-once Spark sinks.",
     ),
-    "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers."),
+    "up": LazyCommand("skylark.cli.up:command", "Run a name server and brokers on this machine."),
 }
 
 
-#: The extra of this package that brings a module which is not always there.
+#: Optional module -> the extra of this package that installs it.
 EXTRAS: Final = {
     "google": "connect",
     "grpc": "connect",
@@ -100,7 +101,7 @@ EXTRAS: Final = {
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are named in a table, and imported when they are called."""
+    """A group whose subcommands are listed in a table and imported when they are called."""
 
     def __init__(self, *args: Any, table: Mapping[str, LazyCommand], **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -120,7 +121,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, which does not know what is in the table when it guesses a name."""
+        """Suggest similar names from the table too, which click does not know."""
         known = self.list_commands(ctx)
         close = get_close_matches(args[0], known, 1)
         if close and args[0] not in known and not ctx.resilient_parsing:
@@ -143,30 +144,31 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The command itself: every error ends here, as a sentence and an exit code."""
+    """The root command; turns every error into a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click's own, and `skylark ... | head`: click ends these quietly
+            raise  # click handles these, BrokenPipeError for `skylark ... | head`
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
         except ModuleNotFoundError as error:
-            _report(ctx, _explained(error))
-        except Exception as error:  # noqa: BLE001 - the boundary: every error ends as an exit code
+            _report(ctx, _with_install_hint(error))
+        except Exception as error:  # noqa: BLE001 - the boundary: every error becomes an exit code
             _report(ctx, error)
 
 
-def _explained(error: ModuleNotFoundError) -> Exception:
-    """What to install, if it is a module of an extra that is missing."""
+def _with_install_hint(error: ModuleNotFoundError) -> Exception:
+    """An error that says what to install, if the missing module belongs to an extra."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error
     from skylark.core.errors import ConfigError
 
     found = ConfigError(
-        f"there is no module {package}", hint=f"pip install 'skylark-mq[{EXTRAS[package]}]'"
+        f"the Python package {package} is not installed",
+        hint=f"pip install 'skylark-mq[{EXTRAS[package]}]'",
     )
     return found.with_traceback(error.__traceback__)
 
@@ -174,7 +176,7 @@ def _explained(error: ModuleNotFoundError) -> Exception:
 def _report(ctx: click.Context, error: Exception) -> NoReturn:
     if ctx.params["debug"]:
         traceback.print_exception(error)
-    click.echo(f"Error: {sentence(error)}", err=True)
+    click.echo(f"Error: {error_message(error)}", err=True)
     ctx.exit(exit_code(error))
 
 
@@ -187,21 +189,21 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="Form of the results.",
+    help="Output format.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),
-    help="Least important log lines to show.  [default: info for servers, otherwise warning]",
+    help="Minimum level of log lines.  [default: info for servers, otherwise warning]",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of the log lines on stderr.",
+    help="Format of log lines on stderr.",
 )
-@click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.option("--debug", is_flag=True, help="Print a traceback with an error.")
 @click.version_option(
     package_name="skylark-mq", prog_name="skylark", message="%(prog)s %(version)s"
 )
@@ -215,7 +217,7 @@ def cli(
 ) -> None:
     """Skylark: Apache RocketMQ in Python.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server reached, 4 not found.
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 server unreachable, 4 not found.
     """
     context = CliContext(
         output=Output(output_format, sys.stdout, sys.stderr),

@@ -1,7 +1,7 @@
-"""``skylark message``: find stored messages, and find out what became of one of them.
+"""``skylark message``: finds stored messages and explains their consumption.
 
-Ids of both kinds are taken: the one that a producer got, which is looked up in its topic (without
-``--topic`` in all topics), and the one that names the place in a broker's log.
+Commands accept both kinds of ids: the unique id that a producer gets, which is looked up in its
+topic (without ``--topic`` in all topics), and the offset message id, which names a log offset.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
-    ask,
+    call_admin,
     complete_groups,
     complete_topics,
-    moment,
-    note_failures,
-    plain,
+    parse_time,
+    to_plain,
     topic_argument,
+    warn_about_failures,
 )
 from skylark.cli.message_rows import QUERY_COLUMNS, query_row, show_message
 from skylark.cli.name_server_option import namesrv_option
@@ -30,25 +30,30 @@ if TYPE_CHECKING:
     from skylark.client.core.client_message import MessageExt
 
 topic_option = click.option(
-    "--topic", shell_complete=complete_topics, help="Its topic.  [default: look through all]"
+    "--topic", shell_complete=complete_topics, help="Topic of the message.  [default: search all]"
 )
 from_option = click.option(
-    "--from", "begin", metavar="TIME", help="Stored then or later: 2026-11-01T08:00, or 30m ago."
+    "--from",
+    "begin",
+    metavar="TIME",
+    help="Only stored at this time or later: 2026-11-01T08:00, or 30m (ago).",
 )
-to_option = click.option("--to", "end", metavar="TIME", help="Stored before.  [default: now]")
+to_option = click.option(
+    "--to", "end", metavar="TIME", help="Only stored before this time.  [default: now]"
+)
 
 
 @click.group("message")
 def command() -> None:
-    """Find messages, and why they were or were not consumed."""
+    """Find messages, and explain why they were or were not consumed."""
 
 
 @command.command("get", epilog="Example: skylark message get --key order-1 --topic orders")
 @click.argument("message_id", metavar="[ID]", required=False)
 @namesrv_option
 @topic_option
-@click.option("--key", help="A key of the message, instead of its id; needs --topic.")
-@click.option("--trace", is_flag=True, help="Also what producer and consumers told about it.")
+@click.option("--key", help="Key of the message, instead of its ID; needs --topic.")
+@click.option("--trace", is_flag=True, help="Also show the message trace.")
 @click.pass_obj
 def get(
     context: CliContext,
@@ -58,11 +63,11 @@ def get(
     key: str | None,
     trace: bool,
 ) -> None:
-    """Show a message by its id, or those with a key."""
+    """Show the message with an ID, or the messages with a key."""
     if (message_id is None) == (key is None):
         raise click.UsageError("give the ID of a message, or --key")
     if key is not None and topic is None:
-        raise click.UsageError("--key needs --topic: keys are looked up in one topic")
+        raise click.UsageError("--key needs --topic: the index is per topic")
 
     async def found(admin: Admin) -> list[tuple[MessageExt, MessageTrace | None]]:
         from skylark.admin.errors import NotFoundError
@@ -83,11 +88,11 @@ def get(
 
         try:
             return await admin.messages.trace(message.msg_id)
-        except NotFoundError as error:  # the message itself is there
-            context.output.note(str(error))
+        except NotFoundError as error:  # the message exists, its trace does not
+            context.output.info(str(error))
             return None
 
-    show_message(context.output, ask(namesrv, found))
+    show_message(context.output, call_admin(namesrv, found))
 
 
 @command.command("query", epilog="Example: skylark message query orders --from 30m --limit 20")
@@ -104,7 +109,7 @@ def get(
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="At most so many: the oldest, or with --key the newest.",
+    help="Maximum number: the oldest, or with --key the newest.",
 )
 @click.pass_obj
 def query(
@@ -119,11 +124,11 @@ def query(
     queue_id: int | None,
     limit: int,
 ) -> None:
-    """List the messages of a time, oldest first."""
+    """List the messages of a topic by store time, oldest first."""
     if key is not None and (tags, broker, queue_id) != (None, None, None):
-        raise click.UsageError("--key is looked up in the index: leave out --tags and queues")
-    since = 0 if begin is None else moment(begin, "--from")
-    until = None if end is None else moment(end, "--to")
+        raise click.UsageError("--key uses the index: leave out --tags, --broker and --queue")
+    since = 0 if begin is None else parse_time(begin, "--from")
+    until = None if end is None else parse_time(end, "--to")
 
     async def found(admin: Admin) -> list[MessageExt]:
         if key is not None:
@@ -134,10 +139,10 @@ def query(
         )
         return [message async for message in messages]
 
-    messages = ask(namesrv, found)
+    messages = call_admin(namesrv, found)
     context.output.rows(QUERY_COLUMNS, map(query_row, messages))
     if len(messages) == limit:
-        context.output.note(f"there may be more than {limit}: see --limit")
+        context.output.info(f"there may be more than {limit}: raise --limit")
 
 
 @command.command(
@@ -149,7 +154,7 @@ def query(
 @click.option(
     "--group",
     shell_complete=complete_groups,
-    help="For this group.  [default: for each that reads the topic]; without ID, the group itself.",
+    help="Only this group.  [default: all groups of the topic]",
 )
 @click.pass_obj
 def explain(
@@ -159,10 +164,10 @@ def explain(
     topic: str | None,
     group: str | None,
 ) -> None:
-    """Say why a message was or was not consumed.
+    """Explain why a message was or was not consumed.
 
-    One account, in the order in which a message goes its way: each check is ok, not, or unknown.
-    What is in the way comes with what to do about it. Without ID: why a group does not get on.
+    Checks each step from sending to consumption: ok, not, or unknown, and prints what to do about
+    a problem. Without ID: explains why a group makes no progress.
     """
     if message_id is None and group is None:
         raise click.UsageError("give the ID of a message, or --group, or both")
@@ -172,17 +177,17 @@ def explain(
             return [await admin.messages.explain_group(group or "", topic=topic)]
         return await admin.messages.explain(message_id, topic=topic, group=group)
 
-    found = ask(namesrv, accounts)
+    found = call_admin(namesrv, accounts)
     if context.output.is_json:
         columns = ("message_id", "topic", "group", "consumed", "verdict", "checks", "failures")
-        context.output.rows(columns, map(plain, found))
+        context.output.rows(columns, map(to_plain, found))
         return
     for number, account in enumerate(found):
         if number:
             context.output.gap()
         _show_account(context, account)
     silent = {failure.server: failure for account in found for failure in account.failures}
-    note_failures(context, silent.values())
+    warn_about_failures(context, silent.values())
 
 
 def _show_account(context: CliContext, account: Explanation) -> None:

@@ -1,11 +1,11 @@
-"""How stored messages are shown: a row in a list, or all there is about one."""
+"""Output of stored messages: as rows of a list, or with all fields."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from skylark.cli.command_helpers import plain, shown_time
+from skylark.cli.command_helpers import format_time, to_plain
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from skylark.client.core.client_message import MessageExt
 
 QUERY_COLUMNS = ("msg_id", "broker", "queue", "offset", "stored", "tag", "keys", "body")
-#: Characters of a body in a list.
+#: Maximum characters of a body in a list.
 BODY_SHOWN_MAX = 60
 
 
 def query_row(message: MessageExt) -> dict[str, object]:
-    """A message in a list."""
+    """The row of a message in a list."""
     return {
         "msg_id": message.msg_id,
         "broker": message.broker_name,
         "queue": message.queue_id,
         "offset": message.queue_offset,
-        "stored": shown_time(message.record.store_timestamp),
+        "stored": format_time(message.record.store_timestamp),
         "tag": message.tag,
         "keys": message.keys,
         "body": short_body(message),
@@ -32,7 +32,7 @@ def query_row(message: MessageExt) -> dict[str, object]:
 
 
 def short_body(message: MessageExt) -> str:
-    """The beginning of a body as text; of what is no text, its size."""
+    """The beginning of a body that is text, otherwise its size."""
     from skylark.admin.message_operations import view
 
     found = view(message, BODY_SHOWN_MAX * 4)
@@ -45,7 +45,7 @@ def short_body(message: MessageExt) -> str:
 def show_message(
     output: Output, messages: Sequence[tuple[MessageExt, MessageTrace | None]]
 ) -> None:
-    """All there is about messages, each with its trace if it was asked for."""
+    """Print messages with all fields, each with its trace if one is given."""
     import msgspec
 
     from skylark.admin.message_operations import view
@@ -56,13 +56,13 @@ def show_message(
         for name in ("born_time", "store_time"):
             time_ms = document.pop(f"{name}_ms")
             assert isinstance(time_ms, int)
-            document[name] = shown_time(time_ms)
+            document[name] = format_time(time_ms)
         if trace is not None:
-            document["trace"] = plain(trace)
+            document["trace"] = to_plain(trace)
         documents.append(document)
     if output.is_json:
         columns = dict.fromkeys(name for document in documents for name in document)
-        output.rows(tuple(columns), documents)  # not each has a trace
+        output.rows(tuple(columns), documents)  # some may have no trace
         return
     for number, document in enumerate(documents):
         if number:
@@ -85,7 +85,7 @@ def _show_trace(output: Output, trace: MessageTrace) -> None:
     rows: list[dict[str, object]] = [
         {
             "event": "sent",
-            "time": shown_time(sent.time_ms),
+            "time": format_time(sent.time_ms),
             "group": sent.group,
             "took_ms": sent.cost_ms,
             "success": sent.success,
@@ -95,7 +95,7 @@ def _show_trace(output: Output, trace: MessageTrace) -> None:
     rows += [
         {
             "event": f"transaction {end.state}",
-            "time": shown_time(end.time_ms),
+            "time": format_time(end.time_ms),
             "group": end.group,
             "took_ms": None,
             "success": True,
@@ -105,7 +105,7 @@ def _show_trace(output: Output, trace: MessageTrace) -> None:
     rows += [
         {
             "event": "delivered",
-            "time": shown_time(each.time_ms),
+            "time": format_time(each.time_ms),
             "group": each.group,
             "took_ms": None if each.after is None else each.after.cost_ms,
             "success": None if each.after is None else each.after.success,

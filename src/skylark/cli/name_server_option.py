@@ -1,6 +1,6 @@
-"""The option ``-n`` of every command that talks to a cluster, and what it means.
+"""The option ``-n`` of every command that connects to a cluster.
 
-Without it the environment is asked, then a name server on this machine is assumed
+Without it the address comes from the environment, else it is that of a name server on this machine
 (:func:`skylark.core.names.resolve_namesrv`).
 """
 
@@ -22,9 +22,9 @@ namesrv_option = click.option(
 
 
 def client_options(argument: str | None) -> ClientOptions:
-    """Options of a client of the cluster that ``-n`` names: addresses, or a URL with all it says.
+    """Client options for the cluster that ``-n`` names: addresses, or a URL with further options.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError if it is neither.
     """
     import os
 

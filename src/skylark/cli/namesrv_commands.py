@@ -1,8 +1,8 @@
-"""``skylark namesrv``: a name server in the foreground, with the flags of Java's ``mqnamesrv``.
+"""``skylark namesrv``: runs a name server in the foreground, with the flags of ``mqnamesrv``.
 
-On stdout there is one line, ``ready namesrv=HOST:PORT``, once requests are answered; whoever
-started the process may wait for it. Log lines go to stderr. SIGTERM and the interrupt key stop it
-in order, with exit code 0.
+The command prints one line to stdout, ``ready namesrv=HOST:PORT``, as soon as the server accepts
+requests; a parent process can wait for this line. Log lines go to stderr. SIGTERM and Ctrl-C stop
+the server with exit code 0.
 """
 
 from __future__ import annotations

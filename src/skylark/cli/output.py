@@ -1,16 +1,16 @@
-"""What commands print: one object that knows whether a person, a program or a pipe is reading.
+"""Output of commands: tables for terminals and pipes, or JSON.
 
 ================  ==================================================
 ``--output``      form
 ================  ==================================================
 table, terminal   a table with styles (rich)
-table, pipe       aligned plain text, no styles, never cut to a width
+table, pipe       aligned plain text, no styles, never truncated
 json              one JSON document
 ================  ==================================================
 
-Results go to stdout and everything said beside them (notes, progress) to stderr, so that a result
-can be piped. Values come from servers and messages: whatever is not printable is escaped, so that
-no name can move the cursor or break a line.
+Results go to stdout, notes and progress to stderr, so that results can be piped. Values come from
+servers and messages: characters that are not printable are escaped, so that no name can move the
+cursor or break a line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cell_text(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The JSON form of what ``json`` does not know by itself."""
+    """Convert values that ``json`` cannot encode."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, date):
@@ -62,7 +62,7 @@ def _plain(value: object) -> object:
 def _json_default(value: object) -> object:
     plain = _plain(value)
     if plain is value:
-        raise TypeError(f"no JSON form for {type(value).__name__}")
+        raise TypeError(f"cannot encode {type(value).__name__} as JSON")
     return plain
 
 
@@ -85,7 +85,7 @@ def _is_number(value: object) -> bool:
 
 
 class Output:
-    """Prints results and remarks of one command."""
+    """Prints the results and notes of one command."""
 
     def __init__(self, output_format: OutputFormat, stdout: TextIO, stderr: TextIO) -> None:
         self._format = output_format
@@ -94,11 +94,11 @@ class Output:
 
     @property
     def is_json(self) -> bool:
-        """Whether a program reads: then everything belongs into one document."""
+        """Whether the output is JSON: then a command prints one document."""
         return self._format == "json"
 
     def rows(self, columns: Sequence[str], rows: Iterable[Record]) -> None:
-        """Records of one kind: a table with ``columns``, or a JSON array of objects with them.
+        """Print records: a table with ``columns``, or a JSON array of objects with them.
 
         Column names are snake_case; a table shows ``queue_id`` as ``QUEUE ID``. A column whose
         values are all numbers is aligned to the right.
@@ -119,7 +119,7 @@ class Output:
             self._plain_table([headings, *cells], numeric)
 
     def record(self, record: Record) -> None:
-        """One record: a line per field, or a JSON object."""
+        """Print one record: a line per field, or a JSON object."""
         if self._format == "json":
             self._json(dict(record))
             return
@@ -128,25 +128,25 @@ class Output:
             self._stdout.write(f"{key}{' ' * (width - _width(key))}{_GAP}{cell_text(value)}\n")
 
     def gap(self) -> None:
-        """An empty line between two tables for a person."""
+        """Print an empty line between two tables; nothing with JSON output."""
         if self._format == "table":
             self._stdout.write("\n")
 
-    def note(self, text: str) -> None:
-        """A remark for a person, on stderr; programs that asked for JSON are not told."""
+    def info(self, text: str) -> None:
+        """Print a note on stderr; nothing with JSON output."""
         if self._format == "table":
             self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Something that must not be missed, on stderr, whatever the output is."""
-        self._stdout.flush()  # what was said before stands before it, also in one file
+        """Print a warning on stderr, also with JSON output."""
+        self._stdout.flush()  # keeps the order if both go to one file
         self._stderr.write(f"{cell_text(text)}\n")
 
     @contextmanager
     def progress(self, text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A progress bar on stderr; yields a function that moves it by a number of steps.
+        """A progress bar on stderr; yields a function that advances it by a number of steps.
 
-        Silent unless a person watches: stderr is a terminal and the output is not JSON.
+        Hidden if stderr is not a terminal or the output is JSON.
         """
         if self._format == "json" or not self._stderr.isatty():
             yield lambda steps: None

@@ -1,4 +1,4 @@
-"""``skylark ping``: whether name servers and brokers answer; the health check of containers."""
+"""``skylark ping``: checks that name servers and brokers respond; a health check for containers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import ask, duration_s
+from skylark.cli.command_helpers import call_admin, duration_s
 from skylark.cli.exit_codes import ExitCode
 from skylark.cli.name_server_option import namesrv_option
 
@@ -21,11 +21,11 @@ COLUMNS = ("server", "role", "address", "answer_ms", "problem")
 @click.command("ping", epilog="Example: skylark ping --timeout 2s || echo down")
 @namesrv_option
 @click.option(
-    "--timeout", metavar="TIME", default="3s", show_default=True, help="What each answer may take."
+    "--timeout", metavar="TIME", default="3s", show_default=True, help="Timeout of each request."
 )
-@click.option("--namesrv-only", is_flag=True, help="Only name servers; do not ask brokers.")
-@click.option("--broker", metavar="HOST:PORT", help="Only this broker; no name server is asked.")
-@click.option("-q", "--quiet", is_flag=True, help="No output, only the exit code.")
+@click.option("--namesrv-only", is_flag=True, help="Check only name servers, no brokers.")
+@click.option("--broker", metavar="HOST:PORT", help="Check only this broker, no name servers.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -35,14 +35,14 @@ def command(
     broker: str | None,
     quiet: bool,
 ) -> None:
-    """Ask whether name servers and brokers answer.
+    """Check whether name servers and brokers respond.
 
     Exit code 0 if all of them do, and 3 if one does not, or if no broker is registered.
     """
     if broker is not None and (namesrv is not None or namesrv_only):
-        raise click.UsageError("--broker asks no name server: leave out -n and --namesrv-only")
+        raise click.UsageError("--broker uses no name server: leave out -n and --namesrv-only")
     context: CliContext = ctx.obj
-    context.configure_logging("error")  # who does not answer is in the result
+    context.configure_logging("error")  # the result lists servers that do not respond
 
     async def check(admin: Admin) -> HealthReport:
         from skylark.admin.health import check_broker, check_health
@@ -54,8 +54,8 @@ def command(
 
     timeout_s = duration_s(timeout, "--timeout")
     if not timeout_s:
-        raise click.BadParameter("no answer takes no time", param_hint="--timeout")
-    report = ask(namesrv, check, timeout_s=timeout_s)
+        raise click.BadParameter("must be more than 0", param_hint="--timeout")
+    report = call_admin(namesrv, check, timeout_s=timeout_s)
     if not quiet:
         import msgspec
 
@@ -66,6 +66,8 @@ def command(
     elif not (report.has_name_servers if namesrv_only else report.is_healthy):
         if report.has_name_servers and not quiet:
             missing = [server.server for server in report.servers if server.answer_ms is None]
-            about = f"no answer from {', '.join(missing)}" if missing else "no broker is registered"
-            context.output.note(about)
+            about = (
+                f"no response from {', '.join(missing)}" if missing else "no broker is registered"
+            )
+            context.output.info(about)
         ctx.exit(ExitCode.UNREACHABLE)

@@ -1,8 +1,8 @@
-"""``skylark pipeline``: pipelines that a YAML file declares, run on Spark.
+"""``skylark pipeline``: runs the pipelines of a YAML file on Spark.
 
-What a file may say is in :mod:`skylark.spark.pipelines.pipeline_file`. ``status`` and ``reset``
-work without Spark, from checkpoints and brokers. ``check``, ``plan`` and ``run`` ask these first as
-well, so that most mistakes are told before a session starts.
+:mod:`skylark.spark.pipelines.pipeline_file` describes the file. ``status`` and ``reset`` read
+checkpoints and query brokers, without Spark. ``check``, ``plan`` and ``run`` do the same first, so
+that most mistakes are reported before a Spark session starts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @click.group("pipeline")
 def command() -> None:
-    """Run pipelines that a file declares on Spark."""
+    """Run the pipelines of a YAML file on Spark."""
 
 
 def file_and_names(decorated: Decorated) -> Decorated:
-    """The arguments ``FILE [NAME]...``: all pipelines of the file, or some."""
+    """Add the arguments ``FILE [NAME]...``: all pipelines of the file, or some."""
     names = click.argument("names", metavar="[NAME]...", nargs=-1)
     return click.argument("file", type=click.Path(path_type=Path))(names(decorated))
 
@@ -46,11 +46,11 @@ def file_and_names(decorated: Decorated) -> Decorated:
 @command.command("check", epilog="Example: skylark pipeline check orders.yaml --executors")
 @file_and_names
 @click.option(
-    "--executors", is_flag=True, help="Also connect to every broker, from one task per core."
+    "--executors", is_flag=True, help="Also test connections from executors to every broker."
 )
 @click.pass_obj
 def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bool) -> None:
-    """Say what is wrong with a file, its topics and its queries; no data is read."""
+    """Check a file, its topics and its queries; reads no data."""
     plans, problems = [], []
     with _planning(context, file, names) as (spark, document, starts):
         from skylark.spark.pipelines.pipeline_plan import make_plan
@@ -64,8 +64,8 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
     if problems:
         from skylark.cli.exit_codes import UnreachableError
 
-        raise UnreachableError(f"executors do not reach {'; '.join(problems)}")
-    context.output.note(f"{file.name} is fine")
+        raise UnreachableError(f"executors cannot reach {'; '.join(problems)}")
+    context.output.info(f"{file.name}: no problems found")
 
 
 def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeline]) -> list[str]:
@@ -85,7 +85,7 @@ def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeli
 @file_and_names
 @click.pass_obj
 def plan(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
-    """Show what pipelines would do, and the offsets that they would start from."""
+    """Show what pipelines would do, and their start offsets."""
     with _planning(context, file, names) as (spark, document, starts):
         from skylark.spark.pipelines.pipeline_plan import make_plan
 
@@ -146,7 +146,7 @@ def _planning(
 ) -> Iterator[tuple[Session, PipelineFile, list[tuple[Pipeline, Start]]]]:
     """Everything that needs no Spark is checked; then a session is there.
 
-    Only ``strict`` checks mind brokers that are away.
+    Unreachable brokers are an error only if ``strict``.
     """
     document = _load(file)
     from skylark.spark.pipelines.pipeline_plan import check_outside
@@ -166,13 +166,13 @@ def _planning(
 
 @command.command("run", epilog="Example: skylark pipeline run orders.yaml --available-now")
 @file_and_names
-@click.option("--available-now", is_flag=True, help="End when all that is there now is done.")
+@click.option("--available-now", is_flag=True, help="Process the messages stored now, then end.")
 @click.pass_obj
 def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: bool) -> None:
-    """Run the pipelines of a file, all or those that are named, in one session.
+    """Run the pipelines of a file, all or those named, in one Spark session.
 
-    SIGTERM and the interrupt key end the batch in hand; the next run goes on from there. The second
-    time they end everything at once.
+    SIGTERM and Ctrl-C stop it after the current batches; the next run continues there. A second
+    signal ends it at once.
     """
     import msgspec
 
@@ -193,7 +193,7 @@ def run(context: CliContext, file: Path, names: tuple[str, ...], available_now: 
 
 
 class _Bars:
-    """The bars of pipelines, as the run knows them."""
+    """The progress bars of pipelines, in the form that the runner expects."""
 
     def __init__(self, move: MoveBar) -> None:
         self._move = move
@@ -209,7 +209,7 @@ class _Bars:
 @file_and_names
 @click.pass_obj
 def status(context: CliContext, file: Path, names: tuple[str, ...]) -> None:
-    """Show how far pipelines are, from their checkpoints and the brokers; Spark is not started."""
+    """Show the progress of pipelines from their checkpoints and the brokers, without Spark."""
     from skylark.spark.pipelines.pipeline_status import pipeline_statuses
 
     document = _load(file)
@@ -266,11 +266,11 @@ def _queue_records(each: PipelineStatus) -> list[dict[str, object]]:
     "position",
     metavar="POSITION",
     required=True,
-    help="earliest, latest, group, a time ago (-2h), a time (2026-11-01T12:00:00Z), or offsets"
+    help="earliest, latest, group, a duration ago (-2h), a time (2026-11-01T12:00:00Z), or offsets"
     ' ({"topic": {"broker-a": {"0": 23}}}).',
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def reset(
     context: CliContext,
@@ -280,17 +280,19 @@ def reset(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Let pipelines begin somewhere else when they run the next time.
+    """Reset the start position of pipelines for their next run.
 
-    A new checkpoint folder is made, whose number is one higher; the old one stays as it is. Rows
-    that were written before stay too. Stop the pipelines first.
+    Creates a new checkpoint folder with the next number, and keeps the old one. Rows that were
+    already written stay. Stop the pipelines first.
     """
     from skylark.spark.pipelines.pipeline_reset import plan_reset, reset_position
 
     document = _load(file)
     wanted = reset_position(position)
     if not names and len(document.pipelines) > 1:
-        raise click.UsageError(f"{file.name} has several pipelines: name those to reset")
+        raise click.UsageError(
+            f"{file.name} has several pipelines: give the names of those to reset"
+        )
     with _connections():
         plans = [plan_reset(document, each, wanted) for each in document.chosen(names)]
         columns = ("pipeline", "topic", "broker", "queue", "old", "new", "end")
@@ -299,18 +301,18 @@ def reset(
             context.output.rows(columns, moves)
         for each in plans:
             for warning in each.warnings:
-                context.output.note(f"pipeline {each.pipeline.name}: {warning}")
+                context.output.info(f"pipeline {each.pipeline.name}: {warning}")
         if dry_run:
-            context.output.note("nothing was written")
+            context.output.info("dry run: nothing was written")
             return
         if not yes:
-            click.confirm("Begin there the next time?", abort=True, err=True)
+            click.confirm("Start there at the next run?", abort=True, err=True)
         folders = {each.pipeline.name: each.write() for each in plans}
     if context.output.is_json:
         rows = [{**move, "checkpoint": folders[str(move["pipeline"])]} for move in moves]
         context.output.rows((*columns, "checkpoint"), rows)
     for name, folder in folders.items():
-        context.output.note(f"pipeline {name} goes on with {folder}")
+        context.output.info(f"pipeline {name} continues with {folder}")
 
 
 def _moves(each: ResetPlan) -> list[dict[str, object]]:
@@ -341,7 +343,7 @@ def _load(file: Path) -> PipelineFile:
 
 @contextmanager
 def _connections() -> Iterator[None]:
-    """Close what is opened on the way."""
+    """Close the connections that were opened inside the block."""
     from skylark.spark.cluster_client import close_clusters
     from skylark.spark.sink.sink_client import close_clients
 

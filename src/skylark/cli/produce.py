@@ -1,16 +1,15 @@
-"""``skylark produce``: send messages from the command line, or one per line of the input.
+"""``skylark produce``: sends messages from the command line, or one per line of the input.
 
-Each message is answered by a line on stdout as soon as it is stored: id, broker, queue, offset and
-status, in columns or, with ``--output json``, as one JSON object per line. The input is sent in the
-pieces in which it arrives, so a person, a pipe that never ends and a large file are served alike,
-and memory stays small. With ``--shard`` messages are sent one after the other, because they all go
-to one queue and keep their order there; with ``--batch`` so many travel in one request, and are
-stored together or not at all; otherwise those of a piece are under way together. ``--rate`` makes
-the pieces small and spaces them.
+The command prints a line for each message as soon as it is stored: id, broker, queue, offset and
+status, in columns or, with ``--output json``, as one JSON object per line. It sends the input in
+the chunks in which it arrives, so interactive input, an endless pipe and a large file all work in
+little memory. With ``--shard`` messages are sent one after the other, because they all go to one
+queue and keep their order; with ``--batch`` each request has a number of messages, which are stored
+together or not at all; otherwise the messages of a chunk are sent concurrently. ``--rate`` makes
+the chunks small and spaces them.
 
-A message that fails does not undo the others: the rest of its piece is reported, then the command
-ends with the first error. What went wrong between us and the cluster is told with what to do about
-it (:func:`skylark.cli.exit_codes.explained`).
+If a message fails, the command prints the results of the rest of its chunk and then ends with the
+first error. Errors have a hint what to do (:func:`skylark.cli.exit_codes.translated_errors`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import complete_topics, duration_s, key_value
-from skylark.cli.exit_codes import explained
+from skylark.cli.exit_codes import translated_errors
 from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
@@ -39,20 +38,20 @@ if TYPE_CHECKING:
 
 GROUP = "skylark-produce"
 STDIN = "-"
-#: Messages under way together.
+#: Messages sent concurrently, at most.
 PIECE_COUNT_MAX = 1_000
 READ_SIZE = 1024 * 1024
-#: A line that is longer is no message: bodies end at 4 MiB, and base64 needs a third more.
+#: Longer lines are refused: bodies have at most 4 MiB, and base64 adds a third.
 LINE_SIZE_MAX = 8 * 1024 * 1024
-#: With --rate, so many pieces a second, if there are messages enough.
+#: With --rate: chunks per second, if there are enough messages.
 PIECES_PER_SECOND = 10
-#: From so many messages on a person who cannot see the results is shown progress.
+#: Show a progress bar from this number of messages on, if the results are redirected.
 LONG_COUNT = 1_000
 
 
 @dataclass
 class JsonLine:
-    """What a line of ``--jsonl`` may hold; one of the two bodies it must."""
+    """The fields of a line of ``--jsonl``; one of the two bodies is required."""
 
     body: str | None = None
     body_base64: bytes | None = None
@@ -63,7 +62,7 @@ class JsonLine:
 
 @dataclass(frozen=True)
 class Common:
-    """What the options say about every message."""
+    """The options that apply to every message."""
 
     topic: str
     tag: str | None
@@ -78,41 +77,48 @@ class Common:
 @click.argument("topic", shell_complete=complete_topics)
 @click.argument("bodies", metavar="[BODY]...", nargs=-1)
 @namesrv_option
-@click.option("--tag", help="Tag of the messages, which consumers can filter by.")
-@click.option("--key", "keys", multiple=True, help="A key to find them by; may be repeated.")
+@click.option("--tag", help="Tag of the messages, for filters of consumers.")
+@click.option("--key", "keys", multiple=True, help="Key to find the messages by; repeatable.")
 @click.option(
     "--property",
     "properties",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A property; may be repeated.",
+    help="Message property; repeatable.",
 )
-@click.option("--shard", metavar="KEY", help="Equal keys: the same queue, and in order.")
-@click.option("--delay", metavar="TIME", help="Deliver so much later: 500ms, 10s, 5m, 2h, 1d.")
+@click.option(
+    "--shard",
+    metavar="KEY",
+    help="Sharding key: messages with equal keys go to one queue, in order.",
+)
+@click.option("--delay", metavar="TIME", help="Delay of the delivery: 500ms, 10s, 5m, 2h, 1d.")
 @click.option(
     "--count",
     "repeats",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Send each message so many times.",
+    help="How many times to send each message.",
 )
 @click.option(
     "--jsonl",
     is_flag=True,
-    help="Lines are JSON objects: body or body_base64, and tag, keys, properties.",
+    help="Input lines are JSON objects: body or body_base64, and tag, keys, properties.",
 )
 @click.option(
     "--file",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the lines of this file instead of the input.",
+    help="Read the lines of this file instead of stdin.",
 )
 @click.option(
-    "--batch", "batch_size", type=click.IntRange(1, 1_000), help="So many in one request; no delay."
+    "--batch",
+    "batch_size",
+    type=click.IntRange(1, 1_000),
+    help="Messages per request; not with --delay or --shard.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages a second."
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."
 )
 @click.pass_obj
 def command(
@@ -133,8 +139,8 @@ def command(
 ) -> None:
     """Send messages to a topic.
 
-    Each BODY is a message. Without one, or with -, each line of the input or of --file is; empty
-    lines are passed over.
+    Each BODY is a message. Without BODY, or with -, each line of stdin or of --file is a message;
+    empty lines are skipped.
     """
     import asyncio
 
@@ -142,12 +148,12 @@ def command(
 
     reads_lines = bodies in ((), (STDIN,))
     if (jsonl or path is not None) and not reads_lines:
-        option = "--jsonl reads the input" if jsonl else "--file has the messages"
+        option = "--jsonl reads stdin" if jsonl else "--file has the messages"
         raise click.UsageError(f"{option}: leave out BODY")
     if batch_size is not None and (delay, shard) != (None, None):
-        raise click.UsageError("--batch goes to one queue at once: leave out --delay and --shard")
+        raise click.UsageError("--batch cannot be combined with --delay or --shard")
     common = Common(topic, tag, keys, dict(key_value(text, "--property") for text in properties))
-    sizes = Sizes(repeats, _piece_size(batch_size, rate))
+    sizes = Sizes(repeats, _chunk_size(batch_size, rate))
     make = _json_message if jsonl else _plain_message
     pieces = _piped(common, make, path, sizes) if reads_lines else _given(common, bodies, sizes)
     how = SendKeywords()
@@ -155,14 +161,16 @@ def command(
         how["shard"] = shard
     if delay is not None:
         how["delay"] = duration_s(delay, "--delay")
-    context.configure_logging("error")  # what matters of the client's warnings is an error here
+    context.configure_logging(
+        "error"
+    )  # the client's warnings that matter are errors of this command
     if reads_lines and path is None and sys.stdin.isatty():
-        context.output.note("Each line is a message; end with Ctrl-D.")
+        context.output.info("Each line is a message; end with Ctrl-D.")
     total = None if reads_lines else len(bodies) * repeats
-    # A bar and results on the same terminal would write over each other.
+    # A progress bar and results on the same terminal would overwrite each other.
     watched = not sys.stdout.isatty() and (total is None or total >= LONG_COUNT)
     with (
-        explained(topic),
+        translated_errors(topic),
         context.output.progress(f"sending to {topic}", total) if watched else nullcontext() as step,
     ):
         sending = _Sending(context.output.is_json, how, step or (lambda count: None))
@@ -172,8 +180,8 @@ def command(
         asyncio.run(sending.run(client_options(namesrv), pieces))
 
 
-def _piece_size(batch_size: int | None, rate: float | None) -> int:
-    """Messages that are under way together: whole batches, and with a rate only a few."""
+def _chunk_size(batch_size: int | None, rate: float | None) -> int:
+    """Messages sent concurrently: whole batches, and only a few with --rate."""
     size = PIECE_COUNT_MAX if rate is None else max(1, int(rate / PIECES_PER_SECOND))
     if batch_size is None:
         return min(size, PIECE_COUNT_MAX)
@@ -181,10 +189,10 @@ def _piece_size(batch_size: int | None, rate: float | None) -> int:
 
 
 class _Sending:
-    """Sends pieces of the input and prints what became of each message."""
+    """Sends chunks of the input and prints the result of each message."""
 
     def __init__(self, is_json: bool, how: SendKeywords, step: Callable[[int], None]) -> None:
-        self.batch_size = 0  # 0: each by itself
+        self.batch_size = 0  # 0: no batches
         self.rate: float | None = None
         self._is_json = is_json
         self._how = how
@@ -209,7 +217,7 @@ class _Sending:
                     raise error
 
     async def _send(self, producer: Producer, piece: list[Message]) -> BaseException | None:
-        """Send a piece and show the results, in its order; the first error."""
+        """Send a chunk and print the results in order; returns the first error."""
         import asyncio
 
         if "shard" in self._how:
@@ -255,12 +263,12 @@ class _Sending:
         )
 
 
-# ---- what to send --------------------------------------------------------------------------------
+# ---- the messages to send ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How often each message is sent, and how many are under way together."""
+    """How many times each message is sent, and how many are sent concurrently."""
 
     repeats: int
     piece_size: int
@@ -269,9 +277,9 @@ class Sizes:
 async def _given(
     common: Common, bodies: Iterable[str], sizes: Sizes
 ) -> AsyncIterator[list[Message]]:
-    """Messages from the command line; bytes that are no UTF-8 stay what they were."""
+    """Messages from the command line; bytes that are not UTF-8 are kept."""
     messages = [_plain_message(common, os.fsencode(body), 0) for body in bodies]
-    for piece in _pieces(messages, sizes):
+    for piece in _chunks(messages, sizes):
         yield piece
 
 
@@ -281,7 +289,7 @@ async def _piped(
     path: Path | None,
     sizes: Sizes,
 ) -> AsyncIterator[list[Message]]:
-    """Messages from the lines of a file or the input, in the pieces in which they arrive."""
+    """Messages from the lines of a file or stdin, in the chunks in which they arrive."""
     number = 0
     with nullcontext(sys.stdin) if path is None else path.open("rb") as source:
         async for lines in _lines(source.fileno()):
@@ -290,11 +298,11 @@ async def _piped(
                 number += 1
                 if line:
                     messages.append(make(common, line, number))
-            for piece in _pieces(messages, sizes):
+            for piece in _chunks(messages, sizes):
                 yield piece
 
 
-def _pieces(messages: list[Message], sizes: Sizes) -> Iterator[list[Message]]:
+def _chunks(messages: list[Message], sizes: Sizes) -> Iterator[list[Message]]:
     from itertools import chain, islice, repeat
 
     repeated = chain.from_iterable(repeat(message, sizes.repeats) for message in messages)
@@ -303,9 +311,9 @@ def _pieces(messages: list[Message], sizes: Sizes) -> Iterator[list[Message]]:
 
 
 async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """Complete lines of a file, as many as there are each time; the last may lack its end.
+    """Complete lines of a file, as many as are available each time; the last may lack its end.
 
-    Nothing waits in ``read``, where the interrupt key would not be heard.
+    It never blocks in ``read``, where Ctrl-C would have no effect.
     """
     rest = b""
     while True:
@@ -316,7 +324,7 @@ async def _lines(descriptor: int) -> AsyncIterator[list[bytes]]:
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > LINE_SIZE_MAX:
             raise click.ClickException(
-                f"a line of the input is longer than {LINE_SIZE_MAX} bytes: messages are smaller"
+                f"an input line is longer than {LINE_SIZE_MAX} bytes, too long for a message"
             )
         yield lines
     yield [rest]
@@ -326,12 +334,12 @@ async def _readable(descriptor: int) -> None:
     import asyncio
 
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return  # it never makes one wait, and macOS would wait for its growth
+        return  # a regular file never blocks, and macOS would wait until it grows
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(descriptor, ready.set)
-    except OSError:  # /dev/null, say
+    except OSError:  # for example /dev/null
         return
     try:
         await ready.wait()
@@ -349,7 +357,7 @@ def _plain_message(common: Common, body: bytes, number: int) -> Message:
 
 
 def _json_message(common: Common, line: bytes, number: int) -> Message:
-    """The message of a JSON line; what the line does not say the options do."""
+    """The message of a JSON line; missing fields come from the options."""
     import json
     from dataclasses import fields
 
@@ -359,25 +367,25 @@ def _json_message(common: Common, line: bytes, number: int) -> Message:
 
     try:
         found = json.loads(line)
-        said = msgspec.convert(found, JsonLine)
+        row = msgspec.convert(found, JsonLine)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise click.ClickException(f"line {number} of the input: {error}") from error
+        raise click.ClickException(f"input line {number}: {error}") from error
     known = [each.name for each in fields(JsonLine)]
     if unknown := sorted(found.keys() - set(known)):
         raise click.ClickException(
-            f"line {number} of the input: {unknown[0]!r} is none of {', '.join(known)}"
+            f"input line {number}: unknown key {unknown[0]!r}: known are {', '.join(known)}"
         )
-    if (said.body is None) == (said.body_base64 is None):
-        raise click.ClickException(f"line {number} of the input: give body or body_base64")
-    body = said.body_base64
-    if said.body is not None:
-        body = said.body.encode("utf-8", "surrogatepass")
+    if (row.body is None) == (row.body_base64 is None):
+        raise click.ClickException(f"input line {number}: give body or body_base64")
+    body = row.body_base64
+    if row.body is not None:
+        body = row.body.encode("utf-8", "surrogatepass")
     assert body is not None
-    keys = said.keys.split() if isinstance(said.keys, str) else said.keys
+    keys = row.keys.split() if isinstance(row.keys, str) else row.keys
     return Message(
         common.topic,
         body,
-        tag=said.tag if said.tag is not None else common.tag,
+        tag=row.tag if row.tag is not None else common.tag,
         keys=keys or common.keys,
-        properties={**common.properties, **said.properties},
+        properties={**common.properties, **row.properties},
     )

@@ -1,4 +1,4 @@
-"""What ``skylark broker`` and ``skylark namesrv`` share: the flags of Java, and what -p prints."""
+"""Options that ``skylark broker`` and ``skylark namesrv`` share, named as in Java."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ config_file_option = click.option(
     "--configFile",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings in Java's properties format; changes at run time are saved there.",
+    help="Settings in Java's properties format; the server saves changes there.",
 )
 print_config_option = click.option(
     "-p",
@@ -27,7 +27,7 @@ print_config_option = click.option(
 
 
 def show_settings(config: Config) -> None:
-    """Print all settings as a properties file has them."""
+    """Print all settings in Java's properties format."""
     from skylark.core.config import to_properties
 
     click.echo(to_properties(config), nl=False)

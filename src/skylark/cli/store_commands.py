@@ -1,14 +1,14 @@
-"""``skylark store``: look into the files of a message store, Skylark's or Apache's.
+"""``skylark store``: checks and dumps the files of a message store, Skylark's or Apache's.
 
-Nothing is changed. A store in use may be read, too; a line on stderr says that it is.
+It changes nothing. It can read a store in use, and then prints a note on stderr.
 
 =====  ===========================================================
 code   meaning
 =====  ===========================================================
-0      nothing found but notes; all was dumped
-1      findings; or the dump had to pass over bytes of the log
-2      the directory is no store, or a setting is wrong
-4      there is no such directory
+0      no findings except notes; everything was dumped
+1      findings; or the dump skipped bytes of the log that are not records
+2      the directory is not a store, or a setting is wrong
+4      the directory does not exist
 =====  ===========================================================
 """
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("severity", "kind", "file", "offset", "text")
 _SETTINGS_HELP = """\
-File sizes are guessed from the files. Where that fails, name the broker's settings: with -c its
-properties file, or single ones with --set, for example --set maxHashSlotNum=5000000.
+File sizes are derived from the files. Where that fails, give the broker's settings: its properties
+file with -c, or single ones with --set, for example --set maxHashSlotNum=5000000.
 """
 
 
@@ -52,14 +52,14 @@ def command() -> None:
 
 
 def _store_options(function: Any) -> Any:
-    """What all subcommands take: the directory and the settings of its broker."""
+    """Add the arguments of all subcommands: the directory and the settings of its broker."""
     for decorate in (
         click.option(
             "--set",
             "assignments",
             metavar="KEY=VALUE",
             multiple=True,
-            help="A setting of the broker by its Java name; may be repeated.",
+            help="Setting of the broker by its Java name; repeatable.",
         ),
         click.option(
             "-c",
@@ -85,8 +85,8 @@ def check(
 ) -> None:
     """Check every record, queue entry and index entry of a store.
 
-    DIR is what storePathRootDir names. Nothing is changed or locked, and a store in use may be
-    checked. Exit code 0: nothing but notes was found; 1: findings.
+    DIR is the folder that storePathRootDir names. The command changes and locks nothing; it can
+    check a store in use. Exit code 0: no findings except notes; 1: findings.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def check(
 
     config, sizes = _settings(directory, config_file, assignments)
     with (
-        _failing_well(directory),
+        _directory_errors(directory),
         context.output.progress(f"checking {directory}", total=1000) as advance,
     ):
         shown = 0
@@ -148,11 +148,11 @@ def _show(context: CliContext, report: CheckReport) -> None:
         click.echo()
         context.output.rows(_COLUMNS, findings)
     for kind, count in report.left_out.items():
-        context.output.note(f"and {count} more of the kind {kind}")
+        context.output.info(f"and {count} more findings of kind {kind}")
 
 
 def _plain(value: object, root: Path) -> object:
-    """Files relative to the store, severities by their word."""
+    """A finding with its file relative to the store, and its severity as a word."""
     import enum
 
     if isinstance(value, Path):
@@ -170,23 +170,19 @@ def _plain(value: object, root: Path) -> object:
     type=click.Choice(["records", "queues", "index"]),
     default="records",
     show_default=True,
-    help="The messages of the log, the entries of the queues, or those of the index.",
+    help="Messages of the log, entries of the consume queues, or entries of the index.",
 )
-@click.option("--topic", metavar="TOPIC", help="Only this topic; not for the index.")
-@click.option("--queue", "queue_id", type=int, help="Only the queue with this number.")
-@click.option(
-    "--from", "first", type=click.IntRange(min=0), default=0, help="Only from this queue offset on."
-)
-@click.option(
-    "--until", "end", type=click.IntRange(min=0), help="Only up to this queue offset, without it."
-)
+@click.option("--topic", metavar="TOPIC", help="Only this topic; not with --what index.")
+@click.option("--queue", "queue_id", type=int, help="Only this queue.")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First queue offset.")
+@click.option("--until", "end", type=click.IntRange(min=0), help="Queue offset to stop before.")
 @click.option(
     "--body",
     "body_form",
     type=click.Choice(["base64", "text", "none"]),
     default="base64",
     show_default=True,
-    help="Form of the bodies; compressed ones are inflated.",
+    help="Format of bodies; compressed ones are decompressed.",
 )
 @click.pass_obj
 def dump(
@@ -201,10 +197,10 @@ def dump(
     end: int | None,
     body_form: str,
 ) -> None:
-    """Print what a store holds, one JSON object per line.
+    """Print the content of a store, one JSON object per line.
 
-    DIR is what storePathRootDir names. Records come in the order of the log and do not need the
-    queues. Exit code 1: bytes of the log are no records and were passed over.
+    DIR is the folder that storePathRootDir names. Records are read from the log, in its order,
+    without the consume queues. Exit code 1: it skipped bytes of the log that are not records.
 
     \b
     Examples:
@@ -225,11 +221,13 @@ def dump(
     )
 
     if what == "index" and (topic is not None or queue_id is not None or first or end is not None):
-        raise click.UsageError("the index knows hashes of keys, and neither topics nor queues")
+        raise click.UsageError(
+            "the index has hashes of keys, but no topics or queues: leave out these options"
+        )
     config, sizes = _settings(directory, config_file, assignments)
     files = OsFileSystem()
     holes: list[Hole] = []
-    with _failing_well(directory):
+    with _directory_errors(directory):
         surveyed = survey(files, directory, sizes, log_path=_log_path(directory, config))
         if surveyed.state is State.IN_USE:
             click.echo(f"{directory} is in use: the newest items may be missing", err=True)
@@ -247,18 +245,18 @@ def dump(
         for item in items:
             output.write(encoder.encode(item) + b"\n")
         output.flush()
-    _tell_holes(holes)
+    _report_holes(holes)
 
 
 def _require_shape(surveyed: Survey) -> None:
     if surveyed.index_files and surveyed.index_shape is None:
         raise click.UsageError(
-            "nothing tells how many slots the index files have: give them with "
+            "cannot derive the number of slots of the index files: give "
             "--set maxHashSlotNum=N --set maxIndexNum=M"
         )
 
 
-def _tell_holes(holes: Sequence[Hole]) -> None:
+def _report_holes(holes: Sequence[Hole]) -> None:
     for hole in holes:
         fault = "" if hole.fault is None else hole.fault.value
         click.echo(f"no record at {hole.log_offset}: {fault}", err=True)
@@ -266,13 +264,13 @@ def _tell_holes(holes: Sequence[Hole]) -> None:
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
-# ---- both ----------------------------------------------------------------------------------------
+# ---- shared --------------------------------------------------------------------------------------
 
 
 def _settings(
     directory: Path, config_file: Path | None, assignments: Sequence[str]
 ) -> tuple[StoreConfig, FileSizes]:
-    """The broker's settings, and those of them that are file sizes and were really given."""
+    """The broker's settings, and the file sizes among them that were given explicitly."""
     from skylark.core.config import load, parse_properties, unknown_keys
     from skylark.store.config import StoreConfig
     from skylark.store.inspection.store_directory import FileSizes
@@ -302,7 +300,7 @@ def _settings(
 
 
 def _log_path(directory: Path, config: StoreConfig) -> Path | None:
-    """Where the log is if not in DIR; a copy of a store has it there, whatever the settings say."""
+    """The log folder if it is not in DIR; a copy of a store has it in DIR, despite the settings."""
     return None if (directory / "commitlog").is_dir() else config.store_path_commit_log
 
 
@@ -311,8 +309,8 @@ def _given(settings: dict[str, str], key: str, value: int) -> int | None:
 
 
 @contextmanager
-def _failing_well(directory: Path) -> Iterator[None]:
-    """Turn the two mistakes that a user can make with DIR into their exit codes."""
+def _directory_errors(directory: Path) -> Iterator[None]:
+    """Turn a DIR that is missing or not a store into an error with its exit code."""
     from skylark.store.errors import StoreFileError, StoreFileMissingError
     from skylark.store.inspection.store_directory import NotAStoreError
 
@@ -321,12 +319,14 @@ def _failing_well(directory: Path) -> Iterator[None]:
     except StoreFileMissingError as error:
         if error.path != directory:
             raise
-        raise _NotFoundError(f"there is no directory {directory}") from error
+        raise _NotFoundError(f"directory {directory} does not exist") from error
     except NotAStoreError as error:
-        # The folder of `skylark up` has a store for each broker.
+        # The data folder of `skylark up` contains a store per broker.
         below = sorted(str(log.parent) for log in directory.glob("*/commitlog"))
         if below:
-            raise _NotAStoreError(f"{directory} is no store, but has {', '.join(below)}") from error
+            raise _NotAStoreError(
+                f"{directory} is not a store, but contains {', '.join(below)}"
+            ) from error
         raise _NotAStoreError(str(error)) from error
     except StoreFileError as error:
         if error.path == directory and directory.is_file():

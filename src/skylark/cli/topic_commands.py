@@ -1,4 +1,4 @@
-"""``skylark topic``: create, list, describe, change and delete the topics of a running cluster."""
+"""``skylark topic``: creates, lists, describes, changes and deletes topics of a running cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import click
 
 from skylark.cli.cli_context import CliContext
 from skylark.cli.command_helpers import (
-    ask,
+    call_admin,
     confirm,
+    format_time,
     key_value,
-    note_failures,
-    plain,
-    shown_time,
+    to_plain,
     topic_argument,
+    warn_about_failures,
     yes_option,
 )
 from skylark.cli.name_server_option import namesrv_option
@@ -44,18 +44,24 @@ def command() -> None:
     type=QUEUE_COUNT,
     default=8,
     show_default=True,
-    help="Queues on each broker.",
+    help="Queues per broker.",
 )
-@click.option("--perm", type=PERM, default="rw", show_default=True, help="Read, write or both.")
+@click.option(
+    "--perm", type=PERM, default="rw", show_default=True, help="Permission: read, write or both."
+)
 @click.option("--cluster", help="Only on the brokers of this cluster.  [default: on all]")
 @broker_option
-@click.option("--order", is_flag=True, help="Messages with the same key keep their order.")
+@click.option(
+    "--order",
+    is_flag=True,
+    help="Mark the topic as ordered: messages with equal keys stay in order.",
+)
 @click.option(
     "--attribute",
     "attributes",
     metavar="KEY=VALUE",
     multiple=True,
-    help="For example message.type=FIFO; may be repeated.",
+    help="Attribute, for example message.type=FIFO; repeatable.",
 )
 @click.pass_obj
 def create(
@@ -69,10 +75,10 @@ def create(
     order: bool,
     attributes: tuple[str, ...],
 ) -> None:
-    """Create a topic; one that exists stays as it is."""
+    """Create a topic; an existing topic is not changed."""
     import msgspec
 
-    results = ask(
+    results = call_admin(
         namesrv,
         lambda admin: admin.topics.create(
             topic,
@@ -91,7 +97,7 @@ def create(
 @command.command("list", epilog="Example: skylark --output json topic list --all")
 @namesrv_option
 @click.option("--all", "with_internal", is_flag=True, help="Also system, retry and DLQ topics.")
-@click.option("--cluster", help="Only those of this cluster.")
+@click.option("--cluster", help="Only topics of this cluster.")
 @click.pass_obj
 def list_topics(
     context: CliContext, namesrv: str | None, with_internal: bool, cluster: str | None
@@ -99,7 +105,7 @@ def list_topics(
     """List the topics of the cluster."""
     import msgspec
 
-    topics = ask(
+    topics = call_admin(
         namesrv, lambda admin: admin.topics.all(with_internal=with_internal, cluster=cluster)
     )
     columns = ("topic", "brokers", "queue_count", "perm")
@@ -116,7 +122,7 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
     async def both(admin: Admin) -> tuple[TopicDescription, list[str]]:
         return await admin.topics.describe(topic), await admin.topics.groups(topic)
 
-    found, groups = ask(namesrv, both)
+    found, groups = call_admin(namesrv, both)
     queues = [
         {
             "broker": entry.queue.broker_name,
@@ -124,12 +130,12 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
             "min_offset": entry.min_offset,
             "max_offset": entry.max_offset,
             "messages": entry.count,
-            "last_stored": shown_time(entry.last_time_ms),
+            "last_stored": format_time(entry.last_time_ms),
         }
         for entry in found.queues
     ]
     if context.output.is_json:
-        document = {**plain(found), "queues": queues, "groups": groups}
+        document = {**to_plain(found), "queues": queues, "groups": groups}
         context.output.record(document)
         return
     columns = ("broker", "cluster", "read_queues", "write_queues", "perm", "order", "attributes")
@@ -154,7 +160,7 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
     )
     context.output.gap()
     context.output.record({"messages": found.message_count, "groups": groups})
-    note_failures(context, found.failures)
+    warn_about_failures(context, found.failures)
 
 
 @command.command("route", epilog="Example: skylark topic route orders")
@@ -162,10 +168,10 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
 @namesrv_option
 @click.pass_obj
 def route(context: CliContext, topic: str, namesrv: str | None) -> None:
-    """Show where clients find a topic, as the name server tells them."""
+    """Show the route of a topic that name servers give to clients."""
     from skylark.admin.topic_configs import format_perm
 
-    found = ask(namesrv, lambda admin: admin.topics.route(topic))
+    found = call_admin(namesrv, lambda admin: admin.topics.route(topic))
     brokers = {data.broker_name: data for data in found.broker_datas}
     columns = ("broker", "cluster", "addresses", "read_queues", "write_queues", "perm")
     rows = []
@@ -188,11 +194,13 @@ def route(context: CliContext, topic: str, namesrv: str | None) -> None:
 @command.command("set", epilog="Example: skylark topic set orders --perm r --queues 8")
 @topic_argument
 @namesrv_option
-@click.option("--queues", "queue_count", type=QUEUE_COUNT, help="Queues to read and to write.")
-@click.option("--read-queues", type=QUEUE_COUNT, help="Queues to read.")
-@click.option("--write-queues", type=QUEUE_COUNT, help="Queues to write.")
-@click.option("--perm", type=PERM, help="Read, write or both.")
-@click.option("--order/--no-order", default=None, help="Whether equal keys keep their order.")
+@click.option("--queues", "queue_count", type=QUEUE_COUNT, help="Read and write queues per broker.")
+@click.option("--read-queues", type=QUEUE_COUNT, help="Read queues per broker.")
+@click.option("--write-queues", type=QUEUE_COUNT, help="Write queues per broker.")
+@click.option("--perm", type=PERM, help="Permission: read, write or both.")
+@click.option(
+    "--order/--no-order", default=None, help="Whether messages with equal keys stay in order."
+)
 @click.option("--attribute", "attributes", metavar="KEY=VALUE", multiple=True, help="Set one.")
 @click.option("--remove-attribute", "removed", metavar="KEY", multiple=True, help="Remove one.")
 @cluster_option
@@ -212,18 +220,18 @@ def set_topic(
     cluster: str | None,
     broker: str | None,
 ) -> None:
-    """Change a topic; what is not named stays as it is.
+    """Change a topic; settings that are not given stay as they are.
 
-    To take queues away without losing what is in them: fewer --write-queues first, and fewer
-    --read-queues when they are read to the end.
+    To remove queues without losing messages, first lower --write-queues, and lower --read-queues
+    when consumers have read the removed queues to the end.
     """
     changes: dict[str, str | None] = {**dict(map(_attribute, attributes)), **dict.fromkeys(removed)}
     given = (queue_count, read_queues, write_queues, perm, order)
     if all(value is None for value in given) and not changes:
         raise click.UsageError("nothing to change: give --queues, --perm, --attribute, ...")
     if queue_count is not None and (read_queues, write_queues) != (None, None):
-        raise click.UsageError("--queues is both: leave out --read-queues and --write-queues")
-    results = ask(
+        raise click.UsageError("--queues sets both: leave out --read-queues and --write-queues")
+    results = call_admin(
         namesrv,
         lambda admin: admin.topics.update(
             topic,
@@ -262,11 +270,11 @@ def set_topic(
 def delete(
     context: CliContext, topic: str, namesrv: str | None, cluster: str | None, yes: bool
 ) -> None:
-    """Delete a topic with all that is in it."""
+    """Delete a topic with all its messages."""
     if not yes:
-        found = ask(namesrv, lambda admin: admin.topics.describe(topic))
-        confirm(f"Delete {topic} with {found.message_count} messages, for good?", yes=False)
-    brokers = ask(namesrv, lambda admin: admin.topics.delete(topic, cluster=cluster))
+        found = call_admin(namesrv, lambda admin: admin.topics.describe(topic))
+        confirm(f"Delete {topic} with {found.message_count} messages permanently?", yes=False)
+    brokers = call_admin(namesrv, lambda admin: admin.topics.delete(topic, cluster=cluster))
     context.output.rows(
         ("topic", "broker", "deleted"),
         ({"topic": topic, "broker": broker, "deleted": True} for broker in brokers),

@@ -1,4 +1,4 @@
-"""``skylark txn``: exactly-once sinks of Spark, as an operator deals with them."""
+"""``skylark txn``: lists, abandons and repairs batches of exactly-once Spark sinks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 @click.group("txn")
 def command() -> None:
-    """Watch and repair exactly-once sinks of Spark."""
+    """List, abandon and repair batches of exactly-once Spark sinks."""
 
 
 @command.command("list", epilog="Example: skylark txn list --all")
 @namesrv_option
-@click.option("--all", "with_done", is_flag=True, help="Also batches that are done or abandoned.")
+@click.option("--all", "with_done", is_flag=True, help="Also completed and abandoned batches.")
 @click.pass_obj
 def list_batches(context: CliContext, namesrv: str | None, with_done: bool) -> None:
-    """List the batches that are not done."""
+    """List the batches that are not completed."""
     from datetime import UTC, datetime
 
     from skylark.spark.exactly_once import txn_admin
@@ -58,9 +58,9 @@ def list_batches(context: CliContext, namesrv: str | None, with_done: bool) -> N
 @namesrv_option
 @click.pass_obj
 def resolver(context: CliContext, namesrv: str | None) -> None:
-    """Answer brokers that ask about undecided rows, until stopped.
+    """Run a resolver, which answers check-backs of brokers about undecided rows, until stopped.
 
-    `skylark up` does this by itself; Apache brokers need it as a process of its own.
+    `skylark up` includes a resolver; Apache brokers need it as a separate process.
     """
     from skylark.cli.name_server_option import client_options
 
@@ -92,18 +92,18 @@ async def _resolve(options: ClientOptions, stop: asyncio.Event) -> None:
 @command.command("abandon", epilog="Example: skylark txn abandon 5f3c... --yes")
 @click.argument("sink")
 @namesrv_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> None:
-    """Give up the undecided rows of a sink whose driver never comes back.
+    """Roll back the undecided rows of a sink whose driver will not run again.
 
-    SINK is the id of a streaming query, or the txnId of a batch write. Its query can go on only
-    with a new checkpoint.
+    SINK is the id of a streaming query, or the txnId of a batch write. Its query can run again
+    only with a new checkpoint.
     """
     from skylark.spark.exactly_once import txn_admin
 
     if not yes:
-        click.confirm(f"Roll back all undecided rows of {sink}, for good?", abort=True, err=True)
+        click.confirm(f"Roll back all undecided rows of {sink} permanently?", abort=True, err=True)
     record = _run(namesrv, lambda client: txn_admin.abandon(client, sink))
     context.output.record({"sink": record.sink, "batch": record.batch, "state": "abandoned"})
 
@@ -113,9 +113,9 @@ def abandon(context: CliContext, sink: str, namesrv: str | None, yes: bool) -> N
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @click.pass_obj
 def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
-    """Bring rows back that were decided, and that brokers gave up asking about.
+    """Make brokers check decided rows again after they gave up their check-backs.
 
-    They become visible when a resolver has answered.
+    The rows become visible when a resolver has answered.
     """
     import msgspec
 

@@ -1,11 +1,12 @@
-"""``skylark up``: name server and brokers from one command, in the foreground or behind it.
+"""``skylark up``: runs a name server and brokers, in the foreground or in the background.
 
-On stdout there is one line, ``ready namesrv=HOST:PORT broker-a=HOST:PORT ...``, once clients can
-work. Remarks and log lines go to stderr. SIGTERM and the interrupt key stop everything in order,
-with exit code 0; a broker in a process of its own that dies is started again.
+The command prints one line to stdout, ``ready namesrv=HOST:PORT broker-a=HOST:PORT ...``, as soon
+as clients can connect. Notes and log lines go to stderr. SIGTERM and Ctrl-C stop all servers with
+exit code 0. A broker in its own process is started again if it dies.
 
-With ``--detach`` the command ends when the cluster is ready, or with the sentence and the exit code
-of what kept it from that; log lines go to ``up.log`` in the data folder. ``skylark down`` ends it.
+With ``--detach`` the command ends when the cluster is ready, or with the message and the exit code
+of the error that prevented it; log lines go to ``up.log`` in the data folder. ``skylark down``
+stops the cluster.
 """
 
 from __future__ import annotations
@@ -39,18 +40,16 @@ PORT = click.IntRange(0, 65_535)
     "--store",
     "data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for all data.  [default: skylark in the user's data folder]",
+    help="Data folder.  [default: skylark in the user's data folder]",
 )
-@click.option(
-    "--ephemeral", is_flag=True, help="Keep the data in a temporary folder, and only until the end."
-)
+@click.option("--ephemeral", is_flag=True, help="Use a temporary data folder, deleted at the end.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--namesrv-port",
     type=PORT,
     default=9876,
     show_default=True,
-    help="Port of the name server; 0 draws a free one.",
+    help="Port of the name server; 0 chooses a free one.",
 )
 @click.option(
     "--broker-port",
@@ -59,12 +58,12 @@ PORT = click.IntRange(0, 65_535)
     type=PORT,
     default=10_911,
     show_default=True,
-    help="Port of the first broker, 20 more for each further one; 0 draws free ones.",
+    help="Port of the first broker, plus 20 for each further one; 0 chooses free ones.",
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65_535),
-    help="Serve metrics to Prometheus: port of the first broker, one more for each further one.",
+    help="Serve Prometheus metrics: port of the first broker, plus 1 for each further one.",
 )
 @click.option(
     "--brokers",
@@ -72,7 +71,7 @@ PORT = click.IntRange(0, 65_535)
     type=click.IntRange(1, 26),
     default=1,
     show_default=True,
-    help="Number of brokers; several get a process each.",
+    help="Number of brokers; more than one run in a process each.",
 )
 @click.option(
     "--replicas",
@@ -80,32 +79,32 @@ PORT = click.IntRange(0, 65_535)
     type=click.IntRange(0, 4),
     default=0,
     show_default=True,
-    help="Slaves of each broker, in processes of their own, on ports 4, 8, ... above it.",
+    help="Slaves per broker, in a process each, on ports 4, 8, ... above its own.",
 )
 @click.option(
     "--sync",
     is_flag=True,
-    help="Acknowledge a message when all replicas have it; with --replicas.",
+    help="Acknowledge messages after all replicas have them; needs --replicas.",
 )
 @click.option(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings of the brokers, as a file in Java's properties format.",
+    help="Broker settings, a file in Java's properties format.",
 )
 @click.option(
     "--set",
     "settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the brokers, by its Java name; wins over --config; may be repeated.",
+    help="Broker setting by its Java name; overrides --config; repeatable.",
 )
 @click.option(
     "--topic",
     "topics",
     metavar="NAME[:QUEUES]",
     multiple=True,
-    help="A topic to create, if it does not exist; may be repeated.",
+    help="Topic to create if it does not exist; repeatable.",
 )
 @click.option(
     "--print-config",
@@ -115,7 +114,7 @@ PORT = click.IntRange(0, 65_535)
 @click.option(
     "--detach",
     is_flag=True,
-    help="Go on in the background once it is ready; skylark down ends it.",
+    help="Continue in the background when ready; stop it with skylark down.",
 )
 @click.pass_obj
 def command(
@@ -135,7 +134,7 @@ def command(
     print_config: bool,
     detach: bool,
 ) -> None:
-    """Run a name server and brokers."""
+    """Run a name server and brokers on this machine."""
     import tempfile
 
     import msgspec
@@ -143,11 +142,13 @@ def command(
     from skylark.launch.launch_plan import LaunchOptions
 
     if ephemeral and data is not None:
-        raise click.UsageError("--ephemeral has no folder to keep: leave out --data")
+        raise click.UsageError("--ephemeral uses a temporary folder: leave out --data")
     context.configure_logging("info")
     wanted = [_topic(text) for text in topics]
     if ephemeral:
-        data = Path(tempfile.gettempdir()) / "skylark-ephemeral"  # until there is one
+        data = (
+            Path(tempfile.gettempdir()) / "skylark-ephemeral"
+        )  # replaced when the folder is created
     options = LaunchOptions(
         data=(data or user_data_folder()).absolute(),
         ephemeral=ephemeral,
@@ -170,14 +171,14 @@ def command(
     if detach:
         _detach(context, options, work)
     else:
-        work(partial(_tell, context))
+        work(partial(_announce, context))
 
 
-def _tell(context: CliContext, text: str) -> None:
-    """What :func:`_serve` announces: the last line is for programs, others are remarks."""
+def _announce(context: CliContext, text: str) -> None:
+    """Print a line of :func:`_serve`: the ready line to stdout, others as notes."""
     *remarks, ready = text.splitlines()
     for remark in remarks:
-        context.output.note(remark)
+        context.output.info(remark)
     click.echo(ready)
 
 
@@ -189,7 +190,7 @@ def _run(
     *,
     detached: bool,
 ) -> None:
-    """Hold the data folder and serve; what is ephemeral is removed at the end."""
+    """Lock the data folder and serve; remove an ephemeral folder at the end."""
     import os
     import shutil
 
@@ -198,7 +199,7 @@ def _run(
     try:
         with claimed(options.data, detached=detached):
             if detached:
-                os.chdir(options.data)  # nobody's working folder, nor file system, is kept busy
+                os.chdir(options.data)  # do not keep the user's folder or its file system in use
             run_server(partial(_serve, options, topics, child_arguments, announce))
     finally:
         if options.ephemeral:
@@ -208,7 +209,7 @@ def _run(
 def _detach(
     context: CliContext, options: LaunchOptions, work: Callable[[Callable[[str], None]], None]
 ) -> None:
-    """Let it work in the background, wait until it is ready, and say how to end it."""
+    """Start the cluster in the background, wait until it is ready, and print how to stop it."""
     import shutil
 
     from skylark.launch.data_folder_lock import LOG_NAME, claimed
@@ -217,30 +218,30 @@ def _detach(
     log_file = options.data / LOG_NAME
     try:
         with claimed(options.data):
-            pass  # raises if another one runs, before its log is touched
+            pass  # raises if another cluster runs, before its log is truncated
         ready = in_background(work, log_file, _failure)
     except BaseException as error:
-        if options.ephemeral:  # it may have failed before anybody cared for the folder
+        if options.ephemeral:  # it may have failed before it took over the folder
             shutil.rmtree(options.data, ignore_errors=True)
         if not isinstance(error, BackgroundError):
             raise
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
-    _tell(context, ready)
+    _announce(context, ready)
     ends = "skylark down"
     if options.ephemeral or options.data != user_data_folder().absolute():
         ends = f"{ends} --data {options.data}"
-    context.output.note(f"it goes on in the background, with its log in {log_file}; {ends} ends it")
+    context.output.info(f"running in the background, log file {log_file}; stop it with: {ends}")
 
 
 def _failure(error: BaseException) -> tuple[str, int]:
-    """The sentence and the exit code of an error that ends the process in the background."""
-    from skylark.cli.exit_codes import ExitCode, exit_code, sentence
+    """The message and the exit code of an error that ends the background process."""
+    from skylark.cli.exit_codes import ExitCode, error_message, exit_code
 
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, Exception):
-        return sentence(error), exit_code(error)
+        return error_message(error), exit_code(error)
     return "it was interrupted", ExitCode.INTERRUPTED
 
 
@@ -292,7 +293,7 @@ async def _serve(
         if work.done():
             work.result()
         else:
-            work.cancel()  # also while it still starts
+            work.cancel()  # also during the start
             await asyncio.wait({work})
     finally:
         stopping.cancel()
@@ -306,14 +307,14 @@ def _resolver() -> Callable[[str], Coroutine[Any, Any, None]]:
 
 
 async def _make_topics(namesrv: str, topics: list[tuple[str, int]]) -> list[str]:
-    """Make those that are missing; remarks on those that are there with other queues."""
+    """Create missing topics; print a note for existing ones with another number of queues."""
     from skylark.admin.admin_client import Admin
     from skylark.client.core.client_options import ClientOptions
 
     async with Admin(ClientOptions(namesrv=namesrv)) as admin:
         return [
             f"topic {name} exists on {part.broker} with {part.queue_count} queues,"
-            " and is left as it is"
+            " and is not changed"
             for name, queue_count in topics
             for part in await admin.topics.create(name, queue_count=queue_count)
             if part.queue_count != queue_count
@@ -328,8 +329,10 @@ async def _work(
 
     await cluster.start()
     is_ready(await _make_topics(str(cluster.namesrv), topics) if topics else [])
-    resolve_forever = await asyncio.to_thread(_resolver)  # clients are served while it is loaded
-    # The supervisor says by itself who died: that a client of ours misses it is no news.
+    resolve_forever = await asyncio.to_thread(
+        _resolver
+    )  # importing takes long; the loop serves clients meanwhile
+    # The supervisor logs brokers that die; warnings of the resolver's client add nothing.
     logging.getLogger("skylark.client").setLevel(logging.ERROR)
     async with asyncio.TaskGroup() as group:
         group.create_task(resolve_forever(str(cluster.namesrv)))

@@ -1,15 +1,14 @@
-"""``skylark demo``: a shop whose parts talk through RocketMQ, played in a minute, and audited.
+"""The application of ``skylark demo``: a shop that uses all features, with an audit.
 
 ==============  ====================================================================================
-``shop``        the order service: normal, ordered, delayed, transactional and broadcast messages
-``desks``       who consumes them: clustering, in order, broadcasting; one of them has a bug
-``totals``      the function of the Spark pipeline in ``pipeline.yaml``: revenue by the hour
-``lake``        runs that pipeline
-``servers``     ``skylark up`` in a process of its own
-``play``        the order of events
-``audit``       the numbers that everybody wrote down, and whether they agree
+shop_producer   the order service: normal, ordered, delayed, transactional and broadcast messages
+shop_consumers  the consumer groups: clustering, orderly, broadcast; one of them has a bug
+totals          the function of the Spark pipeline in ``pipeline.yaml``: revenue per hour
+lake_pipeline   runs that pipeline
+scenario        starts ``skylark up`` and runs all steps in order
+demo_audit      compares the figures of all parts
 ==============  ====================================================================================
 
-``shop``, ``desks`` and ``totals`` are written to be copied. An application imports from ``skylark``
-and ``skylark.aio`` what they import from modules.
+``shop_producer``, ``shop_consumers`` and ``totals`` are examples to copy. An application imports
+from ``skylark`` and ``skylark.aio`` what they import from modules.
 """

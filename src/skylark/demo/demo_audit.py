@@ -1,8 +1,7 @@
-"""The numbers of the demo, and whether they agree.
+"""The audit of the demo: compares figures from independent sources.
 
-Every number has a source of its own: who sends counts acknowledgements, who consumes counts what
-its handler was given, brokers are asked how far their queues reach, Spark and the lake are counted
-by Spark. :func:`audit` puts them side by side.
+Producers count acknowledgements, consumers count handled messages, brokers report the offsets of
+their queues, and Spark counts what it read and the rows in the lake. :func:`audit` compares them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ TOTALS: Final = "totals"
 
 
 class Flow(msgspec.Struct, kw_only=True):
-    """One topic; None: it has no such number."""
+    """The figures of one topic; None where it has none."""
 
     topic: str
     kind: str
     sent: int
-    stored: int  #: messages in its queues, says the broker
+    stored: int  #: messages in its queues, from the broker
     consumed: int
     retried: int | None = None
     dead: int | None = None
@@ -32,7 +31,7 @@ class Flow(msgspec.Struct, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Two numbers that have to be the same."""
+    """Two figures that must be equal."""
 
     check: str
     expected: int
@@ -44,19 +43,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """What everybody has written down."""
+    """The figures of all parts of the demo."""
 
     sent: Mapping[str, int]  #: by topic
-    stored: Mapping[str, int]  #: by topic, says the broker
+    stored: Mapping[str, int]  #: by topic, from the broker
     orders: int
-    billed: int  #: orders, by the first version of billing
+    billed: int  #: orders, billed by the first version
     billed_by: Mapping[str, int]  #: by member
-    worth: int  #: of all orders, in cents
+    worth: int  #: value of all orders, in cents
     billing_failures: int  #: deliveries that failed
-    billing_lag: int  #: says the broker
+    billing_lag: int  #: from the broker
     dead_letters: int
     redriven: int
-    billed_afterwards: int  #: by the version that was repaired
+    billed_afterwards: int  #: by the fixed version
     tracked: int  #: steps
     orders_in_order: int
     orders_with_steps: int
@@ -65,18 +64,18 @@ class Facts(msgspec.Struct, kw_only=True):
     payments_in_database: int
     payments_declined: int
     payments_seen: int
-    boards: Mapping[str, int]  #: prices that each has seen
+    boards: Mapping[str, int]  #: prices that each has received
     hours: int
-    totals_sent: int = 0  #: says the log of the sink
+    totals_sent: int = 0  #: from the log of the sink
     totals_seen: int = 0  #: messages
     revenue: int = 0  #: sum of them, in cents
-    spark_read: int | None = None  #: None: Spark was left out
+    spark_read: int | None = None  #: None: Spark was skipped
     spark_read_again: int = 0
     archived: int = 0
 
 
 def flows_of(facts: Facts) -> list[Flow]:
-    """One line for each topic."""
+    """The figures per topic."""
     sent, stored = facts.sent, facts.stored
     with_spark = facts.spark_read is not None
     retries = facts.billing_failures - facts.dead_letters
@@ -109,18 +108,18 @@ def flows_of(facts: Facts) -> list[Flow]:
 
 
 def audit(facts: Facts) -> list[Check]:
-    """Everything that has to agree."""
+    """All checks."""
     f = facts
     pairs: list[tuple[str, int, int]] = [
         ("orders: stored by the broker", f.sent["orders"], f.stored["orders"]),
         ("orders: billed, all but the one in francs", f.orders - 1, f.billed),
         ("orders: billed by the two members together", f.billed, sum(f.billed_by.values())),
-        ("orders: members that had a share", 2, sum(count > 0 for count in f.billed_by.values())),
-        ("orders: left for billing, says the broker", 0, f.billing_lag),
+        ("orders: members that billed some", 2, sum(count > 0 for count in f.billed_by.values())),
+        ("orders: lag of billing at the broker", 0, f.billing_lag),
         ("poison: deliveries that failed", 1 + RETRIES, f.billing_failures),
         ("poison: dead letters", 1, f.dead_letters),
         ("poison: sent again", 1, f.redriven),
-        ("poison: billed after the repair", 1, f.billed_afterwards),
+        ("poison: billed after the fix", 1, f.billed_afterwards),
         ("steps: stored by the broker", f.sent["steps"], f.stored["steps"]),
         ("steps: consumed", f.sent["steps"], f.tracked),
         ("steps: orders whose steps came in order", f.orders_with_steps, f.orders_in_order),
@@ -154,7 +153,7 @@ def audit(facts: Facts) -> list[Check]:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of the demo."""
+    """The result of the demo."""
 
     flows: list[Flow]
     checks: list[Check]

@@ -1,7 +1,7 @@
-"""The Spark part of the demo: runs ``pipeline.yaml`` twice, and counts what is in the lake.
+"""The Spark part of the demo: runs ``pipeline.yaml`` twice, and counts the rows in the lake.
 
-The second run shows what exactly once means: it starts from the checkpoints of the first, finds
-nothing that was not done, and sends nothing.
+The second run demonstrates exactly once: it starts from the checkpoints of the first, finds no new
+messages, and sends nothing.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FUNCTION: Final = f"{totals.__name__}:{totals.hourly_totals.__name__}"
 
 
 class LakeCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What Spark has done, by its own account."""
+    """The figures that Spark reports."""
 
     read: int  #: orders that were aggregated
-    sent: int  #: rows that the exactly-once sink has decided to commit, and did
+    sent: int  #: rows that the exactly-once sink has committed
     archived: int  #: rows in the lake
-    read_again: int  #: rows that the second run has found
+    read_again: int  #: rows that the second run has read
 
 
 def fill_lake(namesrv: str, folder: Path, *, quiet: bool = True) -> LakeCounts:
@@ -67,7 +67,7 @@ def fill_lake(namesrv: str, folder: Path, *, quiet: bool = True) -> LakeCounts:
 
 
 async def _committed(namesrv: str) -> int:
-    """How many rows the sink has sent, by its own log."""
+    """The number of rows that the sink has committed, from its log."""
     client = await open_client(ClientOptions(namesrv=namesrv), "demo-audit")
     try:
         batches = await list_batches(client, with_done=True)

@@ -1,7 +1,7 @@
-"""Who consumes in the demo: each desk is a consumer group, and writes down what it has done.
+"""The consumers of the demo: each class is a consumer group that counts its work.
 
-Delivery is at least once: a desk that must not do a thing twice remembers what it has done by the
-name of the thing, as :class:`Billing` does with orders.
+Delivery is at least once: a consumer that must not process something twice remembers the ids of
+what it has processed, as :class:`Billing` does with orders.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from skylark.client.public_names import (
 from skylark.core.clock import SystemClock
 from skylark.demo.shop_producer import ORDERS, PAYMENTS, PRICES, REMINDERS, STEPS, Order
 
-#: Deliveries after the first, before a message becomes a dead letter.
+#: Retries before a message becomes a dead letter.
 RETRIES: Final = 3
-#: A message is made a moment after its time was worked out.
+#: Tolerance: a message is created a moment after its due time was computed.
 ROUNDING: Final = timedelta(milliseconds=50)
 
 
 class Billing:
-    """Clustering: the members of the group share the orders; each bill is written once."""
+    """Clustering: the members of the group share the orders; each is billed once."""
 
     GROUP: Final = "billing"
 
     def __init__(self, options: ClientOptions, rates: Mapping[str, int]) -> None:
-        """``rates``: what one hundred of a currency are worth. Without one, it cannot bill."""
-        self.bills: dict[int, int] = {}  # order -> what it is worth
+        """``rates``: value of 100 units per currency. Orders in other currencies fail."""
+        self.bills: dict[int, int] = {}  # order -> value
         self.by_member: Counter[str] = Counter()
         self.failures = 0
-        self.queue_counts: dict[str, int] = {}  # of each member
+        self.queue_counts: dict[str, int] = {}  # per member
         self._options = options
         self._rates = rates
 
@@ -67,15 +67,15 @@ class Billing:
         return consumer
 
     def _shared(self, name: str, topic: str, queue_count: int) -> None:
-        if topic == ORDERS:  # there is the topic of its retries, too
+        if topic == ORDERS:  # not the retry topic
             self.queue_counts[name] = queue_count
 
 
 class Tracking:
-    """In order: one message of a queue at a time."""
+    """Orderly: one message of a queue at a time."""
 
     def __init__(self, options: ClientOptions) -> None:
-        self.steps: dict[str, list[str]] = {}  # of each order
+        self.steps: dict[str, list[str]] = {}  # per order
         self.consumer = PushConsumer("tracking", options)
         self.consumer.subscribe(STEPS, self._on_step, orderly=True)
 
@@ -85,7 +85,7 @@ class Tracking:
 
 
 class Calling:
-    """Reminds customers, not before it is time."""
+    """Receives reminders, and counts those that arrive too early."""
 
     def __init__(self, options: ClientOptions, delay: timedelta) -> None:
         self.called: set[bytes] = set()
@@ -102,7 +102,7 @@ class Calling:
 
 
 class Cashier:
-    """Sees the payments that were committed."""
+    """Receives committed payments."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.payments: set[int] = set()
@@ -114,7 +114,7 @@ class Cashier:
 
 
 class PriceBoard:
-    """Broadcasting: each board gets all prices, and keeps its place in a file."""
+    """Broadcast: each board gets all prices, and stores its offsets in a file."""
 
     def __init__(self, name: str, options: ClientOptions, folder: Path) -> None:
         self.prices: set[bytes] = set()

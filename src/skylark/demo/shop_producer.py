@@ -2,13 +2,13 @@
 
 ::
 
-    orders       normal         an order; many are sent at once and travel together
-    steps        ordered        what happens to an order; equal shard: the same queue, in order
-    reminders    delayed        appears when its time has come
-    payments     transactional  appears if, and only if, the payment is in the database
-    prices       normal         consumed by broadcasting: each price board gets all of them
+    orders       normal         an order; concurrent sends are combined into batches
+    steps        ordered        progress of an order; equal sharding keys: one queue, in order
+    reminders    delayed        delivered when it is due
+    payments     transactional  delivered if and only if the payment is in the database
+    prices       normal         consumed by broadcast: each price board gets all of them
 
-``sent`` has what brokers have acknowledged, by topic.
+``sent`` counts acknowledged messages by topic.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PRICES: Final = "prices"
 
 STEPS_OF_AN_ORDER: Final = ("placed", "paid", "packed", "shipped")
 OPENING: Final = datetime(2026, 11, 2, 8, tzinfo=UTC)
-HOURS: Final = 10  # the shop is open
+HOURS: Final = 10  # opening hours of the shop
 CLOSING: Final = OPENING + timedelta(hours=HOURS)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a customer has bought."""
+    """An order of a customer."""
 
     number: int
     customer: str
@@ -47,13 +47,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardDeclinedError(Exception):
-    """The customer's bank says no."""
+    """The bank declined the card."""
 
 
 def orders_of_the_day(count: int) -> list[Order]:
-    """Orders from opening to closing time, the same ones each time.
+    """Orders of the opening hours, the same in every run.
 
-    One is paid in francs, which not everybody expects.
+    One is paid in francs, which the first version of billing cannot process.
     """
     customers = ("c-01", "c-02", "c-03", "c-04", "c-05")
     pause = (CLOSING - OPENING) / count
@@ -70,12 +70,12 @@ def orders_of_the_day(count: int) -> list[Order]:
 
 
 class OrderService:
-    """``async with OrderService(options) as service``; see the module."""
+    """The order service: ``async with OrderService(options) as service``."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.sent: Counter[str] = Counter()
         self.declined = 0  # payments that were rolled back
-        # Long: a send that is given up and repeated on a busy machine may be stored twice.
+        # A long timeout: on a busy machine, a retry after a timeout may store a message twice.
         self._producer = Producer("order-service", options, send_timeout=30)
         self._producer.transaction_checker(self._check_payment)
         self._database = sqlite3.connect(":memory:")
@@ -102,7 +102,7 @@ class OrderService:
         self.sent[ORDERS] += len(results)
 
     async def close_the_day(self) -> None:
-        """An order of nothing at closing time, for those who count by the hour."""
+        """Send an order of 0 at closing time, which completes the last hour for Spark."""
         last = Order(number=-1, customer="nobody", cents=0, currency="EUR", at=CLOSING)
         await self.place_orders([last])
 
@@ -114,7 +114,7 @@ class OrderService:
     # ---- ordered ---------------------------------------------------------------------------------
 
     async def report_steps(self, orders: list[Order]) -> None:
-        """All orders get on by one step, then by the next."""
+        """Send the first step of all orders, then the second, and so on."""
         for step in STEPS_OF_AN_ORDER:
             for order in orders:
                 name = f"o-{order.number}"
@@ -124,7 +124,7 @@ class OrderService:
     # ---- delayed ---------------------------------------------------------------------------------
 
     async def remind(self, count: int, delay: timedelta) -> None:
-        """Every other one by time, the others by the broker's first delay level, one second."""
+        """Send reminders: half with a delivery time, half with delay level 1 (one second)."""
         for number in range(count):
             message = Message(REMINDERS, b"customer %d" % number)
             if number % 2:
@@ -136,9 +136,9 @@ class OrderService:
     # ---- transactional ---------------------------------------------------------------------------
 
     async def take_payment(self, number: int, *, is_declined: bool, is_cut_off: bool) -> None:
-        """Row and message, or neither.
+        """Insert the row and send the message, or neither.
 
-        When we are cut off behind the commit of the database, the broker asks how it ended.
+        If the connection is lost after the database commit, the broker sends a check-back.
         """
         message = Message(PAYMENTS, b"%d" % number)
         try:
@@ -147,7 +147,7 @@ class OrderService:
                     row = (number, tx.id)
                     self._database.execute("insert into payments values (?, ?)", row)
                     if is_declined:
-                        raise CardDeclinedError  # noqa: TRY301 - takes back the row and the message
+                        raise CardDeclinedError  # noqa: TRY301 - rolls back the row and the message
                 if is_cut_off:
                     tx.unknown()
         except CardDeclinedError:
@@ -155,9 +155,9 @@ class OrderService:
         self.sent[PAYMENTS] += 1
 
     async def _check_payment(self, message: MessageExt) -> TxState:
-        """The broker has not heard how a transaction ended: the database knows.
+        """Answer a check-back of the broker from the database.
 
-        Without a row it may still go on, so the broker shall ask again.
+        Without a row the transaction may still be running, so the broker must ask again.
         """
         query = "select count(*) from payments where transaction_id = ?"
         (count,) = self._database.execute(query, [message.transaction_id]).fetchone()

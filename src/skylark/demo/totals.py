@@ -1,6 +1,6 @@
-"""The function of the pipeline ``totals``: from orders to the revenue of each hour.
+"""The function of the pipeline ``totals``: aggregates orders to the revenue per hour.
 
-An hour is complete when an order of a later hour has been seen (the watermark); then its sum is
+An hour is complete when an order of a later hour was read (the watermark); then its sum is
 sent, once, and never changes.
 """
 
@@ -13,7 +13,7 @@ ORDER = "number int, cents long, at timestamp"
 
 
 def hourly_totals(orders: DataFrame) -> DataFrame:
-    """The columns of the result are those that the sink knows: body, keys and so on."""
+    """Returns the columns of the sink: body, keys and so on."""
     order = F.from_json(orders.body.cast("string"), ORDER).alias("order")
     hours = (
         orders.select(order)

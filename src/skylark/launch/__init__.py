@@ -1,1 +1,1 @@
-"""A whole cluster on this machine from one command: what ``skylark up`` starts and watches."""
+"""Starts and supervises the local cluster of ``skylark up``."""

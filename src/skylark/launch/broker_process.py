@@ -1,11 +1,10 @@
-"""One broker in a process of its own: ``skylark broker``, watched from outside.
+"""Runs one broker as a child process, ``skylark broker``, and supervises it.
 
-The child says ``ready NAME=HOST:PORT`` on its stdout; its log lines go to our stderr. The error it
-ends with comes as ``failed SENTENCE`` on stdout instead (:data:`SUPERVISED` in its environment asks
-for that), so that there is one sentence, in which the supervisor says whose it is. The child has a
-session of its own, so that the interrupt key reaches only the supervisor, which stops its children
-in order. Its stdin is a pipe from the supervisor: if that one is killed, the pipe ends, and the
-child stops in order by itself.
+The child prints ``ready NAME=HOST:PORT`` to stdout; its log lines go to our stderr. If it fails, it
+prints ``failed MESSAGE`` to stdout (because :data:`SUPERVISED` is in its environment), and the
+supervisor reports the message with the name of the broker. The child has its own session, so that
+Ctrl-C reaches only the supervisor, which stops its children in order. Its stdin is a pipe from the
+supervisor: if the supervisor is killed, the pipe ends, and the child stops by itself.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from skylark.core.names import Address, parse_address
 
 log = logging.getLogger(__name__)
 
-#: Set for a child: it tells its supervisor of errors, nobody else, and ends with its stdin.
+#: Set for a child: it reports errors only to its supervisor, and stops when its stdin ends.
 SUPERVISED: Final = "SKYLARK_SUPERVISED"
 FAILED: Final = "failed "
-#: How long a child may take to stop before it is killed; it has grace times of its own within.
+#: How long a child may take to stop before it is killed; its own timeouts are shorter.
 STOP_TIMEOUT_S: Final = 50.0
 
 
 class BrokerDiedError(SkylarkError):
-    """A broker's process has ended although nobody wanted it to."""
+    """A broker process ended unexpectedly."""
 
 
 class BrokerProcess:
-    """A broker that runs elsewhere; after it has died it can be started again."""
+    """A broker in a child process; it can be started again after it has died."""
 
     def __init__(
         self,
@@ -50,8 +49,8 @@ class BrokerProcess:
         *,
         arguments: Sequence[str] = (),
     ) -> None:
-        """``name`` is for people; ``folder`` gets the settings file; ``arguments`` are options of
-        ``skylark`` itself."""
+        """``name`` is used in messages; the settings file is written to ``folder``; ``arguments``
+        are global options of ``skylark``."""
         self.name = name
         self.address: Address | None = None
         self._settings = settings
@@ -59,15 +58,17 @@ class BrokerProcess:
         self._clock = clock
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
-        self._reason: str | None = None  # what it says it died of
+        self._reason: str | None = None  # of its failure, as it reported it
 
     async def start(self) -> None:
-        """Run it until it is ready; raises BrokerDiedError, or OSError if it cannot be run."""
+        """Start it and wait until it is ready; raises BrokerDiedError, or OSError."""
         self.address = self._reason = None
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # /tmp is tidied up
+        self._file.parent.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # a cleaner of /tmp may have removed it
         self._file.write_text(format_properties(self._settings))
         self._process = await asyncio.create_subprocess_exec(
-            # -P: the folder that we are called in may have modules of any name.
+            # -P: the working folder may contain modules that shadow ours.
             *(sys.executable, "-P", "-m", "skylark", *self._arguments, "broker"),
             *("-c", str(self._file)),
             stdin=asyncio.subprocess.PIPE,
@@ -79,14 +80,14 @@ class BrokerProcess:
         line = (await self._process.stdout.readline()).decode().strip()
         prefix = f"ready {self._settings['brokerName']}="
         if not line.startswith(prefix):
-            self._note_reason(line)
+            self._keep_reason(line)
             raise await self.died()
         self.address = parse_address(line.removeprefix(prefix))
-        # One that has drawn its port keeps it: slaves and clients look for it there.
+        # Keep a port chosen by the system: slaves and clients know it.
         self._settings = {**self._settings, "listenPort": str(self.address.port)}
 
     async def died(self) -> BrokerDiedError:
-        """Wait until the process ends; says how it did."""
+        """Wait until the process ends; returns an error that describes how."""
         assert self._process is not None, "start() comes first"
         code = await self._process.wait()
         await self._read_reason()
@@ -98,22 +99,22 @@ class BrokerProcess:
         elif self.address is None:
             how = f"{how}, before it was ready"
         else:
-            how = f"{how}, although nobody stopped it"
+            how = f"{how}, although it was not stopped"
         return BrokerDiedError(f"{self.name} {how}")
 
-    def _note_reason(self, line: str) -> None:
+    def _keep_reason(self, line: str) -> None:
         if line.startswith(FAILED):
             self._reason = line.removeprefix(FAILED)
 
     async def _read_reason(self) -> None:
-        """From what is left of the output of a process that has ended."""
+        """Read the reason from the remaining output of a process that has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         for line in (await self._process.stdout.read()).decode().splitlines():
-            self._note_reason(line.strip())
+            self._keep_reason(line.strip())
 
     async def stop(self) -> None:
-        """Ask it to stop in order, and kill it if it does not."""
+        """Send SIGTERM, and kill the process if it does not stop."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -124,7 +125,7 @@ class BrokerProcess:
                 await process.wait()
         except TimeoutError:
             log.warning(
-                "%s has not stopped within %.0f s and is killed; its next start repairs the store",
+                "killing %s: it has not stopped within %.0f s; its next start recovers the store",
                 self.name, STOP_TIMEOUT_S,
             )  # fmt: skip
             with contextlib.suppress(ProcessLookupError):
@@ -132,7 +133,7 @@ class BrokerProcess:
             await process.wait()
         await self._read_reason()
         if self._reason is not None:
-            log.error("%s failed while it stopped, %s", self.name, self._reason)
+            log.error("%s failed during its stop, %s", self.name, self._reason)
 
 
 def _signal_name(number: int) -> str:

@@ -1,21 +1,20 @@
-"""Who runs on a data folder: one ``skylark up`` at a time, and how another process finds it.
+"""The lock of a data folder: allows one ``skylark up`` at a time, and lets others find it.
 
-``DATA/up.lock`` is locked (POSIX record lock) for as long as the supervisor lives, and says in JSON
-who that is::
+The supervisor holds a POSIX record lock on ``DATA/up.lock`` as long as it lives. The file contains
+JSON::
 
     {"pid": 4711, "detached": true}
 
-The lock is the truth, the text a note: a file that nobody has locked means nothing, whatever it
-says, so a crash leaves nothing behind that has to be cleaned up. Nobody removes the file, for a
-lock on a removed file would exclude no one.
+Only the lock counts: the content of a file that is not locked is ignored, so a crash leaves nothing
+to clean up. The file is never deleted, because a lock on a deleted file would not exclude others.
 
-**Who may be signalled.** A process number alone proves nothing, since numbers are used again. On
-Linux the kernel says which process holds the lock; only if the note names the same one is it our
-supervisor, and it is signalled through a descriptor of the process that was opened before the lock
-was looked at for the last time: no other process can be hit.
+**Signals.** Process ids are reused, so the id alone does not identify the supervisor. On Linux the
+kernel reports which process holds the lock; it is our supervisor only if the file has the same id.
+The signal goes through a pidfd that was opened before the last check of the lock, so it cannot
+reach another process.
 
-**Whose folder it is.** A folder that is not empty and has nothing of ours in it is left alone:
-somebody gave the wrong path.
+**Foreign folders.** A folder that is not empty and contains nothing of ours is refused: the path is
+probably wrong.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ from skylark.core.errors import ConfigError, SkylarkError
 LOCK_NAME: Final = "up.lock"
 LOG_NAME: Final = "up.log"
 _NOTE_SIZE_MAX: Final = 1_000
-_UNNAMED: Final = -1  # holder of a lock, where the system does not say which process
-_NOT_OURS: Final = 0  # holder that is none of our supervisors
+_UNNAMED: Final = -1  # a lock whose holder the system does not report
+_NOT_OURS: Final = 0  # a lock whose holder is not a supervisor
 #: Linux: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK: Final = struct.Struct("@hhqqi")
 _OURS: Final = re.compile(r"namesrv|broker-[a-z](-\d+)?|up\.lock|up\.log(\.1)?")
-#: What is in a folder that is otherwise empty: hidden files, and that of a file system's own.
+#: Entries that an empty folder may have besides hidden files: made by the file system.
 _IGNORED: Final = re.compile(r"\..*|lost\+found")
-#: What a store has at its top, ours or Java's.
+#: Entries of a store directory, ours or Java's.
 _STORE: Final = frozenset({"commitlog", "consumequeue", "checkpoint"})
 
 
 class DataFolderError(SkylarkError):
-    """The folder cannot be made or written to."""
+    """The folder cannot be created or written to."""
 
 
 class DataInUseError(SkylarkError):
@@ -60,18 +59,18 @@ class DataInUseError(SkylarkError):
 
 
 class StrangeHolderError(SkylarkError):
-    """The lock is held by a process that is not known to be a supervisor of ours."""
+    """A process that is not known to be a supervisor holds the lock."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the file says."""
+    """The content of the lock file."""
 
     pid: int
     detached: bool = False
 
 
 def check_folder(data: Path) -> None:
-    """Raise ConfigError for a folder that holds something else than our data."""
+    """Raise ConfigError for a folder that contains other files than our data."""
     try:
         names = sorted(path.name for path in data.iterdir())
     except FileNotFoundError:
@@ -84,17 +83,17 @@ def check_folder(data: Path) -> None:
     if _STORE & set(names):
         raise ConfigError(
             f"{data} is the store of a single broker",
-            hint="run it by skylark broker with storePathRootDir, or choose another folder",
+            hint="use it with skylark broker and storePathRootDir, or choose another folder",
         )
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     raise ConfigError(
-        f"{data} belongs to something else: it holds {shown}",
+        f"{data} is not a data folder of skylark: it contains {shown}",
         hint="choose a new or an empty folder",
     )
 
 
 def made(data: Path) -> None:
-    """Make the folder if there is none; raises ConfigError, DataFolderError."""
+    """Create the folder if it does not exist; raises ConfigError, DataFolderError."""
     try:
         check_folder(data)
         data.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ def made(data: Path) -> None:
 
 @contextmanager
 def claimed(data: Path, *, detached: bool = False) -> Iterator[None]:
-    """Make the folder if needed and hold it; raises like :func:`made`, and DataInUseError."""
+    """Create the folder if needed and lock it; raises like :func:`made`, and DataInUseError."""
     made(data)
     fd = -1
     try:
@@ -131,17 +130,17 @@ def _lock(fd: int, data: Path) -> None:
         note = _read_note(fd)
         who = f" (process {note.pid})" if note else ""
         raise DataInUseError(
-            f"skylark up runs on {data} already{who}",
-            hint=f"end it by skylark down --data {data}, or choose another folder",
+            f"skylark up already runs on {data}{who}",
+            hint=f"stop it with skylark down --data {data}, or choose another folder",
         ) from error
 
 
 def _unusable(data: Path, error: OSError) -> DataFolderError:
-    return DataFolderError(f"data cannot be kept in {data}: {os.strerror(error.errno or 0)}")
+    return DataFolderError(f"cannot use the data folder {data}: {os.strerror(error.errno or 0)}")
 
 
 class Supervisor:
-    """A ``skylark up`` that runs; may be asked to end."""
+    """A running ``skylark up``, which can be stopped."""
 
     def __init__(self, data: Path, note: Note) -> None:
         self.data = data
@@ -154,18 +153,18 @@ class Supervisor:
 
     @classmethod
     def find(cls, data: Path) -> Self | None:
-        """The one that runs on a folder; raises StrangeHolderError, OSError."""
+        """The supervisor of a folder; raises StrangeHolderError, OSError."""
         note = _holder(data)
         if note is None:
             return None
         found = cls(data, note)
-        if _holder(data) != note:  # it ended meanwhile, and its number may be somebody else's
+        if _holder(data) != note:  # it has ended, and its id may be reused
             found.close()
             return None
         return found
 
     def terminate(self) -> None:
-        """Ask it to end in order; raises PermissionError for another user's."""
+        """Send SIGTERM; raises PermissionError if it belongs to another user."""
         with suppress(ProcessLookupError):
             if sys.platform == "linux":
                 if self._process is not None:
@@ -175,7 +174,7 @@ class Supervisor:
 
     @property
     def running(self) -> bool:
-        """Whether it is still there."""
+        """Whether it still runs."""
         if self._process is not None:
             return not select.select([self._process], [], [], 0)[0]
         return _holder(self.data) is not None
@@ -187,7 +186,7 @@ class Supervisor:
 
 
 def _holder(data: Path) -> Note | None:
-    """What the holder of the lock says of itself; None if nobody holds it."""
+    """The file content of the supervisor that holds the lock; None if it is not locked."""
     path = data / LOCK_NAME
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -202,25 +201,25 @@ def _holder(data: Path) -> Note | None:
         os.close(fd)
     if note is None or pid not in (note.pid, _UNNAMED):
         raise StrangeHolderError(
-            f"{path} is locked, but by no skylark up that can be ended from here",
-            hint="end it where it was started",
+            f"{path} is locked by a process that skylark down cannot stop",
+            hint="stop it where it was started",
         )
     return note
 
 
 def _locked_by(fd: int) -> int | None:
-    """The process that holds the lock, _UNNAMED where the system does not say; None: nobody."""
+    """The process that holds the lock, _UNNAMED if the system does not report it; None: none."""
     if sys.platform != "linux":
-        return _locked_by_someone(fd)
+        return _is_locked(fd)
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, question))
     if kind == fcntl.F_UNLCK:
         return None
-    # Linux says -1 for a lock that belongs to an open file: ours belong to processes.
+    # Linux reports -1 for a lock of an open file description; ours belong to processes.
     return int(pid) if pid > 0 else _NOT_OURS
 
 
-def _locked_by_someone(fd: int) -> int | None:
+def _is_locked(fd: int) -> int | None:
     try:
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Work that goes on in the background: a process without a terminal, and one that waits for it.
+"""Runs work in a background process without a terminal; the parent waits until it is ready.
 
 ::
 
@@ -6,13 +6,13 @@
                | fork                                      ^
     child      setsid, stdio to the log, work(ready) -- one message --> goes on until it is done
 
-The child has a session of its own, so neither the interrupt key nor the end of the terminal
-reaches it, and ignores SIGHUP. It tells the parent in one message how the start went: the line that
-``work`` hands to ``ready``, or the sentence and the exit code of the error that came before. A
-child that dies without a word closes the pipe, which the parent notices at once: there is nothing
-to wait for in vain, however long a recovery takes. Errors after ``ready`` stand in the log alone.
+The child has its own session and ignores SIGHUP, so neither Ctrl-C nor closing the terminal affects
+it. It sends the parent one message about its start: the line that ``work`` passes to ``ready``, or
+the text and the exit code of an earlier error. If the child dies before that, the pipe closes and
+the parent notices at once; so no timeout is needed, however long a recovery takes. Errors after
+``ready`` are only in the log.
 
-Call it while the process has one thread, for ``fork`` takes only that one along.
+Call it while the process has one thread, because ``fork`` copies only the calling thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgspec
 from skylark.core.errors import SkylarkError
 from skylark.core.interrupts import held_signals, release_signals
 
-#: A log that is larger when a process starts is put aside as ``NAME.1``, in place of the last one.
+#: A log larger than this at the start of a process is renamed to ``NAME.1``.
 LOG_SIZE_MAX: Final = 10 << 20
 _MESSAGE_SIZE_MAX: Final = 1 << 16
 
@@ -38,7 +38,7 @@ Failure = Callable[[BaseException], tuple[str, int]]
 
 
 class BackgroundError(SkylarkError):
-    """The work ended before it was ready; ``exit_code`` is what its process would have returned."""
+    """The work ended before it was ready; ``exit_code`` is the exit code for its error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class BackgroundError(SkylarkError):
 
 
 class _Message(msgspec.Struct):
-    """What the child tells: ``exit_code`` is None if all is well."""
+    """The message of the child; ``exit_code`` is None if it is ready."""
 
     text: str
     exit_code: int | None = None
@@ -55,9 +55,9 @@ class _Message(msgspec.Struct):
 def in_background(
     work: Callable[[Callable[[str], None]], None], log: Path, failure: Failure
 ) -> str:
-    """Start ``work`` and return what it hands to its argument; raises BackgroundError, OSError.
+    """Start ``work`` and return what it passes to its argument; raises BackgroundError, OSError.
 
-    ``failure`` gives the sentence and the exit code of an error.
+    ``failure`` returns the text and the exit code for an error.
     """
     log_fd = _open_log(log)
     reading, writing = os.pipe()
@@ -65,7 +65,7 @@ def in_background(
     sys.stderr.flush()
     pid = 0
     try:
-        with held_signals():  # an interrupt finds no child, or one that it ends
+        with held_signals():  # an interrupt comes before the fork, or ends the child
             pid = os.fork()
             if pid == 0:
                 os.close(reading)
@@ -74,7 +74,7 @@ def in_background(
             os.close(writing)
         data = _read_all(reading)
     except BaseException:
-        if pid:  # it is our child and was not waited for: no other can be hit
+        if pid:  # our child, not reaped yet: its id is not reused
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
         raise
@@ -83,7 +83,9 @@ def in_background(
     if not data:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        raise BackgroundError(f"it ended with {code} before it was ready; its log is {log}", 1)
+        raise BackgroundError(
+            f"the background process ended with {code} before it was ready; see {log}", 1
+        )
     message = msgspec.json.decode(data, type=_Message)
     if message.exit_code is not None:
         os.waitpid(pid, 0)
@@ -94,29 +96,29 @@ def in_background(
 def _run_child(
     work: Callable[[Callable[[str], None]], None], log_fd: int, writing: int, failure: Failure
 ) -> None:
-    """Never returns: nothing of the parent's is unwound twice."""
+    """Run the child; never returns, so that nothing of the parent is cleaned up twice."""
     code = 1
     try:
         _leave_terminal(log_fd)
         waiting = [writing]
 
-        def tell(message: _Message) -> None:
-            if waiting:  # the first message counts; the parent may be gone by now
+        def send(message: _Message) -> None:
+            if waiting:  # only the first message counts; the parent may have ended
                 with suppress(BrokenPipeError):
                     os.write(waiting[0], msgspec.json.encode(message))
                 os.close(waiting.pop())
 
         try:
-            work(lambda line: tell(_Message(line)))
+            work(lambda line: send(_Message(line)))
             code = 0
         except BaseException as error:  # noqa: BLE001 - the boundary of the process
             text, code = failure(error)
             sys.stderr.write(f"Error: {text}\n")
             sys.stderr.flush()
-            tell(_Message(text, code))
+            send(_Message(text, code))
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a full disk: nobody is left who could be told
+            with suppress(OSError):  # a full disk: there is no place to report it
                 stream.flush()
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""What ``skylark up`` starts, worked out before anything runs: names, ports, folders, settings.
+"""The plan of ``skylark up``: names, ports, folders and settings of all servers.
 
 ::
 
@@ -8,14 +8,14 @@
     name        broker-a, broker-b, ...; their first replicas are broker-a-1, broker-b-1, ...
     folder      DATA/broker-a, DATA/broker-a-1, ... are stores, DATA/namesrv holds the KV table
     settings    Java's defaults < FRIENDLY < EPHEMERAL < REPLICATED < --config < --set
-                < what the plan decides
+                < settings of the plan
 
-A replica is a slave: a broker of the same ``brokerName`` with an id of its own.
+A replica is a slave: a broker with the same ``brokerName`` and another id.
 
-Port 0 lets every server draw a free one. Clients reach the brokers by the host by which they
-reached the name server, so a broker that listens on all addresses needs no address of its own to
-announce; the one in message ids is then that of loopback. Where clients have to use another host,
-as behind translated addresses, ``brokerIP1`` says which.
+With port 0 every server chooses a free one. Clients connect to brokers at the host at which they
+reached the name server, so a broker that listens on all addresses needs no announced address;
+message ids then contain the loopback address. If clients must use another host, for example behind
+address translation, set ``brokerIP1``.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ REPLICA_PORT_STEP: Final = 4
 REPLICA_COUNT_MAX: Final = PORT_STEP // REPLICA_PORT_STEP - 1
 BROKER_COUNT_MAX: Final = len(ascii_lowercase)
 LOOPBACK: Final = "127.0.0.1"
-#: Settings that are friendlier than Java's defaults; ``skylark broker`` keeps Java's.
+#: Settings for local use instead of Java's defaults; ``skylark broker`` has Java's.
 FRIENDLY: Final = {
     "enablePropertyFilter": "true",
     "recallMessageEnable": "true",
     "traceTopicEnable": "true",
 }
-#: Small files for a store that is thrown away.
+#: Small files for a temporary store.
 EPHEMERAL: Final = {
     "mappedFileSizeCommitLog": str(16 << 20),
     "mappedFileSizeConsumeQueue": str(3_000 * 20),
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
 }
-#: With replicas: they get the whole log, and are read from while their master is away.
+#: With replicas: they copy the whole log, and serve reads while their master is down.
 REPLICATED: Final = {
     "haSyncFromStart": "true",
     "slaveReadEnable": "true",
 }
-#: Settings that follow from the options of the command, each with the option.
+#: Settings that options of the command determine, with the option.
 _DECIDED: Final = {
     "bindAddress": "--host",
     "brokerId": "--replicas",
@@ -77,51 +77,49 @@ _DECIDED: Final = {
 
 
 class BrokerPlace(msgspec.Struct, frozen=True):
-    """One broker to be run: ``replica`` 0 is a master, any other a slave of it."""
+    """One broker of the plan: ``replica`` 0 is a master, others are its slaves."""
 
     index: int
     replica: int = 0
 
     @property
     def broker_name(self) -> str:
-        """What it is registered as, like the others of its group."""
+        """The broker name it registers with, shared by master and slaves."""
         return f"broker-{ascii_lowercase[self.index]}"
 
     @property
     def name(self) -> str:
-        """What it is called here, like nobody else."""
+        """Its unique name in this cluster."""
         return f"{self.broker_name}-{self.replica}" if self.replica else self.broker_name
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; raises ConfigError for what cannot be."""
+    """The options of ``skylark up``; raises ConfigError for invalid ones."""
 
     data: Path
-    ephemeral: bool = False  # small files; whoever made ``data`` removes it
+    ephemeral: bool = False  # small files; the caller removes ``data``
     host: str = LOOPBACK
     namesrv_port: int = NAMESRV_PORT
     broker_port: int = BROKER_PORT
     broker_count: int = 1
-    replica_count: int = 0  # of each broker
-    sync: bool = False  # a message is acknowledged when all replicas have it
-    metrics_port: int | None = None  # of the first broker; None: as the settings say
+    replica_count: int = 0  # per broker
+    sync: bool = False  # acknowledge a message after all replicas have it
+    metrics_port: int | None = None  # of the first broker; None: from the settings
     settings: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker_count <= BROKER_COUNT_MAX:
-            raise ConfigError(f"--brokers {self.broker_count}: 1 to {BROKER_COUNT_MAX} can be run")
+            raise ConfigError(f"--brokers {self.broker_count}: must be 1 to {BROKER_COUNT_MAX}")
         if not 0 <= self.replica_count <= REPLICA_COUNT_MAX:
-            raise ConfigError(
-                f"--replicas {self.replica_count}: 0 to {REPLICA_COUNT_MAX} can be run"
-            )
+            raise ConfigError(f"--replicas {self.replica_count}: must be 0 to {REPLICA_COUNT_MAX}")
         if self.sync and not self.replica_count:
-            raise ConfigError("--sync: there is no replica to wait for", hint="add --replicas 1")
+            raise ConfigError("--sync needs a replica", hint="add --replicas 1")
         last = BrokerPlace(self.broker_count - 1, self.replica_count)
         highest = self.broker_port + _port_offset(last) + 1
         if self.broker_port and not 3 <= self.broker_port <= highest <= 65_535:
             raise ConfigError(
                 f"--broker-port {self.broker_port}: the brokers need ports up to {highest}",
-                hint="a port is a number from 3 to 65535, 0 draws a free one",
+                hint="a port is a number from 3 to 65535, 0 chooses a free one",
             )
         if self.metrics_port is not None:
             highest = self.metrics_port + self.broker_count * (1 + self.replica_count) - 1
@@ -132,11 +130,11 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
         for key in self.settings:
             if key in _DECIDED:
-                raise ConfigError(f"--set {key}: this follows from {_DECIDED[key]}")
+                raise ConfigError(f"--set {key}: {_DECIDED[key]} determines this setting")
         for key, close in unknown_keys(BrokerConfig, self.settings).items():
-            known = "`skylark broker -p` prints all"
+            known = "skylark broker -p prints all"
             hint = known if close is None else f"did you mean {close}? {known}"
-            raise ConfigError(f"--set {key}: there is no such setting", hint=hint)
+            raise ConfigError(f"--set {key}: this setting does not exist", hint=hint)
 
     @property
     def broker_names(self) -> tuple[str, ...]:
@@ -190,7 +188,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         return texts
 
     def metrics_addresses(self) -> dict[str, Address]:
-        """Where ``--metrics-port`` lets metrics be had, by the name of the broker."""
+        """Addresses of the metrics endpoints of ``--metrics-port``, by broker."""
         if self.metrics_port is None:
             return {}
         host = self.settings.get("metricsPromExporterHost") or self.host
@@ -200,7 +198,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _metrics_port(self, place: BrokerPlace) -> str:
-        """One for each; what is no port, and 0, which draws one, stay as they are."""
+        """The metrics port of a broker; invalid values and 0 (choose one) are returned
+        unchanged."""
         first = self.settings.get("metricsPromExporterPort", str(METRICS_PORT))
         if self.metrics_port is not None:
             first = str(self.metrics_port)
@@ -210,19 +209,19 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_of_file(properties: Mapping[str, str], path: Path) -> dict[str, str]:
-    """What ``--config`` brings: a file made for one broker is good for all of them.
+    """The settings of ``--config``, a file for one broker that applies to all of them.
 
-    What follows from options of the command, such as names and ports, and what no broker knows is
-    left out, and the log says so, as Java would.
+    Ignores settings that options of the command determine, such as names and ports, and unknown
+    settings, and logs a warning for each, as Java does.
     """
     decided = sorted(key for key in properties if key in _DECIDED)
     if decided:
         shown = ", ".join(f"{key} ({_DECIDED[key]})" for key in decided)
-        log.warning("%s: left out, since options decide: %s", path, shown)
+        log.warning("%s: ignoring settings that options determine: %s", path, shown)
     unknown = unknown_keys(BrokerConfig, properties)
     for key, close in sorted(unknown.items()):
         meant = "" if close is None else f"; did you mean {close}?"
-        log.warning("%s: left out, since there is no setting %s%s", path, key, meant)
+        log.warning("%s: ignoring unknown setting %s%s", path, key, meant)
     return {
         key: value
         for key, value in properties.items()
@@ -235,14 +234,14 @@ def _port_offset(place: BrokerPlace) -> int:
 
 
 def within_reach(address: Address) -> Address:
-    """An address that is listened on, as this machine itself can connect to it."""
+    """A listen address as an address to which this machine can connect."""
     if not _is_wildcard(address.host):
         return address
     return Address(_loopback(address.host), address.port)
 
 
 def _loopback(wildcard: str) -> str:
-    """This machine, as one reaches who listens on all addresses: ``::`` is IPv6 alone."""
+    """The loopback address for a wildcard listen address; ``::`` is IPv6 only."""
     return "::1" if ":" in wildcard else LOOPBACK
 
 

@@ -1,4 +1,4 @@
-"""Name server and brokers on this machine, started, watched and stopped together.
+"""The supervisor of ``skylark up``: starts, watches and stops a name server and brokers.
 
 ::
 
@@ -8,18 +8,17 @@
     await cluster.watch()                        # until cancelled
     await cluster.stop()
 
-One broker shares the process and the event loop with the name server. Several get a process each,
-for a broker uses one core, and so do a broker and its replicas, which are to survive each other;
-the name server stays with the supervisor. Masters are started before their slaves. When ``start``
-returns, the name server knows all brokers, so clients find them.
+A single broker shares the process and the event loop with the name server. Several brokers get a
+process each, because a broker uses one core; so do a broker and its replicas, which must survive
+each other. The name server stays in the supervisor. Masters start before their slaves. When
+``start`` returns, the name server knows all brokers, so clients find them.
 
-**A broker that dies** is started again by :meth:`Cluster.watch`, and the log says who died, of
-what, and when it is back; until then clients use the others. The first attempt comes after a
-second. If the broker dies again within a minute, the next one takes twice as long, a minute at
-most. During the start of the cluster nothing is tried twice: what is wrong then is wrong with the
-settings.
+**If a broker dies**, :meth:`Cluster.watch` starts it again and logs its death, the reason and the
+restart; until then clients use the others. The first attempt is after a second. If the broker dies
+again within a minute, the delay doubles, up to a minute. During the start of the cluster there are
+no retries: a failure then is caused by the settings.
 
-If the supervisor itself is killed (SIGKILL), its children notice, and stop in order.
+If the supervisor itself is killed (SIGKILL), its children notice it and stop.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from skylark.namesrv.config import NamesrvConfig
 
 log = logging.getLogger(__name__)
 
-#: How long brokers that are ready may take until the name server knows them.
+#: How long the registration of brokers that are ready may take.
 REGISTERED_TIMEOUT_S: Final = 30.0
 _LOOK_INTERVAL_S: Final = 0.01
 #: Time before a broker that has died is started again: at first, and at most.
@@ -56,7 +55,7 @@ STEADY_S: Final = 60.0
 
 
 class Cluster:
-    """What ``skylark up`` runs; starts and stops once."""
+    """The servers of ``skylark up``; starts and stops once."""
 
     def __init__(
         self,
@@ -65,11 +64,11 @@ class Cluster:
         clock: Clock | None = None,
         child_arguments: Sequence[str] = (),
     ) -> None:
-        """``child_arguments``: options of ``skylark`` for brokers in processes of their own."""
+        """``child_arguments``: global options of ``skylark`` for brokers in child processes."""
         self._options = options
         self._clock = clock or LoopClock()
         self._child_arguments = child_arguments
-        # Who says what brokers announce means it: then the name server passes it on.
+        # With an explicit brokerIP1 the name server returns the announced addresses unchanged.
         own = () if "brokerIP1" in options.settings else options.broker_names
         self._name_server = NameServer(
             load(NamesrvConfig, options.namesrv_settings()), own_brokers=own
@@ -81,12 +80,12 @@ class Cluster:
 
     @property
     def namesrv(self) -> Address:
-        """Where the name server listens, as this machine can reach it."""
+        """The address of the name server, for connections from this machine."""
         return within_reach(self._name_server.address)
 
     @property
     def brokers(self) -> dict[str, Address]:
-        """Name -> address of the brokers that run."""
+        """Name -> address of the running brokers."""
         if self._broker is not None:
             return {self._options.broker_names[0]: within_reach(self._broker.address)}
         return {
@@ -96,7 +95,7 @@ class Cluster:
         }
 
     async def start(self) -> None:
-        """Start all; raises ConfigError, StoreError, TransportError, BrokerDiedError."""
+        """Start all servers; raises ConfigError, StoreError, TransportError, BrokerDiedError."""
         changed = (f"{k}={v}" for k, v in FRIENDLY.items() if k not in self._options.settings)
         log.info("settings other than Java's: %s", ", ".join(changed) or "none")
         try:
@@ -111,7 +110,7 @@ class Cluster:
             raise
 
     async def _start_one(self, component: Component, port_option: str) -> None:
-        # Noted before: a start that is cut off half way has something to stop, too.
+        # Added before the start, so that a cancelled start is stopped too.
         self._started.append(component)
         try:
             await component.start()
@@ -141,11 +140,11 @@ class Cluster:
                     for child in children:
                         group.create_task(self._start_one(child, self._broker_ports))
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the others are consequences, or alike
+            raise failures.exceptions[0] from None  # the others are consequences or the same
 
     def _child(self, place: BrokerPlace, folder: Path) -> BrokerProcess:
         texts = self._options.broker_settings(place, self.namesrv)
-        load_broker_config(texts)  # what is wrong with them is said here, and once
+        load_broker_config(texts)  # raises for invalid settings once, not in every child
         return BrokerProcess(
             place.name, texts, folder, self._clock, arguments=self._child_arguments
         )
@@ -168,9 +167,11 @@ class Cluster:
         return {(name, number) for name, data in table.items() for number in data.broker_addrs}
 
     async def watch(self) -> None:
-        """Start brokers again that have died; until cancelled, which comes before ``stop``."""
+        """Restart brokers that die, until cancelled; cancel it before ``stop``."""
         if not self._children:
-            await asyncio.get_running_loop().create_future()  # it ends with this process
+            await (
+                asyncio.get_running_loop().create_future()
+            )  # a broker in this process ends with it
         async with asyncio.TaskGroup() as group:
             for child in self._children:
                 group.create_task(self._keep_running(child))
@@ -189,14 +190,14 @@ class Cluster:
             try:
                 await child.start()
             except BrokerDiedError:
-                continue  # died() says so again
-            except OSError as error:  # no memory, no file handles: later, perhaps
-                log.error("%s cannot be started: %s", child.name, error)  # noqa: TRY400
+                continue  # died() reports it
+            except OSError as error:  # no memory or file handles: retry later
+                log.error("cannot start %s: %s", child.name, error)  # noqa: TRY400
                 continue
-            log.warning("%s runs again, on %s", child.name, child.address)
+            log.warning("started %s again, on %s", child.name, child.address)
 
     async def stop(self) -> None:
-        """Stop the brokers, then the name server, each in order; raises the first error."""
+        """Stop the brokers, then the name server; raises the first error."""
         started, self._started = self._started, []
         ends = await asyncio.gather(
             *(broker.stop() for broker in started[1:]), return_exceptions=True
@@ -212,7 +213,7 @@ class Cluster:
 
 
 def _by_options(text: str, port_option: str) -> str:
-    """What servers say of settings, in words of this command, whose options decide these."""
+    """An error of a server about a setting, reworded for the option that determines it."""
     return (
         text.replace("set another listenPort", f"choose another {port_option}")
         .replace("listenPort", port_option)

@@ -1,5 +1,5 @@
-"""Load on a cluster, as ``skylark bench`` makes it: ordinary clients, counted and timed.
+"""The load generator of ``skylark bench``: ordinary clients with counters and timers.
 
-A package of its own, between the clients and the command line: the client library is for
-applications and should not carry a load generator, and a command should hold no work.
+It is separate from the client library, which applications use, and from the command line, which
+only parses options and prints results.
 """

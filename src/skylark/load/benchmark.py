@@ -1,7 +1,7 @@
-"""The three kinds of runs, from the first request to the last: send, consume, end to end.
+"""The three kinds of benchmark runs: send, consume, end to end.
 
-A run works on a topic that exists, or makes it if it is asked to (:func:`bench_topic`). It ends
-with its count, its duration, or when somebody sets the end; all three leave figures behind.
+A run uses an existing topic, or creates one if asked to (:func:`bench_topic`). It ends at its
+message count, after its duration, or when the caller ends it; each way it returns figures.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from skylark.load.send_load import SendLoad, SendOptions
 from skylark.load.send_rate import Ending
 from skylark.net.event_loop import new_event_loop
 
-#: How long the last messages of an end-to-end run may stay away.
+#: How long an end-to-end run waits for its last messages.
 DRAIN_S: Final = 10.0
-#: How long a new topic may take until clients find it.
+#: How long the route of a new topic may take to appear.
 TOPIC_WITHIN_S: Final = 10.0
 _LOOK_S: Final = 0.01
 
 
 def quick_runner() -> asyncio.Runner:
-    """Runs coroutines on the quickest event loop there is."""
+    """A runner with uvloop if it is installed, else asyncio's loop."""
     return asyncio.Runner(loop_factory=new_event_loop)
 
 
@@ -37,10 +37,10 @@ def quick_runner() -> asyncio.Runner:
 async def bench_topic(
     admin: Admin, topic: str, clock: Clock, *, create: int | None = None, cleanup: bool = False
 ) -> AsyncIterator[bool]:
-    """A topic to work on; yields whether it was made here, with ``create`` queues.
+    """Provide the topic; creates it with ``create`` queues; yields whether it was created.
 
-    Raises NotFoundError if there is none and none is to be made. ``cleanup`` deletes it at the end,
-    if it was made here.
+    Raises NotFoundError if it does not exist and ``create`` is None. ``cleanup`` deletes it at the
+    end if it was created here.
     """
     made = False
     try:
@@ -73,10 +73,10 @@ async def _known(admin: Admin, topic: str, clock: Clock) -> None:
 
 
 class Bench:
-    """One run; ``tallies`` may be looked at meanwhile."""
+    """One run; ``tallies`` can be read during the run."""
 
     def __init__(self, client: ClientOptions, clock: Clock, duration_s: float | None) -> None:
-        """``duration_s``: the run ends after so long, if it has not ended before."""
+        """``duration_s``: maximum duration of the run."""
         self.ending = Ending(clock)
         self.tallies: list[Tally] = []
         self._client = client
@@ -93,7 +93,7 @@ class Bench:
             self._clock.call_later(self._duration_s, self.ending.set)
 
     async def send(self, options: SendOptions) -> None:
-        """Send alone."""
+        """Send only."""
         load = SendLoad(options, self._tally("send"), self.ending, self._clock)
         await load.run(self._client, self._end_in_time)
 
@@ -107,7 +107,7 @@ class Bench:
         group: str | None = None,
         start: Start | None = None,
     ) -> None:
-        """Consume alone, what is there and what comes."""
+        """Consume only: stored and new messages."""
         load = ConsumeLoad(
             topic,
             self._tally("consume"),
@@ -124,13 +124,13 @@ class Bench:
             await self.ending.within(None)
 
     async def end_to_end(self, admin: Admin, options: SendOptions, *, concurrency: int) -> int:
-        """Send, and consume what was sent; how many messages did not arrive."""
+        """Send and consume the sent messages; returns how many did not arrive."""
         sent, received = self._tally("send"), self._tally("e2e")
         sending = SendLoad(options, sent, self.ending, self._clock)
         consuming = ConsumeLoad(
             options.topic,
             received,
-            Ending(self._clock),  # it ends with the last message, not with the sending
+            Ending(self._clock),  # consuming ends with the last message, not with the sending
             self._clock,
             concurrency=concurrency,
             run_id=sending.run_id,
@@ -145,7 +145,7 @@ class Bench:
         return max(0, sent.messages - received.messages)
 
     async def _drained(self, sent: Tally, received: Tally) -> None:
-        """Wait for what is still under way, as long as something comes."""
+        """Wait for the messages in flight, as long as some arrive."""
         before, deadline = -1, 0.0
         while received.messages < sent.messages:
             now = self._clock.monotonic()

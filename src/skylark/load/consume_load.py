@@ -1,11 +1,11 @@
-"""The consuming side: a member of a consumer group that counts what it gets.
+"""The consuming side of a benchmark: a member of a consumer group that counts messages.
 
-Its group is made for the run and deleted behind it, unless one is given. Where it begins is
-committed before it joins, so that no message which is sent afterwards can be missed.
+Its group is created for the run and deleted at the end, unless one is given. The start offsets are
+committed before the member joins, so that it misses no message that is sent afterwards.
 
-The latency of a message is its age: from when its producer made it, by the producer's clock, in
-whole milliseconds. In an end-to-end run, where both are in this process, it is taken from the stamp
-(:mod:`skylark.load.send_load`), and messages of other runs do not count.
+The latency of a message is its age since its born time, by the producer's clock, in whole
+milliseconds. In an end-to-end run, where both sides are in this process, it is computed from the
+stamp (:mod:`skylark.load.send_load`), and messages of other runs are not counted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from skylark.load.send_rate import Ending
 
 Start = Literal["earliest", "latest"]
 
-#: Messages that a handler gets at a time.
+#: Maximum messages per call of a handler.
 BATCH: Final = 32
-#: How long a member waits for its first queues; if others have all of them, none come.
+#: How long a member waits for its first queues; other members may have all of them.
 JOINED_WITHIN_S: Final = 5.0
-#: Queues are pulled a while after they were given to a member, as in Java.
+#: Delay between the assignment of a queue and its first pull, as in Java.
 FIRST_PULL_S: Final = FIRST_PULL_DELAY_MS / 1000 + 0.1
 
 
@@ -41,7 +41,7 @@ FIRST_PULL_S: Final = FIRST_PULL_DELAY_MS / 1000 + 0.1
 async def bench_group(
     admin: Admin, topic: str, given: str | None, start: Start | None
 ) -> AsyncIterator[str]:
-    """The group to consume with, at its start; one of our own is deleted at the end."""
+    """Provide the consumer group, with its start offsets; deletes a group created here."""
     group = given or f"skylark-bench-{uuid.uuid4().hex[:12]}"
     try:
         if given is None or start is not None:
@@ -55,12 +55,12 @@ async def bench_group(
         yield group
     finally:
         if given is None:
-            with suppress(SkylarkError):  # the run is over, and its result is what matters
+            with suppress(SkylarkError):  # the run has ended, and its result matters more
                 await admin.groups.delete(group)
 
 
 class ConsumeLoad:
-    """Consumes until the count is reached or the end is set."""
+    """Consumes until the count is reached or the run is ended."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ConsumeLoad:
         concurrency: int = 20,
         run_id: bytes | None = None,
     ) -> None:
-        """``run_id``: count only messages with this stamp."""
+        """``run_id``: count only messages with this run in their stamp."""
         self._topic = topic
         self._tally = tally
         self._ending = ending
@@ -84,9 +84,9 @@ class ConsumeLoad:
 
     @asynccontextmanager
     async def running(self, group: str, client: ClientOptions) -> AsyncIterator[None]:
-        """Consume for the length of the block, from when there are queues to consume.
+        """Consume inside the block, which is entered when the member has queues.
 
-        The time counts until the count is reached or the block is left.
+        The measured time ends when the count is reached or the block is left.
         """
         joined, loop = asyncio.Event(), asyncio.get_running_loop()
         consumer = PushConsumer(
@@ -104,7 +104,7 @@ class ConsumeLoad:
                 if self._count is None or self._tally.messages < self._count:
                     take(message)
             reached = self._count is not None and self._tally.messages >= self._count
-            if reached and not self._ending.is_set:  # messages that were pulled ahead still come
+            if reached and not self._ending.is_set:  # prefetched messages still arrive
                 self._tally.finish()
                 self._ending.set()
 

@@ -1,4 +1,4 @@
-"""What a run has done so far: counts, bytes, latencies, errors; and the figures made of them."""
+"""Statistics of a benchmark run: counts, bytes, latencies, errors, and the resulting figures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,71 @@ from typing import Final
 import msgspec
 
 from skylark.core.clock import TimeSource
-from skylark.load.histogram import LatencyHistogram
 
 MIB: Final = 1024 * 1024
-#: A rate of now is one over at least so long; the first one has less to go by.
+#: The current rate is measured over at least this time.
 RATE_INTERVAL_S: Final = 1.0
 FIRST_INTERVAL_S: Final = 0.2
 
+_SUB_BITS: Final = 6
+_HALF: Final = 1 << _SUB_BITS  # buckets per doubling
+_VALUE_BITS: Final = 36
+VALUE_MAX: Final = (1 << _VALUE_BITS) - 1
+BUCKET_COUNT: Final = (_VALUE_BITS - _SUB_BITS + 1) * _HALF
+
+
+class LatencyHistogram:
+    """Latencies of any number of messages, in a fixed amount of memory.
+
+    It counts microseconds in buckets whose width grows with the value: 128 of one microsecond, then
+    64 for every doubling, so that a bucket is never wider than 1/64 of its values::
+
+        value        0 .. 127   128 .. 255   256 .. 511   ...   up to 2^36 us, 19 hours
+        width               1            2            4
+        first index         0          128          192
+
+    Longer latencies count as the longest. The maximum is exact.
+    """
+
+    __slots__ = ("_buckets", "count", "max_us")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * BUCKET_COUNT
+        self.count = 0
+        self.max_us = 0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count the latency of ``count`` messages; negative values count as 0."""
+        value = min(max(0, int(seconds * 1e6)), VALUE_MAX)
+        shift = max(0, value.bit_length() - _SUB_BITS - 1)
+        self._buckets[(shift << _SUB_BITS) + (value >> shift)] += count
+        self.count += count
+        self.max_us = max(self.max_us, value)
+
+    def percentile_ms(self, percent: float) -> float | None:
+        """The latency that ``percent`` of the messages did not exceed; None without messages."""
+        rank = self.count * percent / 100
+        seen = 0
+        for index, count in enumerate(self._buckets):
+            seen += count
+            if count and seen >= rank:
+                return min(_upper_end(index), self.max_us) / 1000
+        return None
+
+    @property
+    def max_ms(self) -> float | None:
+        """The longest latency in milliseconds."""
+        return self.max_us / 1000 if self.count else None
+
+
+def _upper_end(index: int) -> int:
+    """The largest value of a bucket."""
+    shift = max(0, (index >> _SUB_BITS) - 1)
+    return ((index - (shift << _SUB_BITS) + 1) << shift) - 1
+
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the result; times are of messages that went well."""
+    """One line of the result; latencies are of successful messages."""
 
     what: str
     messages: int
@@ -32,7 +87,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Counts one kind of work; ``begin`` and ``finish`` bound its time."""
+    """Counts one kind of work between ``begin`` and ``finish``."""
 
     def __init__(self, what: str, clock: TimeSource) -> None:
         self.what = what
@@ -44,39 +99,39 @@ class Tally:
         self._clock = clock
         self._began: float | None = None
         self._ended: float | None = None
-        self._mark = (0.0, 0)  # when a rate of now was worked out, and at how many messages
+        self._mark = (0.0, 0)  # time and message count of the last current rate
         self._rate: float | None = None
 
     def begin(self) -> None:
-        """The time counts from here, unless it does already."""
+        """Start the time, unless it is already running."""
         if self._began is None:
             self._began = self._clock.monotonic()
             self._mark = (self._began, 0)
 
     def finish(self) -> None:
-        """The time counts until here."""
+        """Stop the time."""
         self._ended = self._clock.monotonic()
 
     def done(self, count: int, size: int, latency_s: float) -> None:
-        """``count`` messages of ``size`` bytes together went well."""
+        """Count ``count`` successful messages of ``size`` bytes in total."""
         self.messages += count
         self.bytes += size
         self.latencies.add(latency_s, count)
 
     def failed(self, count: int, error: Exception) -> None:
-        """``count`` messages did not."""
+        """Count ``count`` failed messages."""
         self.errors += count
         self.first_error = self.first_error or error
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """Elapsed time."""
         if self._began is None:
             return 0.0
         return (self._ended or self._clock.monotonic()) - self._began
 
     def rate_now(self) -> float | None:
-        """Messages a second of late, for whoever watches; None: it is too early to say."""
+        """The current messages per second, for the live table; None if it is too early."""
         at, messages = self._mark
         passed_s = self._clock.monotonic() - at
         enough_s = FIRST_INTERVAL_S if at == self._began else RATE_INTERVAL_S
@@ -87,7 +142,7 @@ class Tally:
         return self._rate
 
     def figures(self) -> Figures:
-        """The sum of it."""
+        """The figures of the whole run."""
         seconds = self.seconds
         per_second = 1 / seconds if seconds else 0.0
         latency = self.latencies.percentile_ms

@@ -1,13 +1,12 @@
-"""The sending side: so many senders, each with one request under way.
+"""The sending side of a benchmark: a number of senders, each with one request in flight.
 
-A request is one message, or ``batch`` of them. Bodies are random, so that nothing on the way can
-compress them; they begin with a *stamp*, by which the other side of an end-to-end run knows them::
+A request has one message, or ``batch`` messages. Bodies are random, so that they cannot be
+compressed; they begin with a *stamp*, by which the consuming side recognises them::
 
-    8 bytes   run     tells this run from others that used the topic
-    8 bytes   due     monotonic time since when the message was due, as a big-endian double
+    8 bytes   run     id of this run, to ignore messages of other runs
+    8 bytes   due     monotonic time at which the message was due, a big-endian double
 
-A failed send is counted, and its sender pauses: errors that come back at once must not become the
-load.
+After a failed send its sender pauses, so that errors that return at once do not become the load.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ ERROR_PAUSE_S: Final = 0.1
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is sent, and how; raises ConfigError for what cannot be."""
+    """How much is sent, and how; raises ConfigError for invalid values."""
 
     topic: str
     size: int = 1024  #: bytes of a body
-    count: int | None = None  #: None: until the end is set
-    in_flight: int = 64  #: requests under way at a time
-    batch: int = 1  #: messages of one request
-    batching: bool = True  #: single messages that are sent at the same time may travel together
-    rate: float | None = None  #: messages a second
+    count: int | None = None  #: None: until the run is ended
+    in_flight: int = 64  #: concurrent requests
+    batch: int = 1  #: messages per request
+    batching: bool = True  #: let the producer combine concurrent messages
+    rate: float | None = None  #: maximum messages per second
 
     def __post_init__(self) -> None:
         if self.size < STAMP.size:
-            raise ConfigError(f"a size of {self.size}: messages have {STAMP.size} bytes at least")
+            raise ConfigError(f"size must be at least {STAMP.size}, not {self.size}")
         if not 1 <= self.in_flight <= IN_FLIGHT_MAX:
             raise ConfigError(f"in_flight must be 1 to {IN_FLIGHT_MAX}, not {self.in_flight}")
 
 
 class SendLoad:
-    """Sends until the count is reached or the end is set."""
+    """Sends until the count is reached or the run is ended."""
 
     def __init__(self, options: SendOptions, tally: Tally, ending: Ending, clock: Clock) -> None:
         self._options = options
@@ -67,10 +66,10 @@ class SendLoad:
         self.run_id = os.urandom(8)
 
     async def run(self, client: ClientOptions, on_begin: Callable[[], None] | None = None) -> None:
-        """Send it all; what was under way at the end gets its outcome. Raises SkylarkError."""
+        """Send all messages, and wait for requests in flight at the end. Raises SkylarkError."""
         options = self._options
         async with Producer(GROUP, client, batching=options.batching) as producer:
-            await producer.queues(options.topic)  # a topic that does not exist is told at once
+            await producer.queues(options.topic)  # raises at once if the topic does not exist
             self._tally.begin()
             if on_begin is not None:
                 on_begin()
@@ -95,7 +94,7 @@ class SendLoad:
                 self._tally.done(count, count * self._options.size, latency_s)
 
     def _take(self) -> int:
-        """How many messages the next request has; 0 if all were taken."""
+        """The number of messages of the next request; 0 if none are left."""
         if self._left is None:
             return self._options.batch
         count = min(self._options.batch, self._left)

@@ -1,9 +1,9 @@
-"""When to send: a schedule that many senders share, and the end of a run.
+"""The send schedule that all senders share, and the end of a run.
 
-With a rate, message number k is planned ``k / rate`` seconds after the first. A sender that comes
-late goes at once, and the schedule waits for nobody, except that it never owes more than
-:data:`CATCH_UP_S`: after a long pause there is no flood. Latency is then measured from the planned
-time: a broker that stalls is charged for the messages that should have been sent meanwhile.
+With a rate, message number k is scheduled ``k / rate`` seconds after the first. A late sender sends
+at once, and the schedule does not shift, except that it never lags more than :data:`CATCH_UP_S`, so
+that a long pause is not followed by a burst. Latency is measured from the scheduled time: the delay
+of messages that could not be sent because the broker stalled counts too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CATCH_UP_S: Final = 0.1
 
 
 class Ending:
-    """Set once, by whoever ends the run: the count, the time, a person."""
+    """The end of a run, set once: by the count, the duration, or a signal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Ending:
         self._event.set()
 
     async def within(self, seconds: float | None) -> bool:
-        """Wait so long, or without limit; whether the end came."""
+        """Wait for the end, with a timeout or without; returns whether it has come."""
         try:
             await self._clock.wait_for(self._event.wait(), seconds)
         except TimeoutError:
@@ -40,7 +40,7 @@ class Ending:
 
 
 class Pacer:
-    """Gives turns to senders; without a rate, always at once."""
+    """Schedules the senders; without a rate, they never wait."""
 
     def __init__(self, clock: Clock, rate: float | None, ending: Ending) -> None:
         self._clock = clock
@@ -49,9 +49,9 @@ class Pacer:
         self._next: float | None = None
 
     async def turn(self, count: int = 1) -> float | None:
-        """Wait for the turn of the next ``count`` messages.
+        """Wait until the next ``count`` messages are due.
 
-        Returns the time since when they are due, None if the run has ended.
+        Returns the time at which they were due, None if the run has ended.
         """
         now = self._clock.monotonic()
         if self._rate is None:

@@ -76,5 +76,5 @@ def test_a_letter_without_unique_id_gets_one() -> None:
 
 
 def test_a_letter_that_does_not_know_its_topic_is_refused() -> None:
-    with pytest.raises(NotFoundError, match="does not say which topic"):
+    with pytest.raises(NotFoundError, match="has no RETRY_TOPIC"):
         restore(letter_of(USER), "g")

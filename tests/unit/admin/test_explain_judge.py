@@ -26,14 +26,14 @@ def found(**given: Status) -> list[Check]:
 @pytest.mark.parametrize(
     ("statuses", "consumed", "said"),
     [
-        ({}, True, "consumed: the group is past it"),
+        ({}, True, "consumed: the offset is past it"),
         ({"trace": "ok", "dlq": "not", "members": "not"}, True, "consumed: <trace>"),
         ({"dlq": "not", "retry": "not"}, False, "not consumed: <dlq>"),
         ({"retry": "not"}, False, "not consumed: <retry>"),
         ({"message": "not"}, False, "not consumed: <message>"),
         ({"filter": "not"}, False, "not consumed: <filter>"),
-        ({"members": "not", "filter": "unknown"}, None, "passed: the group is past it"),
-        ({"conflict": "not"}, None, "passed, and perhaps never delivered"),
+        ({"members": "not", "filter": "unknown"}, None, "passed: the offset is past it"),
+        ({"conflict": "not"}, None, "unknown: the offset is past it, but members"),
         ({"offset": "not", "members": "not"}, False, "not consumed: <members>"),
         ({"offset": "not", "filter": "not", "owner": "not"}, False, "not consumed: <filter>"),
         ({"offset": "not"}, False, "not consumed: <offset>"),
@@ -44,7 +44,7 @@ def found(**given: Status) -> list[Check]:
         ({"retry": "unknown"}, None, "unknown: <retry>"),
         ({"retry": "unknown", "dlq": "not"}, False, "not consumed: <dlq>"),
         ({"retry": "unknown", "trace": "ok"}, True, "consumed: <trace>"),
-        ({"group": "unknown"}, True, "consumed: the group is past it"),
+        ({"group": "unknown"}, True, "consumed: the offset is past it"),
     ],
 )
 def test_verdicts(statuses: dict[str, Status], consumed: bool | None, said: str) -> None:

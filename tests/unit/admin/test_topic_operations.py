@@ -30,7 +30,7 @@ async def test_a_topic_is_made_once_and_stays_as_it_is(tmp_path: Path) -> None:
         assert first.address == second.address
         route = await admin.topics.route("T")
         assert [(q.read_queue_nums, q.perm) for q in route.queue_datas] == [(4, 6)]
-        with pytest.raises(NotFoundError, match="there is no topic Missing"):
+        with pytest.raises(NotFoundError, match="topic Missing does not exist"):
             await admin.topics.route("Missing")
 
 
@@ -79,7 +79,7 @@ async def test_the_next_name_server_is_asked(tmp_path: Path) -> None:
         async with site.admin(namesrv=NOBODY) as admin:
             with pytest.raises(NoNameServerError) as caught:
                 await admin.topics.all()
-    assert "no name server answered: " in str(caught.value)
+    assert "no name server responds: " in str(caught.value)
     assert NOBODY in str(caught.value)
     assert "`skylark up`" in str(caught.value)
 
@@ -89,8 +89,8 @@ async def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
         assert len(await admin.topics.create("T", cluster="DefaultCluster")) == 1
         with pytest.raises(NotFoundError) as caught:
             await admin.topics.create("T", cluster="Other")
-        assert str(caught.value) == "there is no cluster Other: clusters there: DefaultCluster"
-        with pytest.raises(NotFoundError, match="there is no broker broker-x"):
+        assert str(caught.value) == "cluster Other does not exist: known clusters: DefaultCluster"
+        with pytest.raises(NotFoundError, match="broker broker-x does not exist"):
             await admin.topics.create("T", broker="broker-x")
 
 
@@ -101,7 +101,7 @@ async def test_a_name_server_without_brokers() -> None:
         async with Admin(ClientOptions(namesrv=str(server.address))) as admin:
             with pytest.raises(NoBrokerError) as caught:
                 await admin.topics.create("T")
-            assert str(caught.value).endswith("clusters there: none")
+            assert str(caught.value).endswith("known clusters: none")
             assert await admin.topics.all() == []
     finally:
         await server.stop()

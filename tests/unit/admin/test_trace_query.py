@@ -84,5 +84,5 @@ async def test_a_trace_is_found_by_the_id_of_the_message(tmp_path: Path) -> None
         assert (found.msg_id, found.sends) == ("M", (PUB,))
         (delivery,) = found.deliveries
         assert (delivery.before, delivery.after) == (before("1", 20), after("1"))
-        with pytest.raises(NotFoundError, match="there is no trace of message N"):
+        with pytest.raises(NotFoundError, match="has no trace of message N"):
             await admin.messages.trace("N")

@@ -65,12 +65,12 @@ class Shell:
         given = ("--group", group, "--no-follow", "--format", "body", *arguments)
         return self.lines("consume", topic, *given)
 
-    def ask(self, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    def ask(self, operation: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
         """What an admin client says."""
 
         async def run() -> T:
             async with Admin(self.options) as admin:
-                return await question(admin)
+                return await operation(admin)
 
         return asyncio.run(run())
 

@@ -45,7 +45,7 @@ def test_a_file_is_planned_applied_and_undone(shell: Shell, file: Path) -> None:
     assert names(shell) == []
     undo = file.with_name("site.undo.yaml")
     done = shell.run("apply", str(file))
-    assert done.stderr.splitlines() == [f"the way back is in {undo}", "3 of 3 changes applied"]
+    assert done.stderr.splitlines() == [f"undo file: {undo}", "3 of 3 changes applied"]
     assert names(shell) == ["apply-billing", "apply-orders", "apply-plain"]
     again = shell.run("apply", str(file))
     assert again.stderr == "nothing to change\n"
@@ -60,7 +60,7 @@ def test_a_file_is_planned_applied_and_undone(shell: Shell, file: Path) -> None:
     ]
     second = file.with_name("site.undo-2.yaml")
     undone = shell.run("apply", str(second))
-    assert f"the way back is in {file.with_name('site.undo-3.yaml')}" in undone.stderr
+    assert f"undo file: {file.with_name('site.undo-3.yaml')}" in undone.stderr
     (part,) = shell.json("topic", "describe", "apply-orders")["parts"]
     assert (part["write_queue_count"], part["perm"]) == (4, "rw")
 
@@ -70,7 +70,7 @@ def test_a_file_is_planned_applied_and_undone(shell: Shell, file: Path) -> None:
     chosen = file.with_name("redo.yaml")
     shell.run("apply", str(undo), "--yes", "--undo", str(chosen))
     assert names(shell) == []
-    assert "# messages of topic apply-orders do not come back." in chosen.read_text()
+    assert "# undo does not restore the messages of topic apply-orders." in chosen.read_text()
     shell.run("apply", str(chosen), "--yes")
     assert names(shell) == ["apply-billing", "apply-orders", "apply-plain"]
     (part,) = shell.json("topic", "describe", "apply-orders")["parts"]
@@ -92,13 +92,19 @@ def test_what_a_broker_refuses_ends_it_and_is_counted(shell: Shell, file: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("topics:\n- name: T\n  queus: 4\n", "line 3: unknown key 'queus': did you mean queues?"),
-        ("topics:\n- queues: 4\n", "line 2: object missing required field name"),
+        (
+            "topics:\n- name: T\n  queus: 4\n",
+            "line 3, column 3: unknown key queus: did you mean queues?",
+        ),
+        ("topics:\n- queues: 4\n", "line 2, column 3: object missing required field name"),
         ("topics:\n- name: a b\n", "contains illegal characters"),
         ("groups:\n- name: g\n- name: g\n", "group g is described twice"),
-        ("topics:\n- {name: T, absent: true, queues: 4}\n", "topic T is to be absent"),
-        ("topics:\n- {name: T, queues: 4, read_queues: 2}\n", "topic T: queues are both"),
-        ("groups:\n- name: g\n  retry_max_times: many\n", "line 3: expected int | null, got str"),
+        ("topics:\n- {name: T, absent: true, queues: 4}\n", "topic T is absent"),
+        ("topics:\n- {name: T, queues: 4, read_queues: 2}\n", "topic T: queues sets both"),
+        (
+            "groups:\n- name: g\n  retry_max_times: many\n",
+            "line 3, column 3: expected int | null, got str",
+        ),
     ],
 )
 def test_a_bad_file(file: Path, text: str, message: str) -> None:
@@ -112,6 +118,6 @@ def test_other_mistakes(shell: Shell, file: Path) -> None:
     assert "does not exist" in shell.run("apply", "nosuch.yaml", code=2).stderr
     Shell(NOWHERE).error("apply", str(file), code=3)
     file.write_text("topics:\n- {name: T, broker: nobody}\n")
-    assert "there is no broker nobody" in shell.error("apply", str(file), code=4)
+    assert "broker nobody does not exist" in shell.error("apply", str(file), code=4)
     file.write_bytes(b"\xff\xfe")
-    assert "no UTF-8 text" in shell.error("apply", str(file), code=2)
+    assert "not UTF-8 text" in shell.error("apply", str(file), code=2)

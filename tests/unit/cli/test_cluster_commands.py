@@ -147,8 +147,8 @@ def test_settings_are_shown_and_changed(shell: Shell) -> None:
     later = shell.run("cluster", "config", "set", "registerNameServerPeriod=20000", "--yes")
     assert later.stderr.splitlines() == [
         "changed on broker-a",
-        "registerNameServerPeriod: holds from the next start on, of brokers that have a settings"
-        " file; skylark up forgets it, and has --set",
+        "registerNameServerPeriod: takes effect at the next start, on brokers with a settings"
+        " file; for brokers of skylark up, use its option --set",
     ]
     served = shell.json("cluster", "config", "get", "listenPort", "--name-servers")
     assert (served[0]["server"], served[0]["value"]) == (shell.namesrv, "0")  # as it was started
@@ -164,5 +164,5 @@ def test_mistakes_about_settings(shell: Shell) -> None:
     shell.error(*config, "get", "--broker", "nobody", code=4)
     assert "is not KEY=VALUE" in shell.run(*config, "set", "x", code=2).stderr
     both = shell.run(*config, "get", "--name-servers", "--broker", "broker-a", code=2)
-    assert "--name-servers are in no cluster" in both.stderr
+    assert "name servers belong to no cluster" in both.stderr
     Shell(NOWHERE).error(*config, "get", code=3)

@@ -7,31 +7,31 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from skylark.cli.command_helpers import key_value, moment, place, shown_time
+from skylark.cli.command_helpers import format_time, key_value, parse_position, parse_time
 
 
 def test_times() -> None:
-    assert moment("2026-11-01T08:00+00:00", "--from") == datetime(2026, 11, 1, 8, tzinfo=UTC)
-    local = moment("2026-11-01", "--from")
+    assert parse_time("2026-11-01T08:00+00:00", "--from") == datetime(2026, 11, 1, 8, tzinfo=UTC)
+    local = parse_time("2026-11-01", "--from")
     assert (local.replace(tzinfo=None), local.tzinfo is None) == (datetime(2026, 11, 1), False)  # noqa: DTZ001
     for text, ago in (("30m", timedelta(minutes=30)), ("1.5h", timedelta(hours=1.5))):
-        assert abs(datetime.now(UTC) - ago - moment(text, "--from")) < timedelta(seconds=30)
+        assert abs(datetime.now(UTC) - ago - parse_time(text, "--from")) < timedelta(seconds=30)
 
 
 @pytest.mark.parametrize("text", ["", "now", "30", "2026-02-30", "-1h", "1w", "10000-01-01"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a time such as"):
-        moment(text, "--from")
+    with pytest.raises(click.BadParameter, match="is neither a time such as"):
+        parse_time(text, "--from")
 
 
 def test_places() -> None:
     for text, found in (("earliest", "earliest"), ("beginning", "earliest"), ("end", "latest")):
-        assert place(text, "--to") == found
-    assert place("17", "--to") == 17
-    assert isinstance(place("1h", "--to"), datetime)
+        assert parse_position(text, "--to") == found
+    assert parse_position("17", "--to") == 17
+    assert isinstance(parse_position("1h", "--to"), datetime)
     for text in ("middle", "9" * 19, "-1"):
         with pytest.raises(click.BadParameter, match="is not earliest, latest"):
-            place(text, "--to")
+            parse_position(text, "--to")
 
 
 def test_pairs() -> None:
@@ -43,7 +43,7 @@ def test_pairs() -> None:
 
 
 def test_times_are_shown_with_their_offset() -> None:
-    shown = shown_time(1_700_000_000_123)
+    shown = format_time(1_700_000_000_123)
     assert shown is not None
     assert datetime.fromisoformat(shown) == datetime.fromtimestamp(1_700_000_000.123, tz=UTC)
-    assert shown_time(None) is None
+    assert format_time(None) is None

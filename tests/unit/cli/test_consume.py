@@ -367,7 +367,7 @@ def test_no_such_topic(home: Path, cluster: Up, arguments: tuple[str, ...]) -> N
     done = run(home, "consume", "nosuch", *arguments, "-n", cluster.namesrv)
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr == (
-        "Error: there is no topic nosuch, or none of its brokers runs: create it with skylark"
+        "Error: topic nosuch does not exist, or none of its brokers runs: create it with skylark"
         " topic create nosuch\n"
     )
 
@@ -391,7 +391,7 @@ def test_no_such_queue(shell: Shell) -> None:
     [
         (("--from", "yesterday"), "'yesterday' is not earliest, latest, a time such as"),
         (("--from", "9" * 30), "is not earliest, latest, a time such as"),
-        (("--from", "5", "--group", "G"), "a group begins at earliest, latest or a time"),
+        (("--from", "5", "--group", "G"), "with --group, --from is earliest, latest or a time"),
         (("--queue", "0", "--group", "G"), "leave out --queue or --group"),
         (("--count", "0"), "0 is not in the range"),
         (("-n", "nowhere:x"), "nowhere:x"),

@@ -57,7 +57,7 @@ def test_a_consumer_that_loses_a_message_fails_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(play, "PATIENCE_S", 4.0)
     run = invoke("--output", "json", "demo", "--no-spark")
     assert run.exit_code == 1
-    assert run.stderr == "Error: the numbers do not agree: payments: consumed: 15 instead of 16\n"
+    assert run.stderr == "Error: the figures do not agree: payments: consumed: 15 instead of 16\n"
     found = json.loads(run.stdout)
     assert found["ok"] is False
     assert [check for check in found["checks"] if not check["ok"]] == [
@@ -98,7 +98,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     run = invoke("demo", "--no-spark", "--data", str(tmp_path))
     assert run.exit_code == 2
-    assert run.stderr == f"Error: {tmp_path} is not empty: the demo needs a folder of its own\n"
+    assert run.stderr == f"Error: {tmp_path} is not empty: the demo needs an empty folder\n"
 
 
 def test_without_java_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,14 +108,16 @@ def test_without_java_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_
     run = invoke("demo")
     assert run.exit_code == 2
     assert run.stderr.startswith("Error: Spark needs Java 17 or newer and none was found: ")
-    assert run.stderr.endswith(", or leave Spark out with --no-spark\n")
+    assert run.stderr.endswith(", or skip Spark with --no-spark\n")
 
 
 def test_servers_that_do_not_start_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("skylark.demo.demo_servers.SETTINGS", {"nosuch": "1"})
+    monkeypatch.setattr("skylark.demo.scenario.SERVER_SETTINGS", {"nosuch": "1"})
     run = invoke("demo", "--no-spark", "--data", str(tmp_path / "shop"))
     assert run.exit_code == 1
-    assert run.stderr.startswith("Error: skylark up did not start: --set nosuch: there is no such")
+    assert run.stderr.startswith(
+        "Error: skylark up did not start: --set nosuch: this setting does not exist"
+    )
     assert len(run.stderr.splitlines()) == 1

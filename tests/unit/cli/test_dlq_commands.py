@@ -43,7 +43,7 @@ def test_dead_letters_are_listed_shown_and_sent_again_once(shell: Shell) -> None
         assert found["sent"] == (2 if chosen[0] == "--until" else 1)
     assert shell.json(*redrive, "--since", "2100-01-01", "--dry-run")["counts"]["filtered"] == 2
     refused = shell.run(*redrive, code=1, answer="n\n")
-    assert f"Look at 2 dead letters of {GROUP}, and send them again?" in refused.stderr
+    assert f"Read 2 dead letters of {GROUP} and send them again?" in refused.stderr
     assert count(shell, T) == 2
 
     done = shell.json(*redrive, "--tag", "A", "--yes")

@@ -57,9 +57,9 @@ def test_it_goes_on_in_the_background_until_it_is_ended(home: Path) -> None:
     ready = re.fullmatch(r"ready namesrv=(\S+) broker-a=127\.0\.0\.1:\d+\n", started.stdout)
     assert ready is not None
     assert started.stderr == (
-        "topic T exists on broker-a with 3 queues, and is left as it is\n"
-        f"it goes on in the background, with its log in {data / 'up.log'};"
-        f" skylark down --data {data} ends it\n"
+        "topic T exists on broker-a with 3 queues, and is not changed\n"
+        f"running in the background, log file {data / 'up.log'};"
+        f" stop it with: skylark down --data {data}\n"
     )
     pid = supervisor_pid(data)
     assert os.getsid(pid) == pid
@@ -75,14 +75,14 @@ def test_it_goes_on_in_the_background_until_it_is_ended(home: Path) -> None:
         second = run(home, "up", *again, *FREE_PORTS, "--data", str(data))
         assert (second.returncode, second.stdout) == (1, "")
         assert second.stderr == (
-            f"Error: skylark up runs on {data} already (process {pid}):"
-            f" end it by skylark down --data {data}, or choose another folder\n"
+            f"Error: skylark up already runs on {data} (process {pid}):"
+            f" stop it with skylark down --data {data}, or choose another folder\n"
         )
 
     ended = run(home, "down", "--data", str(data))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(
-        rf"skylark up on {data} \(process {pid}\) has ended, after \d+\.\d+ s\n", ended.stdout
+        rf"skylark up on {data} \(process {pid}\) stopped after \d+\.\d+ s\n", ended.stdout
     )
     assert not (data / "broker-a" / "abort").exists()  # in order
     assert "Traceback" not in (data / "up.log").read_text()
@@ -96,16 +96,16 @@ def test_brokers_that_die_are_started_again_there_too(home: Path) -> None:
     started = run(home, "up", "--detach", *FREE_PORTS, *SMALL, "--brokers", "2")
     assert started.returncode == 0
     data = home / ".local" / "share" / "skylark"  # the default
-    assert started.stderr.endswith("; skylark down ends it\n")
+    assert started.stderr.endswith("; stop it with: skylark down\n")
     pid = supervisor_pid(data)
     before = children(pid)
     os.kill(before[0], signal.SIGKILL)
     log = poll_until(
-        lambda: text if "runs again" in (text := (data / "up.log").read_text()) else None,
+        lambda: text if "again, on" in (text := (data / "up.log").read_text()) else None,
         timeout_s=TIMEOUT_S,
         what="the broker runs again",
     )
-    assert re.search(r"broker-[ab] was killed by SIGKILL, .* started again in 1 s\n", log)
+    assert re.search(r"broker-[ab] was killed by SIGKILL, .* starting it again in 1 s\n", log)
     now = children(pid)
     assert len(now) == 2
     ended = run(home, "--output", "json", "down")
@@ -120,7 +120,7 @@ def test_ephemeral_ones_are_found_without_their_folder(home: Path) -> None:
     first, second = sorted(home.glob("skylark-*"))
     several = run(home, "down")
     assert (several.returncode, several.stdout) == (2, "")
-    assert f"several run: choose one (--data {first}, --data {second})" in several.stderr
+    assert f"several clusters run: choose one (--data {first}, --data {second})" in several.stderr
     assert run(home, "down", "--data", str(first)).returncode == 0
     assert not first.exists()
     with up(home, "--ephemeral") as running:  # has a terminal to be ended from
@@ -129,7 +129,7 @@ def test_ephemeral_ones_are_found_without_their_folder(home: Path) -> None:
         assert running.process.poll() is None
         nothing = run(home, "down")
         assert nothing.returncode == 4
-        assert "nor detached on a temporary folder" in nothing.stderr
+        assert "and none detached on a temporary folder" in nothing.stderr
     assert list(home.glob("skylark-*")) == []
 
 
@@ -153,7 +153,7 @@ def test_what_runs_in_the_foreground_can_be_ended_as_well(home: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["--namesrv-port", "{taken}"], 1, "Error: cannot listen on 127.0.0.1:{taken}: Address"),
-        (["--namesrv-port", "0", "--data", "{home}/foreign"], 2, "belongs to something else"),
+        (["--namesrv-port", "0", "--data", "{home}/foreign"], 2, "is not a data folder of skylark"),
         (["--namesrv-port", "0", "--set", "fileReservedTime=x"], 2, "'x' is not an integer"),
         (["--namesrv-port", "0", "--topic", "a b"], 2, "Error: The specified topic: a b, contains"),
     ],
@@ -215,8 +215,8 @@ def test_a_process_that_is_not_ours_is_never_signalled(home: Path) -> None:
             strange = run(home, "down", "--data", str(home))
             assert strange.returncode == 1
             assert strange.stderr == (
-                f"Error: {home / 'up.lock'} is locked, but by no skylark up that can be ended from"
-                " here: end it where it was started\n"
+                f"Error: {home / 'up.lock'} is locked by a process that skylark down cannot stop:"
+                " stop it where it was started\n"
             )
             assert holder.poll() is None
             holder.communicate(timeout=TIMEOUT_S)
@@ -237,7 +237,7 @@ def test_a_lock_that_belongs_to_no_process_proves_nothing(home: Path) -> None:
         finally:
             os.close(fd)
         assert strange.returncode == 1
-        assert "by no skylark up that can be ended from here" in strange.stderr
+        assert "by a process that skylark down cannot stop" in strange.stderr
         assert bystander.poll() is None
         bystander.kill()
 

@@ -63,7 +63,7 @@ def test_members_and_what_they_subscribe_to(shell: Shell) -> None:
         lines = shell.lines("group", "describe", "online", "--owners")
         assert any(line.split()[:1] == [consumer.client_id] for line in lines)
         kept = shell.run("group", "delete", "online", code=1, answer="n\n")
-        assert "1 members are connected and will bring it back" in kept.stderr
+        assert "1 connected members would create the group again" in kept.stderr
 
 
 def test_a_reset_shows_first_where_it_would_go(shell: Shell) -> None:
@@ -74,7 +74,7 @@ def test_a_reset_shows_first_where_it_would_go(shell: Shell) -> None:
     assert (row["committed"], row["new_offset"], row["step"]) == (3, 0, -3)
     assert offsets(shell, "mover") == [(T, 3, 0)]
     refused = shell.run(*reset, "earliest", code=1, answer="n\n")
-    assert "mover: 3 messages come again, 0 are left out. Go on?" in refused.stderr
+    assert "mover: 3 messages will be consumed again, 0 skipped. Continue?" in refused.stderr
     assert offsets(shell, "mover") == [(T, 3, 0)]
     (done,) = shell.json(*reset, "1", "--yes")
     assert (done["old_offset"], done["offset"]) == (3, 1)
@@ -103,17 +103,17 @@ def test_a_group_is_deleted(shell: Shell) -> None:
     assert shell.json("group", "delete", "gone", "--yes") == [
         {"group": "gone", "broker": "broker-a", "deleted": True}
     ]
-    assert shell.error("group", "describe", "gone", code=4).startswith("there is no group gone")
+    assert shell.error("group", "describe", "gone", code=4).startswith("group gone does not exist")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("describe", "nosuch"), "there is no group nosuch"),
-        (("delete", "nosuch", "--yes"), "there is no group nosuch"),
+        (("describe", "nosuch"), "group nosuch does not exist"),
+        (("delete", "nosuch", "--yes"), "group nosuch does not exist"),
         (("skip", "nosuch", "--yes"), "group nosuch has no offsets"),
         (("reset-offset", "nosuch", T, "--to", "latest"), "group nosuch"),
-        (("reset-offset", "g", "nosuch", "--to", "latest"), "there is no topic nosuch"),
+        (("reset-offset", "g", "nosuch", "--to", "latest"), "topic nosuch does not exist"),
         (("reset-offset", "g", T, "--to", "0", "--queue", "7"), f"{T} has no such queue"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),

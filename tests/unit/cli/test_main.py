@@ -239,7 +239,7 @@ def test_a_bug_is_called_one(invoke: Callable[..., Result]) -> None:
         (
             "matplotlib.pyplot",
             2,
-            "there is no module matplotlib: pip install 'skylark-mq[report]'",
+            "the Python package matplotlib is not installed: pip install 'skylark-mq[report]'",
         ),
         ("nosuch", 1, "internal error, please report it: ModuleNotFoundError: no (see --debug)"),
     ],

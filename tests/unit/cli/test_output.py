@@ -108,7 +108,7 @@ def test_json_knows_common_values_and_refuses_others() -> None:
         "file": "a/b",
         "names": ["a", "b"],
     }
-    with pytest.raises(TypeError, match="no JSON form for object"):
+    with pytest.raises(TypeError, match="cannot encode object as JSON"):
         output.record({"x": object()})
 
 
@@ -143,23 +143,23 @@ def test_cell_text(value: object, text: str) -> None:
 def test_hostile_values_cannot_reach_the_terminal(terminal: bool) -> None:
     output, stdout, stderr = make("table", terminal=terminal)
     output.record({"name": "\x1b]0;title\x07"})
-    output.note("\x1b[2J")
+    output.info("\x1b[2J")
     assert "\x1b" not in stdout.getvalue() + stderr.getvalue()
 
 
 def test_notes_go_to_people_only() -> None:
     output, stdout, stderr = make("table")
-    output.note("3 topics")
+    output.info("3 topics")
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "3 topics\n")
     output, stdout, stderr = make("json")
-    output.note("3 topics")
+    output.info("3 topics")
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "")
 
 
 @pytest.mark.parametrize("kind", ["table", "json"])
 def test_warnings_go_to_programs_too(kind: OutputFormat) -> None:
     output, stdout, stderr = make(kind)
-    output.warn("broker-b did not answer")
+    output.warn("broker-b did not respond")
     assert (stdout.getvalue(), stderr.getvalue()) == ("", "broker-b did not answer\n")
 
 

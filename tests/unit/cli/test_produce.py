@@ -16,8 +16,8 @@ import click
 import pytest
 
 from skylark.cli.command_helpers import duration_s
-from skylark.cli.exit_codes import UnreachableError, explained
-from skylark.cli.produce import LINE_SIZE_MAX, _piece_size
+from skylark.cli.exit_codes import UnreachableError, translated_errors
+from skylark.cli.produce import LINE_SIZE_MAX, _chunk_size
 from skylark.core.errors import BrokerError, ConnectError, SendFailedError
 from tests.unit.cli.ups import TIMEOUT_S, Up, command, environment, run, up
 
@@ -142,7 +142,7 @@ def test_a_regular_file_as_input(shell: Shell, topic: str, tmp_path: Path) -> No
     [(None, None, 1000), (300, None, 900), (None, 5.0, 1), (None, 200.0, 20), (50, 200.0, 50)],
 )
 def test_messages_under_way_together(batch_size: int | None, rate: float | None, size: int) -> None:
-    assert _piece_size(batch_size, rate) == size
+    assert _chunk_size(batch_size, rate) == size
 
 
 def test_each_line_is_sent_when_it_comes(shell: Shell, topic: str) -> None:
@@ -192,11 +192,11 @@ def test_json_lines(shell: Shell, topic: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("x", "line 2 of the input: Expecting value"),
-        ("[1]", "line 2 of the input: Expected `object`, got `array`"),
-        ('{"body": 1}', "line 2 of the input: Expected `str | null`, got `int`"),
-        ('{"tag": "a"}', "line 2 of the input: give body or body_base64"),
-        ('{"body": "a", "tags": "b"}', "line 2 of the input: 'tags' is none of body, "),
+        ("x", "input line 2: Expecting value"),
+        ("[1]", "input line 2: Expected `object`, got `array`"),
+        ('{"body": 1}', "input line 2: Expected `str | null`, got `int`"),
+        ('{"tag": "a"}', "input line 2: give body or body_base64"),
+        ('{"body": "a", "tags": "b"}', "input line 2: unknown key 'tags': known are body, "),
         ('{"body": "a", "properties": {"TAGS": "b"}}', "The Property<TAGS> is used by system"),
     ],
 )
@@ -227,7 +227,7 @@ def test_one_bad_message_does_not_hide_the_others(shell: Shell, topic: str) -> N
 def test_a_line_without_end(shell: Shell, topic: str) -> None:
     done = shell.produce(topic, data=b"x" * (LINE_SIZE_MAX + 1))
     assert (done.returncode, done.stdout) == (1, b"")
-    assert b"a line of the input is longer than" in done.stderr
+    assert b"an input line is longer than" in done.stderr
 
 
 def test_a_person_who_cannot_see_the_results_sees_progress(shell: Shell, topic: str) -> None:
@@ -255,10 +255,10 @@ def test_a_person_who_cannot_see_the_results_sees_progress(shell: Shell, topic: 
 
 
 def test_a_broker_that_cannot_be_reached() -> None:
-    with pytest.raises(UnreachableError) as caught, explained("T"):
+    with pytest.raises(UnreachableError) as caught, translated_errors("T"):
         raise SendFailedError("Send [3] times, still failed") from ConnectError("refused")
     assert (caught.value.exit_code, caught.value.message) == (3, "Send [3] times, still failed")
-    with pytest.raises(SendFailedError), explained("T"):
+    with pytest.raises(SendFailedError), translated_errors("T"):
         raise SendFailedError("Send [3] times, still failed") from BrokerError("busy")
 
 
@@ -266,7 +266,7 @@ def test_no_such_topic(shell: Shell) -> None:
     done = shell.produce("nosuch", "x")
     assert (done.returncode, done.stdout) == (4, b"")
     assert done.stderr.decode() == (
-        "Error: there is no topic nosuch, or none of its brokers runs: create it with skylark"
+        "Error: topic nosuch does not exist, or none of its brokers runs: create it with skylark"
         " topic create nosuch\n"
     )
 
@@ -275,7 +275,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
     done = run(tmp_path, "produce", "T", "x", "-n", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("Error: no name server answers: no connection to 127.0.0.1:1")
-    assert "Start one with skylark up, or say where it is with -n HOST:PORT" in done.stderr
+    assert "Start one with skylark up, or give its address with -n HOST:PORT" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -285,7 +285,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
         (("x", "--delay", "soon"), "'soon' is not a time such as 10s or 5m"),
         (("x", "--property", "a"), "'a' is not KEY=VALUE"),
         (("x", "--count", "0"), "0 is not in the range"),
-        (("x", "--jsonl"), "--jsonl reads the input: leave out BODY"),
+        (("x", "--jsonl"), "--jsonl reads stdin: leave out BODY"),
         (("x", "-n", "nowhere:x"), "nowhere:x"),
     ],
 )

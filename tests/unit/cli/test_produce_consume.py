@@ -74,7 +74,10 @@ def test_broadcasting_members_each_read_all(
     [
         (("produce", "T", "x", "--file", "/dev/null"), "--file has the messages: leave out BODY"),
         (("produce", "T", "--file", "nosuch"), "'nosuch' does not exist"),
-        (("produce", "T", "x", "--batch", "2", "--delay", "1s"), "leave out --delay and --shard"),
+        (
+            ("produce", "T", "x", "--batch", "2", "--delay", "1s"),
+            "--batch cannot be combined with --delay or --shard",
+        ),
         (("produce", "T", "x", "--rate", "0"), "0.0 is not in the range x>0"),
         (("consume", "T", "--broadcast"), "--broadcast needs --group"),
         (("consume", "T", "--format", "xml"), "'xml' is not one of"),

@@ -76,13 +76,13 @@ def test_a_topic_is_described_changed_and_deleted(shell: Shell) -> None:
     changed = shell.json("topic", "describe", "T")["parts"]
     assert [(p["order"], p["attributes"]) for p in changed] == [(True, {})] * 2
     kept = shell.run("topic", "delete", "T", code=1, answer="n\n")
-    assert "Delete T with 3 messages, for good?" in kept.stderr
+    assert "Delete T with 3 messages permanently?" in kept.stderr
     gone = shell.run("--output", "json", "topic", "delete", "T", answer="y\n")
     assert [line.split() for line in gone.stdout.splitlines() if "broker" in line] == [
         ['"broker":', '"broker-a",'],
         ['"broker":', '"broker-b",'],
     ]
-    assert shell.error("topic", "describe", "T", code=4).startswith("there is no topic T")
+    assert shell.error("topic", "describe", "T", code=4).startswith("topic T does not exist")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,17 @@ def test_a_topic_is_described_changed_and_deleted(shell: Shell) -> None:
     ids=" ".join,
 )
 def test_no_such_topic(shell: Shell, arguments: tuple[str, ...]) -> None:
-    assert shell.error("topic", *arguments, code=4).startswith("there is no topic nosuch")
+    assert shell.error("topic", *arguments, code=4).startswith("topic nosuch does not exist")
 
 
 def test_mistakes_that_servers_find(shell: Shell) -> None:
     assert "illegal characters" in shell.error("topic", "create", "a b", code=2)
-    assert "no cluster Other" in shell.error("topic", "create", "x", "--cluster", "Other", code=4)
-    assert "no broker nobody" in shell.error("topic", "create", "x", "--broker", "nobody", code=4)
+    assert "cluster Other does not exist" in shell.error(
+        "topic", "create", "x", "--cluster", "Other", code=4
+    )
+    assert "broker nobody does not exist" in shell.error(
+        "topic", "create", "x", "--broker", "nobody", code=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +115,8 @@ def test_mistakes_that_servers_find(shell: Shell) -> None:
 )
 def test_nobody_answers(arguments: tuple[str, ...]) -> None:
     error = Shell(NOWHERE).error("topic", *arguments, code=3)
-    assert error.startswith("no name server answered: ")
-    assert "say where it is with -n HOST:PORT" in error
+    assert error.startswith("no name server responds: ")
+    assert "give its address with -n HOST:PORT" in error
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_nobody_answers(arguments: tuple[str, ...]) -> None:
         (("create", "T", "--attribute", "x=1,y=2"), "'x=1,y=2' is not KEY=VALUE"),
         (("set", "T"), "nothing to change"),
         (("set", "T", "--perm", "x"), "'x' is not one of 'r', 'w', 'rw'"),
-        (("set", "T", "--queues", "2", "--read-queues", "3"), "--queues is both"),
+        (("set", "T", "--queues", "2", "--read-queues", "3"), "--queues sets both"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], message: str) -> None:

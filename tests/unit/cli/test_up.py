@@ -40,15 +40,15 @@ def test_data_stay_in_the_folder(tmp_path: Path) -> None:
     with up(tmp_path, "--store", str(data), *small, "--topic", "T:5", "--topic", "U:1") as running:
         assert running.process.stderr is not None
         assert running.process.stderr.readline() == (
-            "topic T exists on broker-a with 3 queues, and is left as it is\n"
+            "topic T exists on broker-a with 3 queues, and is not changed\n"
         )
         listed = run(tmp_path, "--output", "json", "topic", "list", "-n", running.namesrv)
         assert '"queue_count": 3' in listed.stdout
         locked = run(tmp_path, "up", *FREE_PORTS, "--data", str(data), *small)
         assert locked.returncode == 1
         assert locked.stderr == (
-            f"Error: skylark up runs on {data} already (process {running.process.pid}):"
-            f" end it by skylark down --data {data}, or choose another folder\n"
+            f"Error: skylark up already runs on {data} (process {running.process.pid}):"
+            f" stop it with skylark down --data {data}, or choose another folder\n"
         )
         assert locked.stdout == ""
 
@@ -63,10 +63,8 @@ def test_several_brokers_and_the_death_of_one(tmp_path: Path) -> None:
         os.kill(int(first), signal.SIGKILL)
         assert running.process.stderr is not None
         died, back = (running.process.stderr.readline() for _ in range(2))
-        assert re.search(
-            r"broker-[ab] was killed by SIGKILL, .*; it is started again in 1 s$", died
-        )
-        assert re.search(r"broker-[ab] runs again, on 127\.0\.0\.1:\d+$", back)
+        assert re.search(r"broker-[ab] was killed by SIGKILL, .*; starting it again in 1 s$", died)
+        assert re.search(r"started broker-[ab] again, on 127\.0\.0\.1:\d+$", back)
         listed = run(tmp_path, "topic", "list", "-n", running.namesrv)
         assert listed.stdout.splitlines()[1].split() == ["T", "broker-a,", "broker-b", "2", "rw"]
         assert Path(f"/proc/{second}").exists()
@@ -122,14 +120,14 @@ def test_so_it_is_for_a_broker_in_a_process_of_its_own(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--set", "maxMesageSize=1"], "did you mean maxMessageSize?"),
-        (["--set", "listenPort=1"], "--set listenPort: this follows from --broker-port"),
+        (["--set", "listenPort=1"], "--set listenPort: --broker-port determines this setting"),
         (["--set", "maxMessageSize"], "'maxMessageSize' is not KEY=VALUE"),
         (["--set", "maxMessageSize=big"], "maxMessageSize"),
         (["--topic", "orders:0"], "'orders:0' is not NAME[:QUEUES]"),
-        (["--data", "x"], "--ephemeral has no folder to keep: leave out --data"),
+        (["--data", "x"], "--ephemeral uses a temporary folder: leave out --data"),
         (["--brokers", "27"], "27 is not in the range 1<=x<=26"),
         (["--replicas", "5"], "5 is not in the range 0<=x<=4"),
-        (["--sync"], "--sync: there is no replica to wait for"),
+        (["--sync"], "--sync needs a replica"),
         (["--metrics-port", "65535", "--brokers", "2"], "the brokers need ports up to 65536"),
         (["--config", "nosuch.conf"], "File 'nosuch.conf' does not exist"),
     ],
@@ -150,8 +148,11 @@ def test_a_topic_that_cannot_be_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("report.txt", "belongs to something else: it holds report.txt: choose a new or an empty"),
-        ("commitlog", "is the store of a single broker: run it by skylark broker"),
+        (
+            "report.txt",
+            "is not a data folder of skylark: it contains report.txt: choose a new or an empty",
+        ),
+        ("commitlog", "is the store of a single broker: use it with skylark broker"),
     ],
 )
 def test_a_foreign_folder_is_left_alone(tmp_path: Path, name: str, message: str) -> None:
@@ -167,7 +168,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, name: str, message: str)
     ("data", "code", "message"),
     [
         ("/dev/null/data", 2, "/dev/null/data is not a folder"),
-        ("/proc/data", 1, "data cannot be kept in /proc/data: No such file or directory"),
+        ("/proc/data", 1, "cannot use the data folder /proc/data: No such file or directory"),
     ],
 )
 def test_a_folder_that_cannot_be_is_one_sentence(
@@ -212,10 +213,11 @@ def test_settings_come_from_a_file_and_from_options(tmp_path: Path) -> None:
     assert printed["broker-a-1"]["listenPort"] == "10915"
     first, second = done.stderr.splitlines()
     assert first.endswith(
-        "left out, since options decide: brokerName (--brokers), listenPort (--broker-port)"
+        "ignoring settings that options determine:"
+        " brokerName (--brokers), listenPort (--broker-port)"
     )
     assert second.endswith(
-        "left out, since there is no setting fileReservedTim; did you mean fileReservedTime?"
+        "ignoring unknown setting fileReservedTim; did you mean fileReservedTime?"
     )
     plain = run(tmp_path, "up", "--print-config").stdout
     assert plain.startswith("# namesrv\nbindAddress=127.0.0.1\n")

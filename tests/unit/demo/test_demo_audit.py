@@ -80,7 +80,7 @@ def test_a_consumer_that_lost_one_is_named() -> None:
 def test_a_member_without_a_share_is_noticed() -> None:
     broken = facts()
     broken.billed_by = {"desk-1": 30}
-    assert wrong(broken) == ["orders: members that had a share"]
+    assert wrong(broken) == ["orders: members that billed some"]
 
 
 def test_the_table_has_a_line_for_each_topic() -> None:

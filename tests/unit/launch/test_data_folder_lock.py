@@ -49,7 +49,10 @@ def test_a_folder_is_made_and_held(tmp_path: Path) -> None:
     data = tmp_path / "a" / "b"
     with holder(data) as pid:
         assert json.loads((data / LOCK_NAME).read_text()) == {"pid": pid, "detached": True}
-        with pytest.raises(DataInUseError, match=rf"already \(process {pid}\)"), claimed(data):
+        with (
+            pytest.raises(DataInUseError, match=rf"already runs on \S+ \(process {pid}\)"),
+            claimed(data),
+        ):
             pass
         found = Supervisor.find(data)
         assert found is not None
@@ -104,10 +107,12 @@ def test_folders_that_are_ours_or_nobodys(tmp_path: Path, names: list[str]) -> N
 def test_folders_of_others(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=r"belongs to something else: it holds a, b, c: "):
+    with pytest.raises(
+        ConfigError, match=r"is not a data folder of skylark: it contains a, b, c: "
+    ):
         check_folder(tmp_path)
     (tmp_path / "d").mkdir()
-    with pytest.raises(ConfigError, match=r"it holds a, b, c, \.\.\.: "), claimed(tmp_path):
+    with pytest.raises(ConfigError, match=r"it contains a, b, c, \.\.\.: "), claimed(tmp_path):
         pass
     assert not (tmp_path / LOCK_NAME).exists()
     (tmp_path / "commitlog").mkdir()
@@ -122,4 +127,4 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(DataFolderError) as caught, claimed(tmp_path):
         pass
-    assert str(caught.value) == f"data cannot be kept in {tmp_path}: No space left on device"
+    assert str(caught.value) == f"cannot use the data folder {tmp_path}: No space left on device"

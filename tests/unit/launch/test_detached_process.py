@@ -77,8 +77,8 @@ def test_it_is_told_when_the_work_is_ready(tmp_path: Path) -> None:
     ("work", "told"),
     [
         ("bad", "7: no luck"),
-        ("dead", "1: it ended with -9 before it was ready; its log is {log}"),
-        ("quiet", "1: it ended with 0 before it was ready; its log is {log}"),
+        ("dead", "1: the background process ended with -9 before it was ready; see {log}"),
+        ("quiet", "1: the background process ended with 0 before it was ready; see {log}"),
     ],
 )
 def test_it_is_told_why_it_never_was(tmp_path: Path, work: str, told: str) -> None:

@@ -92,9 +92,9 @@ def test_metrics_have_a_port_for_each_broker() -> None:
 
 
 def test_replicas_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="--replicas 5: 0 to 4 can be run"):
+    with pytest.raises(ConfigError, match="--replicas 5: must be 0 to 4"):
         options(replica_count=5)
-    with pytest.raises(ConfigError, match="there is no replica to wait for"):
+    with pytest.raises(ConfigError, match="needs a replica"):
         options(sync=True)
     with pytest.raises(ConfigError, match="need ports up to 65536"):
         options(broker_port=65_531, replica_count=1)
@@ -147,19 +147,22 @@ def test_a_broker_on_all_addresses_has_one_in_its_message_ids() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"broker_count": 0}, "--brokers 0: 1 to 26 can be run"),
-        ({"broker_count": 27}, "--brokers 27: 1 to 26 can be run"),
+        ({"broker_count": 0}, "--brokers 0: must be 1 to 26"),
+        ({"broker_count": 27}, "--brokers 27: must be 1 to 26"),
         ({"broker_port": 2}, "--broker-port 2: the brokers need ports up to 3"),
         ({"broker_port": 65_535}, "--broker-port 65535: the brokers need ports up to 65536"),
         ({"broker_port": 65_530, "broker_count": 2}, "the brokers need ports up to 65551"),
-        ({"settings": {"listenPort": "1"}}, "--set listenPort: this follows from --broker-port"),
+        (
+            {"settings": {"listenPort": "1"}},
+            "--set listenPort: --broker-port determines this setting",
+        ),
         (
             {"settings": {"maxMesageSize": "1"}},
-            "--set maxMesageSize: there is no such setting: did you mean maxMessageSize?",
+            "--set maxMesageSize: this setting does not exist: did you mean maxMessageSize?",
         ),
         (
             {"settings": {"x": "1"}},
-            "--set x: there is no such setting: `skylark broker -p` prints all",
+            "--set x: this setting does not exist: skylark broker -p prints all",
         ),
     ],
 )

@@ -127,10 +127,10 @@ async def test_a_broker_that_dies_is_started_again(
         await until(lambda: len(caplog.messages) >= 2)
         died, back = caplog.messages
         assert died == (
-            "broker-b was killed by SIGKILL, although nobody stopped it; it is started again in 1 s"
+            "broker-b was killed by SIGKILL, although it was not stopped; starting it again in 1 s"
         )
         second = cluster.brokers
-        assert back == f"broker-b runs again, on {second['broker-b']}"
+        assert back == f"started broker-b again, on {second['broker-b']}"
         assert second["broker-a"] == first["broker-a"]
         assert len(child_pids()) == 2
         # What it had stored is there, and clients find it.

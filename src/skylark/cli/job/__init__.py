@@ -1,6 +1,6 @@
-"""``skylark job``: data jobs on Spark, one module per job, imported when it is called.
+"""``skylark job``: data jobs on Spark, one module per job, imported when the command is called.
 
-Spark takes seconds to start, so what a command can refuse without it, it refuses before.
+Spark takes seconds to start, so commands validate as much as possible before they start it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import click
 from skylark.cli.main import LazyCommand, LazyGroup
 
 JOBS: Final = {
-    "archive": LazyCommand("skylark.cli.job.archive_commands:command", "Keep topics in a lake."),
+    "archive": LazyCommand(
+        "skylark.cli.job.archive_commands:command", "Archive topics as files of a data lake."
+    ),
     "compact": LazyCommand(
-        "skylark.cli.job.compact_commands:command", "Keep the latest row of each key."
+        "skylark.cli.job.compact_commands:command", "Keep only the latest message of each key."
     ),
     "mirror": LazyCommand(
         "skylark.cli.job.mirror_commands:command", "Copy a topic to another cluster."
@@ -23,11 +25,13 @@ JOBS: Final = {
         "skylark.cli.job.redrive_commands:command", "Send dead letters of a group again."
     ),
     "replay": LazyCommand(
-        "skylark.cli.job.replay_commands:command", "Send messages of a lake again."
+        "skylark.cli.job.replay_commands:command", "Send archived messages to a topic again."
     ),
-    "report": LazyCommand("skylark.cli.job.report_commands:command", "Show what a topic is like."),
+    "report": LazyCommand(
+        "skylark.cli.job.report_commands:command", "Analyse a topic: rate, sizes, latency, keys."
+    ),
     "transform": LazyCommand(
-        "skylark.cli.job.transform_commands:command", "Make a topic of another by SQL."
+        "skylark.cli.job.transform_commands:command", "Transform a topic into another by SQL."
     ),
     "verify": LazyCommand(
         "skylark.cli.job.verify_commands:command", "Compare a topic with its archive."

@@ -1,4 +1,4 @@
-"""``skylark job archive``: topics as files of a lake."""
+"""``skylark job archive``: writes topics to files of a data lake."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def command(
     lake_format: LakeFormat,
     stream: StreamGiven,
 ) -> None:
-    """Keep topics in a lake.
+    """Archive topics as files of a data lake.
 
-    Archives what is new since the last run, every message once, with all columns, by day and topic.
-    Without --checkpoint its position is kept in FOLDER.checkpoint. With --format iceberg, FOLDER is
-    the name of a table.
+    Archives the messages since the last run exactly once, with all columns, partitioned by day and
+    topic. The default of --checkpoint is FOLDER.checkpoint. With --format iceberg, FOLDER is the
+    name of a table.
     """
     from skylark.spark.jobs import archive_job as archive
     from skylark.spark.jobs.queue_spans import require_topics
@@ -56,7 +56,7 @@ def command(
         group=stream.group,
         rows_per_batch=stream.batch_rows or archive.ROWS_PER_BATCH,
     )
-    require_topics(options.source)  # a topic that is not there is told before Spark starts
+    require_topics(options.source)  # raises for missing topics before Spark starts
     with running(context, "archive", stream.master, stream.conf) as job:
         if stream.dry_run:
             spans = archive.plan(job.spark, options)

@@ -1,4 +1,4 @@
-"""``skylark job compact``: the latest message of each key."""
+"""``skylark job compact``: writes the latest message of each key."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     "compact", epilog="Example: skylark job compact prices --to-lake /data/lake/prices --overwrite"
 )
 @click.argument("topic")
-@click.option("--to-lake", metavar="FOLDER", help="A folder that gets the rows.")
-@click.option("--to-topic", metavar="TOPIC", help="A topic that gets them as messages.")
+@click.option("--to-lake", metavar="FOLDER", help="Folder to write the rows to.")
+@click.option("--to-topic", metavar="TOPIC", help="Topic to send the rows to.")
 @click.option(
     "--key",
     default="keys",
     show_default=True,
     metavar="SQL",
-    help="The key: a column, or an expression over columns.",
+    help="Key: a column, or a SQL expression over columns.",
 )
 @format_option
-@click.option("--overwrite", is_flag=True, help="Replace what is in the folder.")
+@click.option("--overwrite", is_flag=True, help="Replace the content of the folder.")
 @dry_run_option
 @job_options
 @click.pass_obj
@@ -50,10 +50,10 @@ def command(
     master: str,
     conf: dict[str, str],
 ) -> None:
-    """Keep the latest row of each key.
+    """Keep only the latest message of each key.
 
-    A key whose latest message has the property DELETED=true is left out, and so are messages
-    without a key. With --dry-run everything is read and counted.
+    Drops keys whose latest message has the property DELETED=true, and messages without a key.
+    With --dry-run it reads and counts everything, and writes nothing.
     """
     from skylark.spark.jobs import compact_job as compact
     from skylark.spark.jobs.queue_spans import queue_spans
@@ -67,10 +67,10 @@ def command(
         format=lake_format,
         overwrite=overwrite,
     )
-    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    queue_spans(options.source)  # raises for missing topics before Spark starts
     with running(context, "compact", master, conf) as job:
         work = compact.plan if dry_run else compact.run
         summary = work(job.spark, options, job.report, job.stop)
     show_summary(context, summary)
     if dry_run:
-        context.output.note("nothing was written")
+        context.output.info("dry run: nothing was written")

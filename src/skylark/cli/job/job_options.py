@@ -1,4 +1,4 @@
-"""What the commands of ``skylark job`` share: options, the session, the progress bar.
+"""Shared parts of the ``skylark job`` commands: options, the Spark session, the progress bar.
 
 ::
 
@@ -9,12 +9,12 @@
     def command(context, topic, stream) -> None:
         from skylark.spark.jobs import archive
 
-        options = archive.ArchiveOptions(...)          # refuses what is wrong before Spark starts
+        options = archive.ArchiveOptions(...)          # validates before Spark starts
         with running(context, "archive", stream.master, stream.conf) as job:
             summary = archive.run(job.spark, options, job.report, job.stop)
         show_summary(context, summary)
 
-The interrupt key and SIGTERM end the batch in hand; the second time they end the job at once.
+Ctrl-C and SIGTERM end the job after the current batch; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from skylark.spark.jobs.queue_spans import QueueSpan
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-#: Moves the bar with a name to where its job is.
+#: Updates the progress bar of a job by its name.
 MoveBar: TypeAlias = "Callable[[str, JobProgress], None]"
 
 DEFAULT_MASTER: Final = "local[*]"
@@ -58,20 +58,20 @@ def _settings(
 
 
 def job_options(command: Decorated) -> Decorated:
-    """``-n``, ``--master`` and ``--conf``, as ``namesrv``, ``master`` and ``conf``."""
+    """Add ``-n``, ``--master`` and ``--conf``, as ``namesrv``, ``master`` and ``conf``."""
     conf = click.option(
         "--conf",
         metavar="NAME=VALUE",
         multiple=True,
         callback=_settings,
-        help="A setting of Spark; may be repeated.",
+        help="Spark setting; repeatable.",
     )
     master = click.option(
         "--master",
         metavar="URL",
         default=DEFAULT_MASTER,
         show_default=True,
-        help="Where Spark runs.",
+        help="Spark master URL.",
     )
     return namesrv_option(master(conf(command)))
 
@@ -79,10 +79,10 @@ def job_options(command: Decorated) -> Decorated:
 checkpoint_option = click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="Where the job notes how far it is.",
+    help="Folder for the position of the job.",
 )
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Only show what would be done; nothing is written."
+    "--dry-run", is_flag=True, help="Only show what would be done; write nothing."
 )
 
 format_option = click.option(
@@ -91,12 +91,12 @@ format_option = click.option(
     type=click.Choice(["parquet", "delta", "iceberg"]),
     default="parquet",
     show_default=True,
-    help="Form of the lake; the others need their jars.",
+    help="File format of the lake; delta and iceberg need their jars.",
 )
 
 
 def duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """``30s``, ``5m`` in milliseconds, as the callback of an option."""
+    """Parse ``30s`` or ``5m`` to milliseconds; callback of an option."""
     from skylark.spark.option_table import duration_ms
 
     if value is None:
@@ -112,8 +112,8 @@ interval_option = click.option(
     "interval_ms",
     metavar="DURATION",
     callback=duration,
-    help="Go on until stopped, with a batch this often (30s, 5m).  [default: end with what is"
-    " there]",
+    help="Run until stopped, with a batch at this interval (30s, 5m).  [default: process the"
+    " stored messages and end]",
 )
 
 
@@ -122,7 +122,7 @@ tags_option = click.option("--tags", metavar="'A || B'", help="Only messages wit
 
 @dataclass(frozen=True)
 class StreamGiven:
-    """What was given of :func:`stream_options`."""
+    """The values of :func:`stream_options`."""
 
     interval_ms: int | None
     start: str
@@ -136,20 +136,20 @@ class StreamGiven:
     conf: dict[str, str]
 
     def require_checkpoint(self) -> str:
-        """For jobs that send: without knowing how far they were they would send all again."""
+        """The checkpoint, which jobs that send must have."""
         if self.checkpoint is None:
             raise click.UsageError(
-                "Give --checkpoint: without it the job would send everything again each time."
+                "Give --checkpoint: without it each run would send everything again."
             )
         return self.checkpoint
 
 
 def stream_options(
-    name: str, *, batch_rows: int | None, batch_rows_help: str = "Rows of one batch at most."
+    name: str, *, batch_rows: int | None, batch_rows_help: str = "Maximum rows per batch."
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What jobs take that go on where they ended, :func:`job_options` too, as ``stream``.
+    """Add the options of jobs with a checkpoint, and :func:`job_options`, as ``stream``.
 
-    ``batch_rows`` is the default; None: the job has its own, which ``batch_rows_help`` tells.
+    ``batch_rows`` is the default; None: the job has its own, which ``batch_rows_help`` describes.
     """
     start = click.option(
         "--from",
@@ -157,9 +157,9 @@ def stream_options(
         default="earliest",
         show_default=True,
         metavar="POSITION",
-        help="Where the first run begins: earliest, latest, -2h, or offsets as JSON.",
+        help="Start position of the first run: earliest, latest, -2h, or offsets as JSON.",
     )
-    group = click.option("--group", help=f"Consumer group that shows how far the {name} is.")
+    group = click.option("--group", help=f"Consumer group that shows the progress of the {name}.")
     rows = click.option(
         "--batch-rows",
         type=click.IntRange(min=1),
@@ -182,9 +182,9 @@ def stream_options(
 
 @contextmanager
 def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -> Iterator[Job]:
-    """A session, a bar on the terminal, and a way to stop; errors of Spark become ours.
+    """Open a Spark session, a progress bar and a stop event; translate Spark's errors.
 
-    A session that runs already is used, and left running.
+    A session that already runs is reused and not stopped.
     """
     from skylark.spark.error_translation import translate_errors
     from skylark.spark.jobs.job_runner import Job, session
@@ -194,22 +194,22 @@ def running(context: CliContext, name: str, master: str, conf: dict[str, str]) -
         spark = stack.enter_context(
             session(master, app_name=f"skylark job {name}", conf=conf, quiet=not context.debug)
         )
-        stop = stack.enter_context(stopping())  # after Spark, which takes the interrupt key
+        stop = stack.enter_context(stopping())  # after Spark, which installs a SIGINT handler
         move = stack.enter_context(bars(context, [name]))
         yield Job(spark=spark, report=_Bar(name, move), stop=stop)
 
 
 def show_spans(context: CliContext, spans: Sequence[QueueSpan]) -> None:
-    """What would be read of each queue, as a table or as a JSON array."""
+    """Print what would be read of each queue, as a table or a JSON array."""
     import msgspec
 
     columns = ("topic", "broker_name", "queue_id", "start", "end", "rows")
     context.output.rows(columns, map(msgspec.structs.asdict, spans))
-    context.output.note(f"{sum(span.rows for span in spans):,} rows; nothing was written")
+    context.output.info(f"{sum(span.rows for span in spans):,} rows; dry run: nothing was written")
 
 
 def show_summary(context: CliContext, summary: msgspec.Struct) -> None:
-    """The figures of a run, one per line or as one JSON object."""
+    """Print the figures of a run, one per line or as a JSON object."""
     import msgspec
 
     context.output.record(msgspec.structs.asdict(summary))
@@ -217,7 +217,7 @@ def show_summary(context: CliContext, summary: msgspec.Struct) -> None:
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM and the interrupt key set; the second time they end the process."""
+    """An event that SIGTERM and Ctrl-C set; the second signal ends the process."""
     import signal
     import threading
 
@@ -243,7 +243,7 @@ def stopping() -> Iterator[threading.Event]:
 
 
 class _Bar:
-    """The bar of a job, as the job knows it."""
+    """The progress bar of a job, in the form that jobs expect."""
 
     def __init__(self, name: str, move: MoveBar) -> None:
         self._name = name
@@ -255,7 +255,7 @@ class _Bar:
 
 @contextmanager
 def bars(context: CliContext, names: Sequence[str]) -> Iterator[MoveBar]:
-    """A bar for each name with rows, rate and lag, and what moves it; silent if nobody watches."""
+    """Progress bars with rows, rate and lag, one per name; hidden if stderr is not a terminal."""
     import sys
 
     if context.output.is_json or not sys.stderr.isatty():
@@ -282,6 +282,6 @@ def bars(context: CliContext, names: Sequence[str]) -> Iterator[MoveBar]:
 
 
 def figures(progress: JobProgress) -> str:
-    """The figures beside a bar."""
+    """The figures next to a progress bar."""
     text = f"{progress.rows:,} rows  {progress.rows_per_second:,.0f} rows/s"
     return text if progress.lag is None else f"{text}  lag {progress.lag:,}"

@@ -1,4 +1,4 @@
-"""``skylark job mirror``: a topic copied to another cluster."""
+"""``skylark job mirror``: copies a topic to another cluster."""
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ PLAN_COLUMNS = (
 )
 @click.argument("topic")
 @click.option(
-    "--to-namesrv", required=True, metavar="HOST:PORT[;...]", help="The cluster that gets it."
+    "--to-namesrv",
+    required=True,
+    metavar="HOST:PORT[;...]",
+    help="Name servers of the target cluster.",
 )
-@click.option("--to-topic", help="Its name there.  [default: the same]")
+@click.option("--to-topic", help="Topic in the target cluster.  [default: the same name]")
 @click.option(
     "--pairs",
     metavar="FOLDER",
-    help="Table of the offsets here and there.  [default: CHECKPOINT.pairs]",
+    help="Table of source and target offsets.  [default: CHECKPOINT.pairs]",
 )
-@click.option("--cluster-name", help="The name of this cluster in MIRROR_FROM.  [default: its own]")
-@click.option("--to-cluster-name", help="The name of the other one.  [default: its own]")
+@click.option(
+    "--cluster-name", help="Name of the source cluster in MIRROR_FROM.  [default: its own]"
+)
+@click.option("--to-cluster-name", help="Name of the target cluster.  [default: its own]")
 @stream_options("mirror", batch_rows=200_000)
 @click.pass_obj
 def command(
@@ -48,9 +53,9 @@ def command(
 ) -> None:
     """Copy a topic to another cluster.
 
-    Keeps body, tag, keys, properties and message id, and the order of each queue; the topic must
-    exist there. Copies carry the property MIRROR_FROM, and what came from the other cluster is not
-    sent back to it: clusters that mirror each other need different names.
+    Keeps body, tag, keys, properties and message id, and the order of each queue. The topic must
+    exist in the target cluster. Copies have the property MIRROR_FROM, and messages that came from
+    the target cluster are not sent back, so clusters that mirror each other need different names.
     """
     checkpoint = stream.require_checkpoint()
     import msgspec
@@ -80,6 +85,8 @@ def command(
             summary = mirror.run(job.spark, options, job.report, job.stop)
     if stream.dry_run:
         context.output.rows(PLAN_COLUMNS, map(msgspec.structs.asdict, queues))
-        context.output.note(f"{sum(queue.rows for queue in queues):,} rows; nothing was sent")
+        context.output.info(
+            f"{sum(queue.rows for queue in queues):,} rows; dry run: nothing was sent"
+        )
     else:
         show_summary(context, summary)

@@ -1,6 +1,6 @@
-"""``skylark job redrive``: dead letters back to the group that could not consume them.
+"""``skylark job redrive``: sends dead letters to their consumer group again.
 
-It needs no Spark; ``skylark dlq redrive`` does the same for single letters and by their ids.
+It does not need Spark; ``skylark dlq redrive`` can also select single messages by id.
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ if TYPE_CHECKING:
 )
 @click.argument("group")
 @click.option(
-    "--to-original", is_flag=True, help="To the topics they came from: every group gets them."
+    "--to-original", is_flag=True, help="Send to the original topics, where all groups get them."
 )
-@click.option("--tag", "tags", multiple=True, help="Only letters with this tag; may be repeated.")
-@click.option("--key", "keys", multiple=True, help="Only letters with this key; may be repeated.")
+@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable.")
+@click.option("--key", "keys", multiple=True, help="Only messages with this key; repeatable.")
 @click.option(
-    "--older-than", metavar="DURATION", callback=duration, help="Only those that died before."
+    "--older-than", metavar="DURATION", callback=duration, help="Only dead letters older than this."
 )
 @click.option(
-    "--younger-than", metavar="DURATION", callback=duration, help="Only those that died since."
+    "--younger-than",
+    metavar="DURATION",
+    callback=duration,
+    help="Only dead letters younger than this.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Letters per second.")
-@click.option("--limit", type=click.IntRange(min=1), help="End after so many.")
-@click.option("--restart", is_flag=True, help="Look at all letters again, not only at new ones.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="End after this number of messages.")
+@click.option(
+    "--restart", is_flag=True, help="Start over with all dead letters, not only new ones."
+)
 @dry_run_option
 @namesrv_option
 @click.pass_context
@@ -56,8 +63,8 @@ def command(
 ) -> None:
     """Send dead letters of a group again.
 
-    Only GROUP gets them, as retries of their topics. A run goes on where the last one ended, and no
-    letter is sent twice.
+    Only GROUP gets them, as retries. A run continues where the last one ended, and sends no dead
+    letter twice.
     """
     from skylark.spark.jobs.redrive_job import RedriveOptions
 

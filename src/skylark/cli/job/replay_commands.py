@@ -1,4 +1,4 @@
-"""``skylark job replay``: messages of a lake into topics again."""
+"""``skylark job replay``: sends archived messages to topics again."""
 
 from __future__ import annotations
 
@@ -36,20 +36,26 @@ def _moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     "replay", epilog="Example: skylark job replay /data/lake/orders --to orders-again --rate 500"
 )
 @click.argument("lake")
-@click.option("--to", "to_topic", metavar="TOPIC", help="The topic that gets the messages.")
-@click.option("--to-original", is_flag=True, help="Each message to the topic that it came from.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Topic to send to.")
+@click.option("--to-original", is_flag=True, help="Send each message to its original topic.")
 @format_option
-@click.option("--topic", "topics", multiple=True, help="Only messages of this topic of the lake.")
-@click.option("--since", metavar="TIME", callback=_moment, help="Only messages stored since then.")
-@click.option("--until", metavar="TIME", callback=_moment, help="Only messages stored before.")
-@click.option("--rate", type=float, metavar="N", help="Messages per second in all.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Only archived messages of this topic; repeatable."
+)
+@click.option(
+    "--since", metavar="TIME", callback=_moment, help="Only messages stored at this time or later."
+)
+@click.option(
+    "--until", metavar="TIME", callback=_moment, help="Only messages stored before this time."
+)
+@click.option("--rate", type=float, metavar="N", help="Maximum messages per second, in total.")
 @click.option(
     "--time-scale",
     type=float,
     metavar="X",
-    help="Keep the distances in time: 1 as they were, 2 twice as fast.",
+    help="Keep the original intervals: 1 original speed, 2 twice as fast.",
 )
-@click.option("--keep-ids", is_flag=True, help="Messages keep their unique ids.")
+@click.option("--keep-ids", is_flag=True, help="Keep the unique message ids.")
 @dry_run_option
 @job_options
 @click.pass_obj
@@ -70,15 +76,15 @@ def command(
     master: str,
     conf: dict[str, str],
 ) -> None:
-    """Send messages of a lake again.
+    """Send archived messages to a topic again.
 
     LAKE is a folder that `skylark job archive` has written. The messages of each queue keep their
-    order; the property REPLAY_OF of each names the message that it is a copy of.
+    order. The property REPLAY_OF of each copy is the id of the original message.
     """
     from skylark.spark.jobs import replay_job as replay
 
     if (to_topic is None) != to_original:
-        raise click.UsageError("Say where the messages go: --to TOPIC or --to-original.")
+        raise click.UsageError("Give the target: --to TOPIC or --to-original.")
     options = replay.ReplayOptions(
         lake=lake,
         to_topic=to_topic,
@@ -120,4 +126,4 @@ def _show_plan(context: CliContext, queues: list[QueueReplay]) -> None:
     )
     context.output.rows(columns, map(msgspec.structs.asdict, queues))
     rows = sum(queue.rows for queue in queues)
-    context.output.note(f"{rows:,} messages would be sent; nothing was")
+    context.output.info(f"{rows:,} messages would be sent; dry run: nothing was sent")

@@ -1,4 +1,4 @@
-"""``skylark job report``: what a topic is like, on the terminal, as a page and as a picture."""
+"""``skylark job report``: analyses a topic; output on the terminal, as HTML, PNG or Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from skylark.spark.jobs.topic_report import TopicReport
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
-#: Spans of time in a table: one screen.
+#: Time spans in a table; fits one screen.
 _SPANS_SHOWN = 24
 
 
@@ -24,17 +24,19 @@ _SPANS_SHOWN = 24
     "report", epilog="Example: skylark job report orders --group billing --html orders.html"
 )
 @click.argument("topic")
-@click.option("--group", help="Consumer group whose lag is shown.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Also as a page with charts.")
-@click.option("--parquet", metavar="FOLDER", help="Also added to tables in this folder.")
-@click.option("--png", type=_FILE, metavar="FILE", help="Also as a picture.")
+@click.option("--group", help="Also show the lag of this consumer group.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Also write an HTML page with charts.")
+@click.option(
+    "--parquet", metavar="FOLDER", help="Also append the figures to Parquet tables in this folder."
+)
+@click.option("--png", type=_FILE, metavar="FILE", help="Also write the charts as an image.")
 @click.option(
     "--from",
     "start",
     default="earliest",
     show_default=True,
     metavar="POSITION",
-    help="Where it begins: earliest, -2h, or offsets as JSON.",
+    help="Start position: earliest, -2h, or offsets as JSON.",
 )
 @click.option("--tags", metavar="'A || B'", help="Only messages with these tags.")
 @click.option(
@@ -42,7 +44,7 @@ _SPANS_SHOWN = 24
     type=click.IntRange(1, 100),
     default=20,
     show_default=True,
-    help="How many of the hottest keys are shown.",
+    help="Number of most frequent keys to show.",
 )
 @job_options
 @click.pass_obj
@@ -60,10 +62,10 @@ def command(
     master: str,
     conf: dict[str, str],
 ) -> None:
-    """Show what a topic is like.
+    """Analyse a topic: rate, sizes, latency, keys.
 
-    Rate, sizes, latency from birth to storing, hot keys, how even the queues are, and with --group
-    what it has not consumed. Reads the topic, without bodies; counts of keys are approximate.
+    Shows rate, sizes, latency from born time to store time, frequent keys, the distribution over
+    queues, and with --group its lag. Does not read bodies; counts of keys are approximate.
     """
     import msgspec
 
@@ -80,7 +82,7 @@ def command(
     for file in filter(None, (html, png)):
         if not file.parent.is_dir():
             raise click.BadParameter(f"there is no folder {file.parent}")
-    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    queue_spans(options.source)  # raises for missing topics before Spark starts
     with running(context, "report", master, conf) as job:
         found = report.run(job.spark, options, job.report)
         if parquet is not None:
@@ -101,7 +103,7 @@ def command(
 
 
 def show(output: Output, report: TopicReport) -> None:
-    """The report as tables."""
+    """Print the report as tables."""
     from skylark.spark.jobs.topic_report import amount
 
     record: dict[str, object] = {
@@ -173,7 +175,7 @@ def _show_percentiles(output: Output, report: TopicReport) -> None:
 
 
 def _show_spans(output: Output, report: TopicReport) -> None:
-    """The last spans of time."""
+    """Print the last time spans."""
     from skylark.spark.jobs.topic_report import duration
 
     shown = report.spans[-_SPANS_SHOWN:]
@@ -196,7 +198,7 @@ def _show_spans(output: Output, report: TopicReport) -> None:
         ),
     )  # fmt: skip
     if len(shown) < len(report.spans):
-        output.note(f"the last {len(shown)} of {len(report.spans)} spans; --html has all")
+        output.info(f"the last {len(shown)} of {len(report.spans)} spans; --html has all")
 
 
 def _moment(time_ms: int | None) -> datetime | None:

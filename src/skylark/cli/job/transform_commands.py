@@ -1,4 +1,4 @@
-"""``skylark job transform``: a topic through SQL into another topic."""
+"""``skylark job transform``: applies SQL to a topic and sends the result to another topic."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ _EXAMPLE = (
 @click.command("transform", epilog=_EXAMPLE)
 @click.argument("topic")
 @click.argument("to_topic")
-@click.option("--sql", metavar="STATEMENT", help="What becomes of the view input.")
+@click.option("--sql", metavar="STATEMENT", help="SQL query over the view input.")
 @click.option(
     "--sql-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same, from a file.",
+    help="File with the SQL query.",
 )
 @click.option(
     "--delivery",
     type=click.Choice(["at-least-once", "exactly-once"]),
     default="at-least-once",
     show_default=True,
-    help="What a crash may do to the rows of a batch: repeat them, or not.",
+    help="Whether rows may be sent again after a crash.",
 )
-@click.option("--to-namesrv", metavar="HOST:PORT[;...]", help="Where TO_TOPIC is, if elsewhere.")
+@click.option(
+    "--to-namesrv",
+    metavar="HOST:PORT[;...]",
+    help="Name servers of TO_TOPIC.  [default: those of TOPIC]",
+)
 @stream_options(
     "job",
     batch_rows=None,
-    batch_rows_help="Rows of one batch at most.  [default: 200000, exactly-once 20000]",
+    batch_rows_help="Maximum rows per batch.  [default: 200000, exactly-once 20000]",
 )
 @click.pass_obj
 def command(
@@ -58,14 +62,14 @@ def command(
     to_namesrv: str | None,
     stream: StreamGiven,
 ) -> None:
-    """Make a topic of another by SQL.
+    """Transform a topic into another by SQL.
 
-    The messages of TOPIC are the view input, with the columns of the source (topic, tags, keys,
-    body, properties, ...). What the statement selects is sent to TO_TOPIC: body, and tags, keys,
-    properties, shardingKey, ... if it has them. The job goes on where its checkpoint ends.
+    The view input has the messages of TOPIC, with the columns of the source (topic, tags, keys,
+    body, properties, ...). Each selected row is sent to TO_TOPIC: body, and tags, keys, properties,
+    shardingKey, ... if selected. The job continues from its checkpoint.
     """
     if (sql is None) == (sql_file is None):
-        raise click.UsageError("Give --sql or --sql-file: one of them says what is done.")
+        raise click.UsageError("Give either --sql or --sql-file.")
     checkpoint = stream.require_checkpoint()
     from skylark.spark.jobs import transform_job as transform
 

@@ -1,4 +1,4 @@
-"""``skylark job verify``: whether a lake holds what a topic holds."""
+"""``skylark job verify``: compares an archive with its topic."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=100_000,
     show_default=True,
-    help="Offsets that are summed up together.",
+    help="Offsets per compared range.",
 )
 @click.option(
     "--archived-only",
     is_flag=True,
-    help="Pass over messages behind the last one of each queue that is in the lake.",
+    help="Ignore messages after the last archived one of each queue.",
 )
 @job_options
 @click.pass_obj
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Compare a topic with its archive.
 
-    Counts and CRC sums are compared by ranges of offsets, over all that the topic holds now. Exit
-    code 1 says that they differ.
+    Compares counts and CRC sums of offset ranges, for all messages that the topic has now. Exit
+    code 1 if they differ.
     """
     from skylark.spark.jobs import verify_job as verify
     from skylark.spark.jobs.queue_spans import queue_spans
@@ -61,7 +61,7 @@ def command(
         range_size=range_size,
         archived_only=archived_only,
     )
-    queue_spans(options.source)  # a topic that is not there is told before Spark starts
+    queue_spans(options.source)  # raises for missing topics before Spark starts
     with running(context, "verify", master, conf) as job:
         summary = verify.run(job.spark, options, job.report, job.stop)
     _show(context, summary)
@@ -70,7 +70,7 @@ def command(
 
 
 def _show(context: CliContext, summary: VerifySummary) -> None:
-    """The summary and a table of differences, or one JSON object with both."""
+    """Print the summary and a table of differences, or one JSON object with both."""
     import msgspec
 
     record = msgspec.to_builtins(summary)
@@ -82,4 +82,4 @@ def _show(context: CliContext, summary: VerifySummary) -> None:
     if differences:
         context.output.rows(list(differences[0]), differences)
     if len(differences) < summary.different:
-        context.output.note(f"the first {len(differences)} of {summary.different} ranges")
+        context.output.info(f"the first {len(differences)} of {summary.different} ranges")

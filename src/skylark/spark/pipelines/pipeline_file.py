@@ -38,14 +38,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from skylark.core.errors import ConfigError, SkylarkError
+from skylark.core.strict_yaml import Mistake, compose, entries, nearest
 from skylark.spark.connection_options import CONNECTION_OPTIONS
 from skylark.spark.option_table import duration_ms
-from skylark.spark.pipelines.yaml_reader import Mistake, Walker, compose, nearest
+from skylark.spark.pipelines.yaml_reader import Walker
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.source.source_options import SourceOptions, source_options
 
 if TYPE_CHECKING:
-    from yaml.nodes import Node
+    from skylark.core.strict_yaml import Node
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ def load(path: Path, environ: Mapping[str, str]) -> PipelineFile:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"the pipeline file {path} cannot be read", hint=reason) from None
-    tree = compose(text)
+    tree = compose(text, aliases=True)
     if isinstance(tree, Mistake):
         raise PipelineFileError(path, [tree])
     walker = Walker(environ)
@@ -346,12 +347,9 @@ class _FileReader:
 
 
 def _named(node: Node, message: str) -> Node:
-    """The node of the key that an error message names."""
-    import yaml
-
-    if isinstance(node, yaml.MappingNode):
-        words = set(re.split(r"[^\w.]+", message.lower()))
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value.lower() in words:
-                return key
+    """The key that a message is about."""
+    words = set(re.split(r"[^\w.]+", message.lower()))
+    for key, name, _ in entries(node, lambda _key, _problem: None) or ():
+        if name.lower() in words:
+            return key
     return node

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skylark.core.errors import ConfigError
+from skylark.core.strict_yaml import nearest
 from skylark.spark.pipelines.checkpoint_folders import local_path
 from skylark.spark.pipelines.pipeline_file import FORMAT, Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_session import child_session, pipeline_errors
@@ -21,7 +22,6 @@ from skylark.spark.pipelines.user_functions import (
     load_function,
     ship_code,
 )
-from skylark.spark.pipelines.yaml_reader import nearest
 from skylark.spark.session import register
 from skylark.spark.sink.sink_writer import stream_writer
 

@@ -68,8 +68,8 @@ def test_unknown_jobs_are_refused() -> None:
         (("archive", "T", "--to", "x", "--interval", "soon"), "it must be a duration"),
         (("archive", "T", "--to", "x", "--batch-rows", "0"), "x>=1"),
         (("archive", "T", "--to", "x", "--format", "iceberg"), "needs a checkpoint"),
-        (("replay", "x"), "Say where the messages go"),
-        (("replay", "x", "--to", "T", "--to-original"), "Say where the messages go"),
+        (("replay", "x"), "Give the target"),
+        (("replay", "x", "--to", "T", "--to-original"), "Give the target"),
         (("replay", "x", "--to", "T", "--since", "noon"), "it must be milliseconds"),
         (("replay", "x", "--to", "T", "--rate", "-1"), "must be more than 0"),
         (("compact", "T"), "give one of the two"),
@@ -104,7 +104,10 @@ def test_without_spark_the_error_says_what_to_install(arguments: tuple[str, ...]
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert ended.stderr == "Error: there is no module pyspark: pip install 'skylark-mq[spark]'\n"
+    assert (
+        ended.stderr
+        == "Error: the Python package pyspark is not installed: pip install 'skylark-mq[spark]'\n"
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
 
 

@@ -123,7 +123,8 @@ def test_pipelines_are_chosen_by_name(tmp_path: Path) -> None:
         ("{topic: alerts, delivery: exactly-once}", "{topic: alerts}, path: /x",
          "14:62 a sink of format rocketmq has no path"),
         ("  - name: counts", "  - 7\n  - name: counts", "16:5 a pipeline must be keys with values"),
-        ("name: orders\n", "name: orders\nname: again\n", "2:1 the file has the key name twice"),
+        ("name: orders\n", "name: orders\nname: again\n",
+         "2:1 the file: the key name is given twice"),
         ("name: orders\n", "", "1:1 the file needs name"),
         ("spark: {", "spark: {jars: x, ", "4:9 spark has no key jars: known are master, conf"),
         ("partitionBy: [dt]", "partitionBy: [[dt]]", "9:68 partitionBy must be a text"),
@@ -138,7 +139,7 @@ def test_a_mistake_has_a_line_and_a_column(
     assert found[0].startswith(expected)
 
 
-def test_all_mistakes_are_reported_in_order(tmp_path: Path) -> None:
+def test_the_error_lists_all_mistakes_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("partitionBy: dt", "partitionBi: dt").replace("tags:", "tagz:")
     found = mistakes(tmp_path, text)
     assert [each.partition(" ")[0] for each in found] == ["7:57", "18:51"]
@@ -149,17 +150,17 @@ def test_all_mistakes_are_reported_in_order(tmp_path: Path) -> None:
     [
         ("", "1:1 the file is empty"),
         ("- a", "1:1 the file must be keys with values"),
-        ("name: [", "1:8 this is no YAML"),
-        ("a: 1\n\tb: 2", "2:1 this is no YAML"),
-        ("name: \x07", "1:1 this is no YAML"),
-        ("[" * 5000, "1:1 the values are nested too deeply"),
+        ("name: [", "1:8 not valid YAML"),
+        ("a: 1\n\tb: 2", "2:1 not valid YAML"),
+        ("name: \x07", "1:1 not valid YAML"),
+        ("[" * 5000, "1:32 nested deeper than 32"),
         ("name: n\ncheckpoints: c\npipelines: []", "3:12 pipelines must be a list with at least"),
         ("name: n\ncheckpoints:\npipelines: [{}]", "2:13 checkpoints must be a text"),
-        ("? [a]\n: b", "1:3 a key of the file must be a text"),
+        ("? [a]\n: b", "1:3 the file: a key must be a text"),
         ("#" * ((1 << 20) + 1), "1:1 the file has more than"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, text: str, expected: str) -> None:
+def test_files_that_are_not_pipeline_files(tmp_path: Path, text: str, expected: str) -> None:
     assert any(each.startswith(expected) for each in mistakes(tmp_path, text))
 
 

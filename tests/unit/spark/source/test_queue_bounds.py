@@ -75,7 +75,7 @@ class FakeSession:
     async def find_route(self, topic: str) -> TopicRouteData | None:
         self.asked.append("route")
         if not self.namesrv_answers:
-            raise NoNameServerError("no name server answered")
+            raise NoNameServerError("no name server responds")
         if not self.topic_exists or not self.brokers:
             return None
         queues = [
@@ -91,7 +91,7 @@ class FakeSession:
 
     async def cluster_info(self) -> ClusterInfo:
         if not self.namesrv_answers:
-            raise NoNameServerError("no name server answered")
+            raise NoNameServerError("no name server responds")
         return ClusterInfo(broker_addr_table={each.broker_name: each for each in self._data()})
 
     async def call(self, address: str, request: Command, *also: int) -> Command:
