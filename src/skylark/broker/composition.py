@@ -55,7 +55,7 @@ from skylark.broker.overload.overload_guard import (
 from skylark.broker.pull.handlers import PullHandlers
 from skylark.broker.pull.pull_checks import PullChecks
 from skylark.broker.pull.pull_filters import PullFilters
-from skylark.broker.pull.pull_service import PullCounters, PullPolicy, PullService
+from skylark.broker.pull.pull_messages import PullCounters, PullPolicy, PullService
 from skylark.broker.remoting_interception import RemotingInterception
 from skylark.broker.send.handlers import PutHandlers, SendCodec, codecs_of
 from skylark.broker.send.message_policy import Diverter

@@ -5,7 +5,7 @@ is the records as they stand in the log: views of its files, leased until they a
 (:mod:`skylark.net.write_queue`). If they are few bytes, the answer is one frame with their copy.
 Every refusal has an ext map, empty or with what forbids reading (``forbiddenType``).
 
-This module knows frames and no messages; see :mod:`skylark.broker.pull.pull_service`.
+This module knows frames and no messages; see :mod:`skylark.broker.pull.pull_messages`.
 """
 
 from __future__ import annotations
