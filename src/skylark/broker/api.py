@@ -33,7 +33,7 @@ from skylark.wire.codes import CURRENT_VERSION, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.headers.client_header import HeartbeatResponseHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader, SendHeader
+from skylark.wire.headers.send import SendHeader
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
 ResultT = TypeVar("ResultT")
@@ -160,24 +160,13 @@ class EndTransactionResult(msgspec.Struct, gc=False):
     is_undecided: bool = False
 
 
-class SendBackRequest(msgspec.Struct, gc=False):
-    """A message that a consumer could not consume."""
-
-    header: ConsumerSendMsgBackRequestHeader
-    version: int = CURRENT_VERSION
-
-
-class SendBackResult(msgspec.Struct, gc=False):
-    """The message will be delivered again, is a dead letter, or the group wants no retries."""
-
-
 #: What stores messages; requests of all these kinds that come together are stored together.
-PutRequest: TypeAlias = SendRequest | EndTransactionRequest | SendBackRequest
-PutOutcome: TypeAlias = SendResult | EndTransactionResult | SendBackResult
+PutRequest: TypeAlias = SendRequest | EndTransactionRequest
+PutOutcome: TypeAlias = SendResult | EndTransactionResult
 
 
 class PutService(Protocol):
-    """Stores messages of producers, decisions about half messages, and retries of consumers."""
+    """Stores messages of producers, and decisions about half messages."""
 
     def run(
         self,

@@ -1,6 +1,6 @@
 """Remoting requests that store messages: read into typed requests, run, and answered.
 
-Sends (10, 310, 320), decisions about half messages (37) and messages sent back (36) that came
+Sends (10, 310, 320, 9002) and decisions about half messages (37) that came
 together from one connection are one run of :class:`~skylark.broker.send.put_pipeline.PutPipeline`,
 in the order of their arrival; a request that came alone is a run of one. This module knows frames
 and no messages: each code has a :class:`PutCodec` that reads its header and writes its answer.
