@@ -321,7 +321,7 @@ def test_compact_keeps_the_latest_row_of_each_key(
     assert rows == {"a": b"a2", "c": b"c2"}
     code, text = site.refused("compact", topic, "--to-lake", str(lake))
     assert code == 2
-    assert text.startswith(f"{lake} is there already")
+    assert text.startswith(f"{lake} exists already")
 
     by_body = ("--key", "substr(cast(body AS string), 1, 1)", "--overwrite")
     assert site.done("compact", topic, "--to-lake", str(lake), *by_body)["keys"] == 5

@@ -163,7 +163,7 @@ def test_errors_of_a_transformation_are_one_sentence(site: JobSite, tmp_path: Pa
         ("SELECT nosuch FROM input", "name `nosuch` cannot be resolved"),
         ("SELEC body FROM input", "the SQL is not valid: Syntax error at or near 'SELEC' (line 1"),
         ("SELECT body FROM elsewhere", "`elsewhere` cannot be found"),
-        ("SELECT 'x' AS body", "the SQL does not read the messages: they are the view input"),
+        ("SELECT 'x' AS body", "the SQL does not read the messages, which are the view input"),
         ("SELECT keys FROM input", "the sink needs a column body"),
         ("SELECT body, 1 AS extra FROM input", "the sink has no column extra"),
         ("SELECT cast(count(*) AS string) AS body FROM input GROUP BY tags", "watermark"),

@@ -131,7 +131,7 @@ def test_queues_are_cut_into_tasks(site: Site) -> None:
 
 
 def test_mistakes_are_reported(site: Site) -> None:
-    with pytest.raises(SkylarkError, match=r"there is no topic nosuch.*create it"):
+    with pytest.raises(SkylarkError, match=r"topic nosuch does not exist.*create it"):
         read_batch(site.given("nosuch"))
     with pytest.raises(ConfigError, match="no topic matches"):
         read_batch({"nameServer": site.namesrv.address, "topicsPattern": "nosuch.*"})

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 #: How long the registration of brokers that are ready may take.
 REGISTERED_TIMEOUT_S: Final = 30.0
 _LOOK_INTERVAL_S: Final = 0.01
-#: Time before a broker that has died is started again: at first, and at most.
+#: Delay before a broker that has died is started again.
 RESTART: Final = Backoff(first_s=1.0, most_s=60.0)
 #: Who runs for so long has recovered from whatever it was.
 STEADY_S: Final = 60.0
@@ -185,7 +185,7 @@ class Cluster:
                 failures = 0
             failures += 1
             delay_s = RESTART.pause_s(failures)
-            log.error("%s; it is started again in %.0f s", death.message, delay_s)
+            log.error("%s; starting it again in %.0f s", death.message, delay_s)
             await self._clock.sleep(delay_s)
             try:
                 await child.start()

@@ -23,7 +23,7 @@ is decided about a single one is decided here: :data:`HIDDEN_KINDS`, :class:`Tag
 
 Crash: entries that waited, or lay in memory, are lost; recovery makes them again from the log.
 
-Answers to Java's ``ReputMessageService``, ``CommitLogDispatcherBuildConsumeQueue`` and
+Counterpart of Java's ``ReputMessageService``, ``CommitLogDispatcherBuildConsumeQueue`` and
 ``CommitLogDispatcherBuildIndex``.
 """
 

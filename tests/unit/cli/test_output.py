@@ -160,7 +160,7 @@ def test_notes_go_to_people_only() -> None:
 def test_warnings_go_to_programs_too(kind: OutputFormat) -> None:
     output, stdout, stderr = make(kind)
     output.warn("broker-b did not respond")
-    assert (stdout.getvalue(), stderr.getvalue()) == ("", "broker-b did not answer\n")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("", "broker-b did not respond\n")
 
 
 def test_a_gap_between_tables_is_for_people() -> None:

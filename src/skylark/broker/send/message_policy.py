@@ -3,8 +3,8 @@
 **The table.** :data:`POLICY` maps each property name that the broker acts upon to its action.
 :class:`PropertyScanner` looks for these names in a property string; where there is none, the string
 is stored as it came, with the broker's own properties behind it. Nearly every message is like that,
-and *fast* means no more than that. Everything else goes through :meth:`MessagePolicy.rewrite`,
-which carries out the actions and encodes the properties anew.
+and *fast* means no more than that. For everything else the send step
+(:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties anew.
 
 **Properties.** Every single message gets three: ``MSG_REGION``, ``TRACE_ON`` and ``CLUSTER``. Java
 takes the property string apart and writes it anew, in the order of its hash map, with a separator

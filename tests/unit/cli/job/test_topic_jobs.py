@@ -39,7 +39,7 @@ def _shared_connections() -> Iterator[None]:
         ),
         (("transform", "S", "T", *SQL), 2, "Give --checkpoint"),
         (("transform", "S", "S", *SQL, "--checkpoint", "/ck"), 2, "would read its own output"),
-        (("transform", "S", "T", *SQL, "--checkpoint", "/ck"), 3, "no name server answered"),
+        (("transform", "S", "T", *SQL, "--checkpoint", "/ck"), 3, "no name server responds"),
         (("mirror", "S", "--checkpoint", "/ck"), 2, "Missing option '--to-namesrv'"),
         (("mirror", "S", "--to-namesrv", "h:1"), 2, "Give --checkpoint"),
         (("report", "S"), 3, "no name server responds"),

@@ -190,7 +190,7 @@ async def test_a_topic_without_route_is_deleted_if_its_brokers_are_registered() 
     session.topic_exists = False
     found = await inspector(session).snapshot(ALL)
     assert (found.deleted_topics, found.unreachable, found.bounds) == ({"T"}, {}, {})
-    with pytest.raises(NotFoundError, match="there is no topic T"):
+    with pytest.raises(NotFoundError, match="topic T does not exist"):
         await inspector(session).first_snapshot()
 
 
