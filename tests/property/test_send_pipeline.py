@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from skylark.core.hashing import decode_offset_id
@@ -51,6 +51,8 @@ EXAMPLES: Final = int(os.environ.get("SEND_EXAMPLES", "60"))
 QUICK: Final = settings(
     max_examples=EXAMPLES,
     deadline=None,
+    # To shrink a list of requests takes longer than a test may: the failing one is printed whole.
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

@@ -13,7 +13,7 @@ by the type of the request.
 A request that is refused in step 1 or 2 has its refusal in its place; it splits nothing. Only a
 request that must come behind what the ones before it have stored makes two puts of a run
 (:data:`STORE_FIRST`): a decision about a half message of the same run, the second decision about
-one, a rollback that somebody waits for.
+one, a rollback.
 
 **Errors that nobody foresaw.** Each request fails alone: an exception becomes the outcome of the
 request in whose step it was raised. A step whose ``finish`` breaks off answers for its own

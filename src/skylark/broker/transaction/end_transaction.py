@@ -120,7 +120,7 @@ class EndTransactionStep:
     ) -> Drafted:
         """A decision about a half message that has to be read."""
         transactions = self._transactions
-        if header is not self._repeated and self._needs_earlier(header, wants_result):
+        if header is not self._repeated and self._needs_earlier(header):
             self._repeated = header
             return STORE_FIRST
         half = self._find(header)
@@ -147,14 +147,14 @@ class EndTransactionStep:
         draft.fate = fate
         return self._commit(draft)
 
-    def _needs_earlier(self, header: EndTransactionRequestHeader, wants_result: bool) -> bool:
+    def _needs_earlier(self, header: EndTransactionRequestHeader) -> bool:
         """Whether what came before a decision in its run has to be in the log.
 
-        The half message may be of that run. And the op message of a rollback that somebody waits
-        for is stored at once: not before what came earlier.
+        The half message may be of that run. And a rollback is noted for the op message at once,
+        which names decisions in the order of their arrival.
         """
-        writes_op_now = wants_result and header.commit_or_rollback == TRANSACTION_ROLLBACK
-        return writes_op_now or header.commit_log_offset >= self._store.log.max_offset
+        is_rollback = header.commit_or_rollback == TRANSACTION_ROLLBACK
+        return is_rollback or header.commit_log_offset >= self._store.log.max_offset
 
     def _commit(self, draft: FinalDraft) -> FinalDraft:
         if _DELAYED.search(draft.properties):
