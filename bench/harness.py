@@ -446,7 +446,7 @@ def checkout_base(name: str, root: Path = ROOT) -> Base:
     return Base(commit, folder)
 
 
-# Runs a part whose harness, of whatever commit, then takes processor time for its clock.
+# Runs a part whose harness, of any commit, then takes processor time for its clock.
 PART_ON_PROCESSOR_TIME = """
 import runpy, sys, time
 time.perf_counter_ns = time.process_time_ns

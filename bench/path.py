@@ -17,7 +17,7 @@ two for their whole life, because their memory is laid out differently; only new
 that out. Within a pair the two take turns of about 12 ms, in the order A B B A B A A B and so on,
 which cancels a drift of the machine; the next pair has the order reversed. The ratio of a pair is
 that of the sums of its turns. The ratio of a row is the median of its pairs, and its interval the
-one that holds the true median with 95 % certainty whatever the distribution is (order statistics).
+one that holds the true median with 95 % certainty for any distribution (order statistics).
 
 Both brokers and this process run on one core, another one from pair to pair. They never work at the
 same time, and to wake a process on its own core costs the same every time; across cores it depends

@@ -1,7 +1,7 @@
 """A blocking connection to a broker or name server: writes prepared frames, counts the replies.
 
 It belongs to the process that drives the benchmark, so its cost is not part of any figure. It
-imports nothing of Skylark: both commits are driven by the same code, whatever their modules are
+imports nothing of Skylark: both commits are driven by the same code, however their modules are
 called.
 """
 

@@ -44,7 +44,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a peer has proven to be; there is none as long as nobody authenticates."""
+    """Who a peer has proven to be; None without authentication."""
 
     user: str
 

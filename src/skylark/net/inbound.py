@@ -248,7 +248,7 @@ class Inbound:
     def _next_run(self) -> list[Command]:
         """Take the next requests that can be handled together, within the share of this turn.
 
-        The seam for runs over several connections: whoever collects what one poll brought asks each
+        The seam for runs over several connections: a collector of what one poll brought asks each
         connection for its runs here, and the share stays that of the connection.
         """
         frames_max = min(self._share.frames_left, self._limits.frames_per_write_max)
@@ -327,7 +327,7 @@ class Inbound:
         return self._inflight.size
 
     def lost(self) -> None:
-        """The connection has ended; nobody would read the answers."""
+        """The connection has ended: no peer reads the answers."""
         # Handlers at work are not cancelled: a half-done change is worse than an unread answer.
         self._queue.clear()
         self._unread.clear()

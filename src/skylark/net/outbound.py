@@ -188,7 +188,7 @@ class Outbound:
             self.announce_room()
 
     def lost(self) -> None:
-        """The transport has ended: leases end, and nobody waits any longer."""
+        """The transport has ended: leases end, and so do all waits."""
         self.queue.drop()
         self.announce_room()
         self._call_writers()

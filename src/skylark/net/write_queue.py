@@ -18,7 +18,7 @@ One piece of some kilobytes, copied, is cheaper than a handful of views: to the 
 looks at each, and to the kernel, which copies from memory that is at hand. A Java consumer that
 catches up, 32 messages of 100 B at a time, got 15 % more of them.
 
-Whoever has a response and does not send it calls :func:`discard`. Counterpart of Netty's
+Code that has a response and does not send it calls :func:`discard`. Counterpart of Netty's
 ``FileRegion`` and of Java's ``ManyMessageTransfer``.
 """
 

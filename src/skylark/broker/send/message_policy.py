@@ -4,10 +4,10 @@
 :class:`PropertyScanner` looks for these names in a property string; where there is none, the string
 is stored as it came, with the broker's own properties behind it. Nearly every message is like that,
 and *fast* means no more than that. For everything else the send step
-(:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties anew.
+(:mod:`skylark.broker.send.send_step`) carries out the actions and encodes the properties again.
 
 **Properties.** Every single message gets three: ``MSG_REGION``, ``TRACE_ON`` and ``CLUSTER``. Java
-takes the property string apart and writes it anew, in the order of its hash map, with a separator
+takes the property string apart and writes it again, in the order of its hash map, with a separator
 at the end. Consumers do not depend on that order, so here the three are appended, and the record
 has the length that it has in Java. A string that reads as something else than it says (a name
 twice, an item without a name or value) is normalised first: the last item of a name stays, as in
@@ -51,7 +51,7 @@ DELAY: Final = 1  # goes to the queue of its delay level
 TIMER: Final = 2  # goes to the timer
 HALF: Final = 4  # is a half message
 PRIORITY: Final = 8  # the priority chooses the queue
-REFUSE: Final = 16  # nobody may send that
+REFUSE: Final = 16  # clients must not send that
 STRIP: Final = 32  # the broker removes the property
 REPLACE: Final = 64  # the broker sets the property itself
 NORMALISE: Final = 128  # the string does not read as what it says
@@ -125,7 +125,7 @@ class PropertyScanner:
 
     Strings of one producer have the same names in the same order, and often everything in common
     but the unique id. So the shape of a string is remembered: a string that has a known shape has
-    its actions, whatever its values are. The meaning is that of :func:`scan_properties`.
+    its actions for all values. The meaning is that of :func:`scan_properties`.
     """
 
     __slots__ = ("_actions", "_after", "_before", "_end", "_shapes", "_size", "_start")

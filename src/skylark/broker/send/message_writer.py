@@ -56,7 +56,7 @@ class MessageWriter:
         *,
         appended: Callable[[float, float], None],
     ) -> None:
-        """``appended`` is told when each append began and ended (see ``overload``)."""
+        """``appended`` gets the begin and end of each append (see ``overload``)."""
         store.leave_room_for_copies(copy_growth)
         self.store = store
         #: Messages of which a copy could not be made.
@@ -123,7 +123,7 @@ class MessageWriter:
         ``when_durable`` is called with the final status once the flush setting is satisfied,
         perhaps before this returns, and only for a message that was stored. ``limits`` are the
         settings for what a client has written. ``may_wait`` is false for a message that must not
-        become a delayed or timed one, whatever its properties say.
+        become a delayed or timed one because of its properties.
         """
         refused = self.divert_own(draft, properties) if may_wait else None
         if refused is not None:
@@ -159,4 +159,4 @@ class MessageWriter:
 
 
 def _ignore(_status: PutStatus) -> None:
-    """For a put that nobody waits for."""
+    """For a put without a waiting client."""

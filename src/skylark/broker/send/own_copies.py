@@ -3,7 +3,7 @@
 The broker stores a message once more when a delayed or timed one is due, when a consumer gives one
 back (retry, dead letter), when a half message is committed, and when it asks about one. Such a copy
 is held to the record format only (:class:`skylark.store.commit_log.PutLimits`): its message was
-acknowledged, whatever the settings say today. The format has one limit that matters, 32,767 bytes
+acknowledged under the settings of then. The format has one limit that matters, 32,767 bytes
 of properties, and most copies have properties that the message did not have.
 
 * **Before a message is acknowledged**, :func:`copy_growth` says how much its copies will add. The
@@ -56,7 +56,7 @@ _CHECK_BACK_ADDS: Final = {
 }
 _COMMIT_OF_TIMED_ADDS: Final = {names.PROPERTY_TIMER_OUT_MS: _TIME_MS, **_TIMER_ADDS}
 
-#: What the broker adds for whoever wants to know, the most dispensable first.
+#: Informative properties of the broker, the most dispensable first.
 _OPTIONAL: Final = tuple(
     name.encode()
     for name in (

@@ -15,7 +15,7 @@ request that must come behind what the ones before it have stored makes two puts
 (:data:`STORE_FIRST`): a decision about a half message of the same run, the second decision about
 one, a rollback.
 
-**Errors that nobody foresaw.** Each request fails alone: an exception becomes the outcome of the
+**Unexpected errors.** Each request fails alone: an exception becomes the outcome of the
 request in whose step it was raised. A step whose ``finish`` breaks off answers for its own
 requests, not for those of another step, whose messages are stored as well and must be counted.
 """

@@ -121,7 +121,7 @@ class SendBackHandlers:
         if status in NEVER_STORED and not is_batch:
             topic = dlq_topic(header.group)
             self._writer.uncopied.add("retry", record.log_offset, topic, status)
-        elif not status.stored:  # where it is less safe than wanted, a second copy helps nobody
+        elif not status.stored:  # where it is less safe than wanted, a second copy does not help
             raise BrokerError(status.name)
         await self._durability.topics_saved()
         return success(request)

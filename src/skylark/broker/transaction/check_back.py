@@ -375,4 +375,4 @@ class CheckRounds:
 
 
 def _ignore(_status: object) -> None:
-    """For a put that nobody waits for."""
+    """For a put without a waiting client."""

@@ -18,7 +18,7 @@ What a crash leaves: of a SEND_HALVES that was not answered any number of half m
 first on, as if they had been sent one after the other; nobody knows them, and their producer will
 be asked. Of an END_HALVES any number of decisions, likewise; all may be repeated.
 
-A broker without these requests answers 3, and whoever asked goes on message by message.
+A broker without these requests answers 3, and the client goes on message by message.
 """
 
 from __future__ import annotations

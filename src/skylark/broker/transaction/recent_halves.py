@@ -59,7 +59,7 @@ class RecentHalves:
         if _IMMUNITY in draft.properties:
             return
         halves, offset = self._halves, stored.queue_offset
-        if offset in halves:  # the half queue was deleted and began anew
+        if offset in halves:  # the half queue was deleted and made again
             self.drop(offset)
         half = halves[offset] = RecentHalf(
             offset, stored.log_offset, unique_id, real_topic, real_queue_id, draft,

@@ -81,7 +81,7 @@ class TransactionService:
     # --- life -------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Read back what is decided: when the store is open, and nobody else uses it."""
+        """Read back what is decided: when the store is open, before others use it."""
         self._recovered = recover(self._store, self._offsets)
 
     def start(self) -> None:
@@ -289,4 +289,4 @@ class TransactionService:
 
 
 def _ignore(_status: object) -> None:
-    """For a put that nobody waits for."""
+    """For a put without a waiting client."""

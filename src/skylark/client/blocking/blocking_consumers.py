@@ -311,7 +311,7 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
         self._listeners.close()
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
-        """Share the queues of a topic with the group, and hear of it when they are shared anew."""
+        """Share the queues of a topic with the group, and hear of it when they are shared again."""
         posting = None if listener is None else in_thread(listener, self._listeners)
         self._do(self._client.register_queue_listener, topic, posting)
         return self

@@ -154,7 +154,7 @@ class PullConsumer(PullClient):
     # ---- queues ----------------------------------------------------------------------------------
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
-        """Share the queues of a topic with the group, and hear of it when they are shared anew.
+        """Share the queues of a topic with the group, and hear of it when they are shared again.
 
         ``listener(topic, all queues, ours)`` is called on the loop of the consumer.
         """

@@ -1,4 +1,4 @@
-"""Schedule of rebalancing: when the consumers of a client share their queues anew.
+"""Schedule of rebalancing: when the consumers of a client rebalance.
 
 One task per client instance, on the control loop: it waits for the interval or for a wake-up, never
 runs twice within a second, and asks each consumer to rebalance. While one of them is not balanced

@@ -4,7 +4,7 @@
 
     task    ReadStatus         decided already?  then send nothing: the batch is or will be done
             halves, manifests  everything is acknowledged before the task ends
-    driver  ReadStatus, Append(D), Confirm   the first D of the batch is valid, whoever wrote it
+    driver  ReadStatus, Append(D), Confirm   the first D of the batch is valid, of any writer
             CommitHalves ...   for each manifest of each winner
             Append(X)
             RollBack ...       own attempts that did not win
