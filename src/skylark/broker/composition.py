@@ -389,13 +389,16 @@ class BrokerGraph:
         halves = SendHalvesStep(
             self.send_checks, self.durability, self.store, self.stats, self.transactions
         )
+        decisions = EndTransactionStep(self.transactions, self.durability)
         self.puts = PutPipeline(
             self.writer,
+            self.durability,
             {
                 SendRequest: sends,
                 SendHalvesRequest: halves,
-                EndTransactionRequest: EndTransactionStep(self.transactions, self.durability),
+                EndTransactionRequest: decisions,
             },
+            after_put=[decisions.after_put],
         )
         send_codec = SendCodec(self.send_checks, SendReplies(self.send_checks, self._store_host))
         self.put_handlers = PutHandlers(

@@ -99,12 +99,14 @@ class Inbound:
         self._dispatcher = dispatcher
         self._monotonic = clock.monotonic
         self._limits = limits
+        self._bytes_max = limits.bytes_per_turn_max
+        self._seconds_max = limits.seconds_per_turn_max
         self._stamp = owner.stamp
         self._holders = owner.holders
         self._first_bytes = owner.first_bytes
         self._loop = asyncio.get_running_loop()
         self._frames = FrameBuffer(limits.frame_size_max)
-        self._share = TurnShare(limits, clock)
+        self._share = TurnShare(limits)
         self._unread: deque[bytes] = deque()  # delivered, but beyond the share: not frames yet
         self._unread_position = 0  # in the first of them
         self._queue = RequestQueue()
@@ -126,18 +128,16 @@ class Inbound:
             self._hold_bytes()
             self.update_reading()
             return
-        share = self._share
-        share.begin(now, self._outbound.bytes_out)
-        if len(data) > self._limits.bytes_per_turn_max or not self._wants_bytes():
+        if len(data) > self._bytes_max or not self._wants_bytes():
             self._unread.append(data)
         else:
-            share.bytes_left -= len(data)
-            self._feed(data, now if self._stamp is None else self._stamp(now))
+            self._share.bytes_left -= len(data)
+            self._feed(data, now)
         self._take_turn(now)
 
     def _take_bytes(self) -> bytes:
         """The next bytes that wait: all that came together, but no more than a share."""
-        unread, size_max = self._unread, self._limits.bytes_per_turn_max
+        unread, size_max = self._unread, self._bytes_max
         data, position = unread[0], self._unread_position
         end = position + size_max
         if end < len(data):
@@ -151,9 +151,10 @@ class Inbound:
         self._share.bytes_left -= len(data)
         return data
 
-    def _feed(self, data: bytes, arrived_at: float) -> None:
+    def _feed(self, data: bytes, now: float) -> None:
         """Bytes to frames; responses settle their calls, requests join the queue."""
         link = self._link
+        arrived_at = now if self._stamp is None else self._stamp(now)
         try:
             if self._first_bytes is not None:
                 self._choose_filter(data)
@@ -200,10 +201,8 @@ class Inbound:
     def _next_turn(self) -> None:
         self._turn_scheduled = False
         if not self._link.is_closing:
-            now = self._monotonic()
-            self._share.renew()
-            self._share.begin(now, self._outbound.bytes_out)
-            self._take_turn(now)
+            self._share.renew(self._outbound.bytes_out)
+            self._take_turn(self._monotonic())
 
     def _take_turn(self, now: float) -> None:
         """Use the share of this turn: handle requests, read on; what is answered leaves."""
@@ -220,11 +219,13 @@ class Inbound:
                     else:
                         dispatcher.dispatch(connection, run[0])
                 elif unread and self._wants_bytes():
-                    arrived_at = now if self._stamp is None else self._stamp(now)
-                    self._feed(self._take_bytes(), arrived_at)
+                    self._feed(self._take_bytes(), now)
                 else:
                     break
-                if (queue or unread) and share.is_used_up(outbound.bytes_out):
+                if (queue or unread) and (
+                    share.is_used_up(outbound.bytes_out)
+                    or self._monotonic() - now >= self._seconds_max
+                ):
                     break
         finally:
             outbound.in_batch = False
@@ -237,7 +238,7 @@ class Inbound:
             self._hold_bytes()
             self.go_on()
         else:
-            if share.is_spent():
+            if share.is_used_up(outbound.bytes_out):
                 self._turn_scheduled = True  # more of this poll may come: it has to wait
                 self._loop.call_soon(self._next_turn)
             if self._frames.pending_size:

@@ -48,7 +48,7 @@ class Outbound:
         #: Requests are being handled: what they answer is written at the end, or in portions.
         self.in_batch = False
         self._link = link
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._limits = limits
         self._on_paused = on_paused
         self._loop = asyncio.get_running_loop()
@@ -105,9 +105,9 @@ class Outbound:
         """Hand everything queued to the transport in one ``writelines``."""
         link, queue = self._link, self.queue
         transport, byte_filter = link.transport, link.byte_filter
-        if not queue or link.is_closing or transport is None:
+        if not queue.count or link.is_closing or transport is None:
             return
-        link.active_at = self._clock.monotonic()
+        link.active_at = self._monotonic()
         try:
             encode = None if byte_filter is None else byte_filter.sending
             self.bytes_out += queue.write(transport, encode)
@@ -175,7 +175,7 @@ class Outbound:
         if link.transport is not None and not link.is_closing:
             self.flush()
             link.is_closing = True
-            link.active_at = self._clock.monotonic()
+            link.active_at = self._monotonic()
             link.transport.close()
             self.announce_room()
 

@@ -19,8 +19,8 @@ gets its share once, and less than that again: what was read is not cut to fit t
 * :class:`ReadPacer` is the rule for protocols whose bytes cost about the same however they are cut
   (replication): it only stops and resumes reading.
 
-Bytes and frames are counted over as many turns as it takes to use a share up: who delivers little
-needs no callback in each turn to begin a new share, and waits for one once in a while.
+All but the time is counted over as many turns as it takes to use a share up: a connection that
+delivers little needs no callback in each turn to begin a new share, only one once in a while.
 
 Java has a thread per group of connections (Netty) and pools of threads behind it, and leaves the
 sharing to the operating system.
@@ -30,62 +30,34 @@ from __future__ import annotations
 
 import asyncio
 
-from skylark.core.clock import TimeSource
 from skylark.net.limits import NetLimits
 
 
 class TurnShare:
-    """What is left for one connection in this turn."""
+    """What is left for one connection in this turn; each count may end below zero."""
 
-    __slots__ = (
-        "_frames_spent",
-        "_limits",
-        "_monotonic",
-        "bytes_left",
-        "bytes_out_max",
-        "ends_at",
-        "frames_left",
-        "tasks_left",
-    )
+    __slots__ = ("_limits", "bytes_left", "bytes_out_max", "frames_left", "tasks_left")
 
-    def __init__(self, limits: NetLimits, clock: TimeSource) -> None:
+    def __init__(self, limits: NetLimits) -> None:
         self._limits = limits
-        self._monotonic = clock.monotonic
-        self.bytes_left = limits.bytes_per_turn_max
-        self.frames_left = 0
-        self._frames_spent = 0
-        self.tasks_left = 0
-        self.bytes_out_max = 0
-        self.ends_at = 0.0
+        self.renew(0)
 
-    def renew(self) -> None:
-        """A new turn of the loop, and a new share."""
-        self.bytes_left = self._limits.bytes_per_turn_max
-        self._frames_spent = 0
-
-    def begin(self, now: float, bytes_out: int) -> None:
-        """Requests are about to be handled, and so many bytes were written so far."""
+    def renew(self, bytes_out: int) -> None:
+        """Begin a new share; ``bytes_out`` were written so far."""
         limits = self._limits
+        self.bytes_left = limits.bytes_per_turn_max
         self.frames_left = limits.frames_per_turn_max
         self.tasks_left = limits.tasks_per_turn_max
         self.bytes_out_max = bytes_out + limits.reply_bytes_per_turn_max
-        self.ends_at = now + limits.seconds_per_turn_max
 
     def is_used_up(self, bytes_out: int) -> bool:
-        """Whether the rest has to wait for the next turn; ``bytes_out`` were written so far."""
+        """Whether more has to wait for :meth:`renew`; ``bytes_out`` were written so far."""
         return (
             self.frames_left <= 0
             or self.bytes_left <= 0
             or self.tasks_left <= 0
             or bytes_out >= self.bytes_out_max
-            or self._monotonic() >= self.ends_at
         )
-
-    def is_spent(self) -> bool:
-        """All was handled: whether more that this turn brings has to wait for :meth:`renew`."""
-        frames_max = self._limits.frames_per_turn_max
-        self._frames_spent += frames_max - self.frames_left
-        return self.bytes_left <= 0 or self._frames_spent >= frames_max
 
 
 class ReadPacer:

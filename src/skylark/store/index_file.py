@@ -55,6 +55,7 @@ NO_BYTES: Final = memoryview(b"")
 # A chain longer than this is entered in the middle when the newest part is not wanted.
 _HOPS_MAX: Final = 1_000
 _CHUNK_ENTRIES: Final = 1 << 18
+_SECONDS_POSITION: Final = 12  # in an entry, a signed word like a slot
 
 _pack_entry_into = INDEX_ENTRY.pack_into
 _unpack_entry_from = INDEX_ENTRY.unpack_from
@@ -226,6 +227,12 @@ class IndexFile:
         seconds = (store_timestamp - begin) // 1000 if begin > 0 else 0
         if not 0 <= seconds <= SECONDS_MAX:
             seconds = 0 if seconds < 0 else SECONDS_MAX
+        first_seconds = None
+        if number == 1:  # the first entry still counts from the end of the file before
+            first_seconds, seconds = seconds, 0
+            self.begin_timestamp = store_timestamp
+            self.begin_offset = next(offset for offset, hashes in records if hashes)
+        first_position = position
         for log_offset, key_hashes in records:
             for key_hash in key_hashes:
                 slot_position = INDEX_HEADER_SIZE + key_hash % slot_count * INDEX_SLOT_SIZE
@@ -235,13 +242,12 @@ class IndexFile:
                     self.used_slots += 1
                 _pack_entry_into(buffer, position, key_hash, log_offset, seconds, previous)
                 _pack_slot_into(buffer, slot_position, number)
-                if number == 1:  # the first entry still counts from the end of the file before
-                    self.begin_timestamp, self.begin_offset = store_timestamp, log_offset
-                    seconds = 0
                 number += 1
                 position += INDEX_ENTRY_SIZE
             if key_hashes:
                 self.end_offset = log_offset
+        if first_seconds:
+            _pack_slot_into(buffer, first_position + _SECONDS_POSITION, first_seconds)
         self.next_entry = after
         self.end_timestamp = store_timestamp
         self.dirty = True

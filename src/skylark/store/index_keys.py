@@ -16,7 +16,7 @@ Java reads the properties of each record into a map (``CommitLog.checkMessageAnd
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from skylark.core.hashing import ID_ENDING_SIZE
 from skylark.wire.properties import find_by_needle, needle_of
@@ -27,12 +27,9 @@ _UNIQ_KEY: Final = needle_of(b"UNIQ_KEY")
 _SEPARATOR: Final = b"\x02"
 
 
-class IndexedValues(NamedTuple):
-    """Of one record; None where there is no such property, or an empty one."""
-
-    tags: bytes | None
-    unique_id: bytes | None
-    keys: bytes | None
+#: TAGS, UNIQ_KEY and KEYS of one record; None where there is no such property, or an empty one.
+#: Not a class: one is made for every message.
+IndexedValues: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class AlikeIds(NamedTuple):
@@ -58,7 +55,7 @@ def indexed_values(properties: bytes) -> IndexedValues:
     _, found, rest = text.rpartition(_KEYS)
     if found:
         keys = rest.partition(_SEPARATOR)[0] or find_by_needle(text, _KEYS)
-    return IndexedValues(tags, unique_id, keys)
+    return tags, unique_id, keys
 
 
 def alike_ids(property_strings: Sequence[bytes]) -> AlikeIds | None:

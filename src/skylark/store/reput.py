@@ -78,6 +78,14 @@ OnArrival: TypeAlias = Callable[[Arrival], None]
 IsAwaited: TypeAlias = Callable[[str, int], bool]
 
 
+def _always(_topic: str, _queue_id: int) -> bool:
+    return True
+
+
+def _never(_topic: str, _queue_id: int) -> bool:
+    return False
+
+
 class InnerBatch(NamedTuple):
     """The messages of one record in a BatchCQ topic."""
 
@@ -202,7 +210,7 @@ class Dispatch:
         self._tags_codes = tags_codes
         self._known_tags = tags_codes.known
         self._on_arrival = on_arrival
-        self._is_awaited = is_awaited
+        self._is_awaited = is_awaited or _always if on_arrival is not None else _never
         self._waiting: deque[_Waiting] | None = deque() if after_flush else None
         self._prepared: deque[_Prepared] = deque()
         #: End of the last record whose entries are made.
@@ -237,17 +245,21 @@ class Dispatch:
             ]
             return
         keyed: KeyedRecords = []
-        count = len(appended)
-        tags_codes: Sequence[int | None] | None = None
-        if count >= _ALIKE_MIN:
-            tags_codes = self._read_alike(Run(*zip(*appended, strict=True)), keyed)
+        tags_codes: list[int | None] | None = None
+        run = None
+        if len(appended) >= _ALIKE_MIN:
+            run = Run(*zip(*appended, strict=True))
+            tags_codes = self._read_alike(run, keyed)
         if tags_codes is None:
-            tags_codes = [
-                self._read(queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed)
-                for queue, log_offset, _, sys_flag, properties in appended
-            ]
+            tags_codes = []
+            for queue, log_offset, _, sys_flag, properties in appended:
+                tags_codes.append(
+                    self._read(
+                        queue.topic, log_offset, sys_flag, store_timestamp, properties, keyed
+                    )
+                )
         self._put_into_index(keyed, store_timestamp)
-        if count > 1 and self._enter_at_once(appended, tags_codes, store_timestamp):
+        if run is not None and self._enter_at_once(run, tags_codes, store_timestamp):
             return
         for (queue, log_offset, size, _, properties), code in zip(
             appended, tags_codes, strict=True
@@ -255,36 +267,28 @@ class Dispatch:
             self._enter(queue, log_offset, size, code, store_timestamp, properties)
 
     def _enter_at_once(
-        self, appended: Sequence[Appended], tags_codes: Sequence[int | None], store_timestamp: int
+        self, run: Run, tags_codes: Sequence[int | None], store_timestamp: int
     ) -> bool:
         """:meth:`_enter` for records of one queue that nothing waits for; whether they are such."""
-        queue = appended[0][0]
+        queue = run.queues[0]
         if (
             type(queue) is not ConsumeQueue
-            or any(row[0] is not queue for row in appended)
-            or self._tells(queue)
+            or run.queues.count(queue) < len(run.queues)
             or None in tags_codes
+            or self._is_awaited(queue.topic, queue.queue_id)
         ):
             return False
-        pack = CQ_ENTRY.pack
-        entries = [
-            pack(row[1], row[2], code) for row, code in zip(appended, tags_codes, strict=True)
-        ]
-        _, log_offset, size, _, _ = appended[-1]
-        queue.append_run(entries, log_offset + size)
-        self.dispatched_until = log_offset + size
+        entries = list(map(CQ_ENTRY.pack, run.log_offsets, run.sizes, tags_codes))
+        log_end = run.log_offsets[-1] + run.sizes[-1]
+        queue.append_run(entries, log_end)
+        self.dispatched_until = log_end
         self.dispatched_timestamp = store_timestamp
         return True
 
-    def _tells(self, queue: EntryQueue) -> bool:
-        """Whether anybody wants to know what arrives in a queue."""
-        return self._on_arrival is not None and (
-            self._is_awaited is None or self._is_awaited(queue.topic, queue.queue_id)
-        )
-
     def silence(self) -> None:
-        """Tell nobody of arrivals any more."""
+        """Report no arrivals any more."""
         self._on_arrival = None
+        self._is_awaited = _never
 
     def prepare(self, log_end: int) -> None:
         """Index the records that wait for the disk up to here: work for the time the disk takes.
@@ -345,7 +349,7 @@ class Dispatch:
             return self._tags_codes.of(topic, tags, properties, store_timestamp)
         return known_code
 
-    def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int] | None:
+    def _read_alike(self, run: Run, keyed: KeyedRecords) -> list[int | None] | None:
         """:meth:`_read` for records of which one tells everything; None if they are not so."""
         count, sys_flag, topic = len(run.queues), run.sys_flags[0], run.queues[0].topic
         if (
@@ -391,7 +395,8 @@ class Dispatch:
             queue, log_offset, size, tags_code, store_timestamp, properties
         ):
             return
-        if self._on_arrival is not None and self._tells(queue):
+        if self._is_awaited(queue.topic, queue.queue_id):
+            assert self._on_arrival is not None, "else nothing is awaited"
             self._on_arrival(
                 Arrival(
                     queue.topic,

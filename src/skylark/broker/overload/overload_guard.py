@@ -93,7 +93,7 @@ class LoopWatch:
         on_turn: Callable[[float], None] | None = None,
     ) -> None:
         self._monotonic = clock.monotonic
-        self._call_soon = call_soon or _call_soon
+        self._call_soon = call_soon
         #: Told how many milliseconds each turn took: the lag of the loop.
         self.on_turn = on_turn
         #: Whether this turn of the loop is watched, and if so, what counts as the arrival of all
@@ -123,6 +123,8 @@ class LoopWatch:
         self.in_turn = True
         self.turn_arrived_at = self._began_at if self._after_long_turn else now
         self._began_at = now
+        if self._call_soon is None:
+            self._call_soon = asyncio.get_running_loop().call_soon
         self._call_soon(self._end)
 
     def _end(self) -> None:
@@ -132,6 +134,7 @@ class LoopWatch:
         self.in_turn = False
         if took_s >= LONG_TURN_S:
             did_work = self._after_long_turn = True
+            assert self._call_soon is not None, "a turn has begun"
             self._call_soon(self._polled)
         if did_work:
             if self.on_turn is not None:
@@ -191,10 +194,6 @@ class WatchedClock(BaseClock):
                 self._watch.arrived_at(self.monotonic())
 
         return run
-
-
-def _call_soon(callback: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(callback)
 
 
 class Family(enum.Enum):
@@ -302,7 +301,6 @@ class OverloadGuard:
         ``pool_is_empty`` tells whether a transient store pool is in use and has no buffer left.
         """
         self.refused_counts = dict.fromkeys(Reason, 0)
-        self._live = live
         self._watch = watch
         self._monotonic = clock.monotonic
         self._arrival_of = arrival_of
@@ -311,18 +309,17 @@ class OverloadGuard:
         self._stall_ended_at = -math.inf
         self._log_at = -math.inf
         self._read(live.current)
+        live.follow(self._read)
 
     # --- the interceptor ---
 
     def before(self, connection: Connection, request: Command) -> None:
         """Return for a request that may be handled; raises SystemBusyError for others."""
-        if self._config is not self._live.current:
-            self._read(self._live.current)
         now = self._monotonic()
-        watch = self._watch
-        arrived_at = watch.turn_arrived_at if watch.in_turn else watch.arrived_at(now)
         if self._arrival_of is not None:
             arrived_at = self._arrival_of(connection)
+        else:
+            arrived_at = self._watch.arrived_at(now)
         code = request.code
         if code in self._guarded_codes:
             self._check_guarded(code, now)
@@ -343,7 +340,6 @@ class OverloadGuard:
     # --- inside ---
 
     def _read(self, config: BrokerConfig) -> None:
-        self._config = config
         self._append_limit_s = config.store.os_page_cache_busy_time_out_mills / 1000
         enabled = config.broker_fast_failure_enable
         limits = {

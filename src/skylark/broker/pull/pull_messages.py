@@ -59,6 +59,7 @@ _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _FOUND: Final = GetStatus.FOUND
+_FOUND_REMARK: Final = _FOUND.remark  # properties of an enumeration are slow
 
 
 class PullPolicy:
@@ -230,7 +231,7 @@ class PullService:
             raise
         return PullResult(
             code,
-            found.status.remark,
+            _FOUND_REMARK if found.status is _FOUND else found.status.remark,
             suggested_id,
             found.next_offset,
             found.min_offset,

@@ -4,7 +4,7 @@
 
     1 admit, 2 draft   PutStep.draft     per request: checks, policy, the message to be stored
     3 put              MessageWriter     all drafts of the run at once
-    4 after, 5 result  PutStep.finish    per kind of request: counters, wake-ups, results
+    4 after, 5 result  PutStep.finish    per request: counters, wake-ups, the result
 
 A run is what the kernel had at once from one connection: sends (10, 310, 320), decisions about half
 messages (37) and others that store messages, in any order. Each kind has a :class:`PutStep`, chosen
@@ -16,21 +16,24 @@ request that must come behind what the ones before it have stored makes two puts
 one, a rollback.
 
 **Unexpected errors.** Each request fails alone: an exception becomes the outcome of the
-request in whose step it was raised. A step whose ``finish`` breaks off answers for its own
-requests, not for those of another step, whose messages are stored as well and must be counted.
+request for which it was raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from skylark.broker.api import Peer
 from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.put_outcome import Durability
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
+
+log = logging.getLogger(__name__)
 
 
 class StoreFirst(enum.Enum):
@@ -56,27 +59,34 @@ Drafted: TypeAlias = Draft | Done | Literal[StoreFirst.STORE_FIRST]
 
 
 class PutStep(Protocol):
-    """What one kind of request does before and after its messages are stored."""
-
-    def begin(self) -> None:
-        """A run begins: take over changed settings."""
+    """What one kind of request does before and after its message is stored."""
 
     def draft(self, peer: Peer, request: Any) -> Drafted:
         """Check a request and make the message that it stores; raises what refuses it."""
 
-    def finish(
-        self, requests: Sequence[Any], drafts: Sequence[Any], results: Sequence[PutResult]
-    ) -> Sequence[object]:
-        """The outcomes of requests whose messages were stored, or not."""
+    def finish(self, request: Any, draft: Any, result: PutResult, *, is_durable: bool) -> object:
+        """The outcome of a request whose message was stored, or not.
+
+        Unless ``is_durable``, a result may have to wait (:meth:`Durability.when_durable`).
+        """
 
 
 class PutPipeline:
     """Runs requests through their steps; a :class:`~skylark.broker.api.PutService`."""
 
-    def __init__(self, writer: MessageWriter, steps: Mapping[type, PutStep]) -> None:
+    def __init__(
+        self,
+        writer: MessageWriter,
+        durability: Durability,
+        steps: Mapping[type, PutStep],
+        *,
+        after_put: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """``after_put`` are called when all requests of one put have their outcomes."""
         self._writer = writer
+        self._durability = durability
         self._steps = dict(steps)
-        self._each_step = tuple(dict.fromkeys(self._steps.values()))
+        self._after_put = tuple(after_put)
 
     def run(
         self,
@@ -90,8 +100,6 @@ class PutPipeline:
         Requests behind one that is refused with an error for which ``stops_at`` holds are not
         handled; their outcome is None.
         """
-        for step in self._each_step:
-            step.begin()
         steps = self._steps
         outcomes: list[Any] = [None] * len(requests)
         places: list[int] = []
@@ -99,11 +107,12 @@ class PutPipeline:
         for place, request in enumerate(requests):
             drafted: Drafted | BaseException
             try:
-                drafted = steps[type(request)].draft(peer, request)
+                step = steps[type(request)]
+                drafted = step.draft(peer, request)
                 if drafted is STORE_FIRST:
                     self._put(requests, places, drafts, outcomes)
                     places, drafts = [], []
-                    drafted = steps[type(request)].draft(peer, request)
+                    drafted = step.draft(peer, request)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the outcome
                 outcomes[place] = request if isinstance(request, Exception) else error
                 if stops_at is not None and stops_at(error):
@@ -115,8 +124,7 @@ class PutPipeline:
             else:
                 assert isinstance(drafted, Done), "nothing is stored before it any more"
                 outcomes[place] = drafted.outcome
-        if drafts:
-            self._put(requests, places, drafts, outcomes)
+        self._put(requests, places, drafts, outcomes)
         return outcomes
 
     def _put(
@@ -126,45 +134,26 @@ class PutPipeline:
         drafts: list[Draft],
         outcomes: list[Any],
     ) -> None:
-        """Store drafts and note the outcomes of their requests, which stand at ``places``."""
+        """Store drafts and set the outcomes of their requests, which stand at ``places``."""
         if not drafts:
             return
         try:
             results = self._writer.put_run(drafts)
+            is_durable = self._durability.all_now(results)
         except Exception as error:  # noqa: BLE001 - the outcome
             for place in places:
                 outcomes[place] = error
-            return
-        stored = [requests[place] for place in places]
-        kinds = set(map(type, stored))
-        if len(kinds) == 1:
-            self._finish(self._steps[kinds.pop()], places, stored, drafts, results, outcomes)
-            return
-        by_step: dict[PutStep, list[int]] = {}
-        for index, request in enumerate(stored):
-            by_step.setdefault(self._steps[type(request)], []).append(index)
-        for step, indexes in by_step.items():
-            self._finish(
-                step,
-                [places[index] for index in indexes],
-                [stored[index] for index in indexes],
-                [drafts[index] for index in indexes],
-                [results[index] for index in indexes],
-                outcomes,
-            )
-
-    def _finish(
-        self,
-        step: PutStep,
-        places: list[int],
-        requests: list[Any],
-        drafts: list[Draft],
-        results: list[PutResult],
-        outcomes: list[Any],
-    ) -> None:
-        try:
-            finished: Sequence[object] = step.finish(requests, drafts, results)
-        except Exception as error:  # noqa: BLE001 - the outcome
-            finished = [error] * len(places)
-        for place, outcome in zip(places, finished, strict=True):
-            outcomes[place] = outcome
+        else:
+            for place, draft, result in zip(places, drafts, results, strict=True):
+                request = requests[place]
+                try:
+                    outcomes[place] = self._steps[type(request)].finish(
+                        request, draft, result, is_durable=is_durable
+                    )
+                except Exception as error:  # noqa: BLE001 - the outcome
+                    outcomes[place] = error
+        for call in self._after_put:
+            try:
+                call()
+            except Exception:
+                log.exception("work after a put failed")

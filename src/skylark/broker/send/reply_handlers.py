@@ -80,7 +80,6 @@ class ReplyHandlers:
     async def reply(self, connection: Connection, request: Command) -> Command:
         """SEND_REPLY_MESSAGE (324), SEND_REPLY_MESSAGE_V2 (325)."""
         checks = self._checks
-        checks.follow()
         header = send_header(request)
         ext = checks.ext.copy()
         try:

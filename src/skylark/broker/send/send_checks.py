@@ -63,6 +63,9 @@ class Extra(msgspec.Struct, gc=False):
 
     #: The topic that a half message belongs to.
     half_of: str | None = None
+    #: Of a half message whose commit asks for nothing but the copy: how many bytes of its property
+    #: string the final message has (:func:`turn_into_half`). Else 0.
+    final_size: int = 0
     #: Group, and topic of origin, of a message that the broker made a dead letter.
     dead_letter_of: tuple[str, str] | None = None
     recall_handle: str | None = None
@@ -82,17 +85,12 @@ class SendChecks:
     """Validates a send against the current settings."""
 
     def __init__(self, live: LiveSettings, topics: TopicTable, clock: TimeSource) -> None:
-        self._live = live
         self._topics = topics
         self._clock = clock
         self._turns = count()
         self._sendable: set[str] = set()  # names of topics that were found right
         self._prepare(live.current)
-
-    def follow(self) -> None:
-        """Take over changed settings; called at the start of every request."""
-        if self._live.current is not self.config:
-            self._prepare(self._live.current)
+        live.follow(self._prepare)
 
     def _prepare(self, config: BrokerConfig) -> None:
         trace_on = "true" if config.trace_on else "false"

@@ -30,7 +30,7 @@ Counterpart of ``SendMessageProcessor`` and ``AbstractSendMessageProcessor``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from skylark.broker.api import Peer, Pending, SendRequest, SendResult
@@ -111,9 +111,7 @@ class SendStep:
         self._transactions = transactions
         self._unique_ids = unique_ids
         self._scan = PropertyScanner().scan
-
-    def begin(self) -> None:
-        self._checks.follow()
+        self._counted_topic, self._is_system = "", False  # nearly always the same as before
 
     # --- from request to draft --------------------------------------------------------------------
 
@@ -145,7 +143,7 @@ class SendStep:
         draft.unique_id = unique_id
         draft.properties = (text + checks.added_text).encode()
         if actions & HALF:
-            self._turn_into_half(draft)
+            self._turn_into_half(draft, is_simple=True)
         return draft
 
     def _rewrite(self, request: SendRequest, draft: SendDraft, topic: TopicConfig) -> None:
@@ -176,7 +174,7 @@ class SendStep:
             delay_level(properties)  # it counts at the commit, but no number is refused at once
             drop_half_names(properties)
             draft.properties = names.encode_properties(properties).encode()
-            self._turn_into_half(draft)
+            self._turn_into_half(draft, is_simple=False)
             return
         refused = self._writer.diverter.divert(draft, properties)
         if refused is not None:
@@ -186,11 +184,14 @@ class SendStep:
             handle = recall_handle(properties, checks.config.broker_name)
             draft.extra = Extra(recall_handle=handle)
 
-    def _turn_into_half(self, draft: SendDraft) -> None:
+    def _turn_into_half(self, draft: SendDraft, *, is_simple: bool) -> None:
+        """``is_simple``: its properties ask for nothing else, now or when it is committed."""
         if self._checks.config.reject_transaction_message:
             raise self._no_transactions()
-        draft.extra = Extra(half_of=draft.topic)
-        turn_into_half(draft, draft.unique_id)
+        extra = draft.extra = Extra(half_of=draft.topic)
+        final_size = turn_into_half(draft, draft.unique_id)
+        if is_simple:
+            extra.final_size = final_size
 
     def _no_transactions(self) -> BrokerError:
         address = self._checks.config.broker_ip1
@@ -270,44 +271,30 @@ class SendStep:
     # --- from result to outcome -------------------------------------------------------------------
 
     def finish(
-        self,
-        requests: Sequence[SendRequest],
-        drafts: Sequence[SendDraft],
-        results: Sequence[PutResult],
-    ) -> list[SendResult | Pending[SendResult] | Exception]:
-        """Count what was stored. What goes wrong with one message does not concern the others."""
-        all_now = self._durability.all_now(results)
-        outcomes: list[SendResult | Pending[SendResult] | Exception] = []
-        topic, is_system = "", False  # nearly always the same as before
-        for draft, result in zip(drafts, results, strict=True):
-            try:
-                if not result.size:
-                    outcomes.append(self._durability.refusal(result.status))
-                    continue
-                if draft.topic != topic:
-                    topic = draft.topic
-                    is_system = self._topics.is_system(topic)
-                self._stats.put(topic, result.message_count, result.size, is_system=is_system)
-                sent = SendResult(
-                    _SUCCESS, result.log_offset, draft.asked_queue_id, result.queue_offset,
-                    draft.unique_id,
-                )  # fmt: skip
-                if draft.extra is not None:
-                    self._finish_special(draft, draft.extra, result, sent)
-                if all_now and result.status is _PUT_OK:
-                    outcomes.append(sent)
-                else:
-                    outcomes.append(self._when_durable(sent, draft, result))
-            except Exception as error:  # noqa: BLE001 - the outcome
-                outcomes.append(error)
-        return outcomes
+        self, _request: SendRequest, draft: SendDraft, result: PutResult, *, is_durable: bool
+    ) -> SendResult | Pending[SendResult] | Exception:
+        """Count what was stored, and say where."""
+        if not result.size:
+            return self._durability.refusal(result.status)
+        topic = draft.topic
+        if topic != self._counted_topic:
+            self._counted_topic, self._is_system = topic, self._topics.is_system(topic)
+        self._stats.put(topic, result.message_count, result.size, is_system=self._is_system)
+        sent = SendResult(
+            _SUCCESS, result.log_offset, draft.asked_queue_id, result.queue_offset, draft.unique_id
+        )
+        if draft.extra is not None:
+            self._finish_special(draft, draft.extra, result, sent)
+        if is_durable and result.status is _PUT_OK:
+            return sent
+        return self._when_durable(sent, draft, result)
 
     def _finish_special(
         self, draft: SendDraft, extra: Extra, result: PutResult, sent: SendResult
     ) -> None:
         """What a message that is more than a plain one needs once it is stored."""
         if extra.half_of is not None:
-            self._transactions.half_stored(draft, extra.half_of, result)
+            self._transactions.half_stored(draft, extra.half_of, extra.final_size, result)
         if extra.dead_letter_of is not None and self._retries.on_dead_letter is not None:
             self._retries.on_dead_letter(*extra.dead_letter_of)
         if draft.batch is not None:

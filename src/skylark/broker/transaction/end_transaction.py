@@ -29,7 +29,6 @@ Counterpart of ``EndTransactionProcessor``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -85,10 +84,6 @@ class EndTransactionStep:
         self._in_run: set[int] = set()  # first copies of what this run commits
         self._repeated: EndTransactionRequestHeader | None = None  # given STORE_FIRST already
 
-    def begin(self) -> None:
-        self._in_run.clear()
-        self._repeated = None
-
     # --- from decision to draft -------------------------------------------------------------------
 
     def draft(self, _peer: Peer, request: EndTransactionRequest) -> Drafted:
@@ -104,13 +99,14 @@ class EndTransactionStep:
                     return STORE_FIRST
                 draft = final_draft(
                     recent.draft,
-                    recent.draft.properties,
+                    recent.draft.properties[: recent.final_size],
                     recent.real_topic,
                     recent.real_queue_id,
                     recent.log_offset,
                 )
                 draft.half_offset = draft.first_offset = recent.offset
-                return self._commit(draft)
+                self._in_run.add(recent.offset)
+                return draft
         elif header.commit_or_rollback != TRANSACTION_ROLLBACK:
             return Done(_UNDECIDED)  # the producer will be asked
         return self._draft_from_log(header, wants_result=request.wants_result)
@@ -236,22 +232,22 @@ class EndTransactionStep:
 
     def finish(
         self,
-        requests: Sequence[EndTransactionRequest],
-        drafts: Sequence[FinalDraft],
-        results: Sequence[PutResult],
-    ) -> list[EndTransactionResult | Pending[EndTransactionResult] | Exception]:
-        self._in_run.clear()
-        self._transactions.committed(drafts, results)
-        all_now = self._durability.all_now(results)
-        outcomes: list[EndTransactionResult | Pending[EndTransactionResult] | Exception] = []
-        for request, result in zip(requests, results, strict=True):
-            if not result.size:
-                outcomes.append(self._refusal(result.status))
-            elif all_now:
-                outcomes.append(_DECIDED)
-            else:
-                outcomes.append(self._result(result, request.wants_result))
-        return outcomes
+        request: EndTransactionRequest,
+        draft: FinalDraft,
+        result: PutResult,
+        *,
+        is_durable: bool,
+    ) -> EndTransactionResult | Pending[EndTransactionResult] | Exception:
+        self._transactions.committed(draft, result)
+        if not result.size:
+            return self._refusal(result.status)
+        return _DECIDED if is_durable else self._result(result, request.wants_result)
+
+    def after_put(self) -> None:
+        """All commits of a put are done, or have failed: their op message is due."""
+        if self._in_run:
+            self._in_run.clear()
+            self._transactions.ops_grew()
 
     def _refusal(self, status: PutStatus) -> BrokerError:
         """Why a final message was not stored, in the words that Java has for it here."""

@@ -93,9 +93,6 @@ class SendHalvesStep:
         self._transactions = transactions
         self._scan = PropertyScanner().scan
 
-    def begin(self) -> None:
-        self._checks.follow()
-
     def draft(self, peer: Peer, request: SendHalvesRequest) -> SendDraft:
         """The half messages as they will be stored; raises BrokerError."""
         header = request.header
@@ -153,19 +150,9 @@ class SendHalvesStep:
         return self._durability.refusal(PutStatus.MESSAGE_ILLEGAL, hint)
 
     def finish(
-        self,
-        requests: Sequence[SendHalvesRequest],
-        drafts: Sequence[SendDraft],
-        results: Sequence[PutResult],
-    ) -> list[SendResult | Pending[SendResult] | Exception]:
-        return [
-            self._outcome(request, draft, result)
-            for request, draft, result in zip(requests, drafts, results, strict=True)
-        ]
-
-    def _outcome(
-        self, request: SendHalvesRequest, draft: SendDraft, result: PutResult
+        self, request: SendHalvesRequest, draft: SendDraft, result: PutResult, *, is_durable: bool
     ) -> SendResult | Pending[SendResult] | Exception:
+        del is_durable  # when_durable finds out
         if not result.size:
             return self._durability.refusal(result.status)
         assert draft.batch is not None

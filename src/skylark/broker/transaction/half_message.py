@@ -33,7 +33,7 @@ from skylark.broker.send.message_writer import copy_of
 from skylark.broker.send.own_copies import without_optional
 from skylark.core.hashing import encode_offset_id
 from skylark.core.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
-from skylark.store.commit_log import Draft
+from skylark.store.commit_log import Draft, PutLimits
 from skylark.wire import properties as names
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
@@ -61,8 +61,8 @@ _SET_BY_BROKER: Final = (
     names.PROPERTY_REAL_TOPIC,
     names.PROPERTY_REAL_QID,
 )
-_ADDED: Final = b"%b\x01%%b\x02%b\x01%%b\x02%b\x01%%d\x02" % (
-    names.PROPERTY_TRANSACTION_ID.encode(),
+_TRANSACTION_ID: Final = b"%b\x01%%b\x02" % names.PROPERTY_TRANSACTION_ID.encode()
+_DESTINATION: Final = b"%b\x01%%b\x02%b\x01%%d\x02" % (
     names.PROPERTY_REAL_TOPIC.encode(),
     names.PROPERTY_REAL_QID.encode(),
 )
@@ -83,19 +83,22 @@ def drop_half_names(properties: dict[str, str]) -> None:
 
 def half_suffix(unique_id: bytes, topic: str, queue_id: int) -> bytes:
     """What the broker appends to the property string of a half message."""
-    return _ADDED % (unique_id, topic.encode(), queue_id)
+    return _TRANSACTION_ID % unique_id + _DESTINATION % (topic.encode(), queue_id)
 
 
-def turn_into_half(draft: Draft, unique_id: str) -> None:
+def turn_into_half(draft: Draft, unique_id: str) -> int:
     """Turn a producer's message into a half message.
 
     Its property string ends with a separator, and has none of the names that the broker sets
-    (:func:`drop_half_names`). The destination comes last, where :func:`final_properties` finds it.
+    (:func:`drop_half_names`). The destination comes last, where :func:`final_properties` finds it;
+    returned is how many bytes stand before it.
     """
-    draft.properties += half_suffix(unique_id.encode(), draft.topic, draft.queue_id)
+    kept = draft.properties + _TRANSACTION_ID % unique_id.encode()
+    draft.properties = kept + _DESTINATION % (draft.topic.encode(), draft.queue_id)
     draft.sys_flag &= ~FLAG_TRANSACTION_MASK
     draft.topic = HALF_TOPIC
     draft.queue_id = HALF_QUEUE_ID
+    return len(kept)
 
 
 def final_properties(raw: bytes) -> bytes:
@@ -142,14 +145,17 @@ class FinalDraft(Draft, gc=False):
 
 
 def final_draft(
-    half: HalfSource, raw: bytes, topic: str, queue_id: int, log_offset: int
+    half: HalfSource, properties: bytes, topic: str, queue_id: int, log_offset: int
 ) -> FinalDraft:
-    """The message that consumers get; ``raw`` is the property string of the half message."""
+    """The message that consumers get; its properties are the :func:`final_properties` of a half.
+
+    It is held to the record format only: the half message was acknowledged.
+    """
     sys_flag = half.sys_flag & ~FLAG_TRANSACTION_MASK | FLAG_TRANSACTION_COMMIT
     return FinalDraft(
-        topic, queue_id, half.body, final_properties(raw), half.flag, sys_flag,
+        topic, queue_id, half.body, properties, half.flag, sys_flag,
         half.born_timestamp, half.born_host, half.reconsume_times, log_offset,
-        real_topic=topic,
+        real_topic=topic, limits=PutLimits.RECORD_FORMAT_ONLY,
     )  # fmt: skip
 
 
@@ -202,7 +208,11 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         """The message that consumers get."""
         record = self.record
         draft = final_draft(
-            record, record.raw_properties, self.real_topic, self.real_queue_id, record.log_offset
+            record,
+            final_properties(record.raw_properties),
+            self.real_topic,
+            self.real_queue_id,
+            record.log_offset,
         )
         draft.half_offset, draft.first_offset = self.offset, self.first_offset
         return draft

@@ -4,8 +4,8 @@ Nearly every half message is committed within milliseconds. What the cache holds
 as it was drafted; a commit makes the final message of it as it would of the record in the log
 (:func:`~skylark.broker.transaction.half_message.final_draft`). The cache decides nothing: whether a
 half message is open, :mod:`skylark.broker.transaction.decisions` knows. What is not here, because
-it is too old or because the broker was restarted, is read from the log. A half message with a time
-of immunity is not kept: whether a decision comes too late is for the general checks.
+it is too old or because the broker was restarted, is read from the log. So is a half message that
+asks for more than a copy: one with a time of immunity, or one that is delayed or timed.
 
 Bounded by :data:`KEPT_SIZE_MAX`; the oldest leave first. A crash loses the cache and nothing else.
 """
@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.broker.send.send_checks import SendDraft
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
@@ -25,8 +26,7 @@ from skylark.wire.headers.txn import EndTransactionRequestHeader
 KEPT_SIZE_MAX: Final = 8 << 20
 #: What a message costs besides its bytes, roughly.
 _OVERHEAD_SIZE: Final = 1 << 10
-_GROUP: Final = names.needle_of(names.PROPERTY_PGROUP.encode())
-_IMMUNITY: Final = names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS.encode()
+_GROUP_ITEM: Final = f"\x02{names.PROPERTY_PGROUP}\x01%s\x02"
 
 
 class RecentHalf(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +38,7 @@ class RecentHalf(msgspec.Struct, frozen=True, gc=False):
     real_topic: str
     real_queue_id: int
     draft: Draft
+    final_size: int  # bytes of its property string that the final message has
     size: int
 
 
@@ -52,18 +53,14 @@ class RecentHalves:
     def __len__(self) -> int:
         return len(self._halves)
 
-    def add(
-        self, draft: Draft, unique_id: str, real_topic: str, real_queue_id: int, stored: PutResult
-    ) -> None:
+    def add(self, draft: SendDraft, real_topic: str, final_size: int, stored: PutResult) -> None:
         """Keep a half message that was stored."""
-        if _IMMUNITY in draft.properties:
-            return
         halves, offset = self._halves, stored.queue_offset
         if offset in halves:  # the half queue was deleted and made again
             self.drop(offset)
         half = halves[offset] = RecentHalf(
-            offset, stored.log_offset, unique_id, real_topic, real_queue_id, draft,
-            stored.size + _OVERHEAD_SIZE,
+            offset, stored.log_offset, draft.unique_id, real_topic, draft.asked_queue_id, draft,
+            final_size, stored.size + _OVERHEAD_SIZE,
         )  # fmt: skip
         self._size += half.size
         while self._size > self._size_max:
@@ -77,7 +74,7 @@ class RecentHalves:
             half is None
             or header.commit_log_offset != half.log_offset
             or header.transaction_id != half.unique_id
-            or names.find_by_needle(half.draft.properties, _GROUP) != header.producer_group.encode()
+            or (_GROUP_ITEM % header.producer_group).encode() not in half.draft.properties
         ):
             return None
         return half

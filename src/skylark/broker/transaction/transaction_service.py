@@ -11,7 +11,6 @@ Counterpart of ``TransactionalMessageServiceImpl``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
@@ -133,9 +132,10 @@ class TransactionService:
         """Whether nothing waits for any timer."""
         return self._op_timer is None and not self.rounds.is_armed
 
-    def half_stored(self, draft: SendDraft, topic: str, result: PutResult) -> None:
-        """A half message for a topic was stored."""
-        self.recent.add(draft, draft.unique_id, topic, draft.asked_queue_id, result)
+    def half_stored(self, draft: SendDraft, topic: str, final_size: int, result: PutResult) -> None:
+        """A half message for a topic was stored; ``final_size`` is 0 unless it is a simple one."""
+        if final_size:
+            self.recent.add(draft, topic, final_size, result)
         self.halves_stored(topic, 1)
 
     def halves_stored(self, topic: str, count: int) -> None:
@@ -173,27 +173,25 @@ class TransactionService:
         draft.properties = encode_properties(properties).encode()
         return refused
 
-    def committed(self, drafts: Sequence[FinalDraft], results: Sequence[PutResult]) -> None:
-        """Final messages were stored, or not: note the decisions of those that were."""
-        resolved, counts, ops = self.state.resolved, self.counts, self._ops
-        is_any_stored = False
-        for draft, result in zip(drafts, results, strict=True):
-            if not result.size:
-                if result.status in NEVER_STORED:
-                    offset = draft.prepared_transaction_offset
-                    self._writer.uncopied.add("commit", offset, draft.topic, result.status)
-                continue
-            is_any_stored = True
-            ops.add(resolved.decide(draft.half_offset, draft.first_offset, Fate.COMMITTED))
-            self.recent.drop(draft.half_offset)
-            counts.commit(draft.real_topic, draft.born_timestamp)
-            if draft.fate == Fate.OPEN:
-                counts.add(draft.real_topic, -1)
-            # A delayed one counts for the topic in which it waits, as in Java.
-            is_system = self._topics.is_system(draft.topic)
-            self._stats.put(draft.topic, 1, result.size, is_system=is_system)
-        if is_any_stored:
-            self._ops_grew()  # once: an op message must name all final messages that precede it
+    def committed(self, draft: FinalDraft, result: PutResult) -> None:
+        """A final message was stored, or not: if so, the message is decided.
+
+        :meth:`ops_grew` follows behind the last one that was put together with it.
+        """
+        if not result.size:
+            if result.status in NEVER_STORED:
+                offset = draft.prepared_transaction_offset
+                self._writer.uncopied.add("commit", offset, draft.topic, result.status)
+            return
+        decided = self.state.resolved.decide(draft.half_offset, draft.first_offset, Fate.COMMITTED)
+        self._ops.add(decided)
+        self.recent.drop(draft.half_offset)
+        self.counts.commit(draft.real_topic, draft.born_timestamp)
+        if draft.fate == Fate.OPEN:
+            self.counts.add(draft.real_topic, -1)
+        # A delayed one counts for the topic in which it waits, as in Java.
+        is_system = self._topics.is_system(draft.topic)
+        self._stats.put(draft.topic, 1, result.size, is_system=is_system)
 
     def which(self, half: Half, wanted: Fate) -> Fate:
         """Which way a message was decided of which only an op message is left."""
@@ -208,7 +206,7 @@ class TransactionService:
         self.recent.drop(half.offset)
         if fate is Fate.OPEN:
             self.counts.add(half.real_topic, -1)
-        self._ops_grew()
+        self.ops_grew()
         self.counts.rolled_back[half.real_topic] += 1
         if now:
             self.write_ops_now()
@@ -220,7 +218,13 @@ class TransactionService:
                 "Service not available now.", hint="the decision is not stored yet: repeat it"
             )
 
-    def _ops_grew(self) -> None:
+    def ops_grew(self) -> None:
+        """Decisions were collected: write their op message now, or soon.
+
+        An op message must name all final messages that precede it in the log.
+        """
+        if not self._ops:
+            return
         if self._ops.size > self._live.current.transaction_op_msg_max_size:
             self._write_ops()
         elif self._op_timer is None:

@@ -213,6 +213,19 @@ async def test_an_error_of_our_own_is_answered(
         assert len(world.bodies()) == 3
 
 
+@pytest.mark.parametrize(
+    "name", ["CHECK_IMMUNITY_TIME_IN_SECONDS", "DELAY", "TIMER_DELAY_SEC", "REAL_TOPIC"]
+)
+async def test_a_half_message_that_asks_for_more_is_not_cached(tmp_path: Path, name: str) -> None:
+    async with shop(tmp_path) as world:
+        properties: dict[str, Any] = {name: "1"}
+        sent = await world.producer.send("U1", **properties)
+        assert len(world.transactions.recent) == 0
+        await world.producer.send("U2")
+        assert len(world.transactions.recent) == 1
+        assert (await world.producer.end(sent)).code == 0
+
+
 async def test_after_a_kill_decisions_stand(tmp_path: Path) -> None:
     async with shop(tmp_path) as world:
         sent = [await world.producer.send(f"U{number}") for number in range(3)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skylark.broker.transaction.half_message import turn_into_half
+from skylark.broker.send.send_checks import SendDraft
+from skylark.broker.transaction.half_message import final_properties, turn_into_half
 from skylark.broker.transaction.recent_halves import RecentHalves
-from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
@@ -21,11 +21,11 @@ def decision(offset: int = 5, log_offset: int = 700, **changes: Any) -> Any:
     return EndTransactionRequestHeader(**fields)
 
 
-def added(recent: RecentHalves, offset: int, size: int = 100, properties: bytes = JAVA) -> None:
-    draft = Draft("T", 3, b"body", properties)
-    turn_into_half(draft, "U1")
+def added(recent: RecentHalves, offset: int, size: int = 100) -> None:
+    draft = SendDraft("T", 3, b"body", JAVA, asked_queue_id=3, unique_id="U1")
+    final_size = turn_into_half(draft, "U1")
     result = PutResult(PutStatus.PUT_OK, offset + 695, size, offset, 1, 1)
-    recent.add(draft, "U1", "T", 3, result)
+    recent.add(draft, "T", final_size, result)
 
 
 def test_only_a_decision_that_fits_finds_it() -> None:
@@ -41,15 +41,11 @@ def test_only_a_decision_that_fits_finds_it() -> None:
     half = recent.find(decision())
     assert half is not None
     assert (half.offset, half.real_topic, half.real_queue_id) == (5, "T", 3)
+    kept = half.draft.properties[: half.final_size]
+    assert kept == final_properties(half.draft.properties) == JAVA + b"__transactionId__\x01U1\x02"
     recent.drop(5)
     recent.drop(5)
     assert recent.find(decision()) is None
-
-
-def test_a_half_message_with_a_time_of_immunity_is_not_kept() -> None:
-    recent = RecentHalves()
-    added(recent, 5, properties=JAVA + b"CHECK_IMMUNITY_TIME_IN_SECONDS\x019\x02")
-    assert len(recent) == 0
 
 
 def test_what_is_kept_has_a_limit() -> None:
