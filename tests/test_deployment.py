@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs_runner import parse_blocks
-from tests.up import SMALL_FILES
+from tests.support.docs_runner import parse_blocks
+from tests.support.up import SMALL_FILES
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 60

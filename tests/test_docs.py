@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_runner import (
+from tests.support.docs_runner import (
     Block,
     Command,
     DocError,

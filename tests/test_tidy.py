@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests import tidy_rules
-from tests.tidy_rules import RULES, Fault, Rule, Source
+from tests.support import tidy_rules
+from tests.support.tidy_rules import RULES, Fault, Rule, Source
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,8 +1,8 @@
 """The process that is killed: puts messages into a store as fast as it can, until it dies.
 
-Started by :mod:`tests.store_kills`, which explains what it writes to its standard output and to the
-page of notes. With the transient pool a message counts as acknowledged when it can be read, because
-that is all the setting promises.
+Started by :mod:`tests.support.store_kills`, which explains what it writes to its standard output
+and to the page of notes. With the transient pool a message counts as acknowledged when it can be
+read, because that is all the setting promises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skylark.store.message_store import MessageStore
 from skylark.store.reput import Arrival
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.batch import Batch, BatchMessage
-from tests.store_kills import (
+from tests.support.store_kills import (
     ACKNOWLEDGEMENT,
     OWNER_PHASES,
     QUEUES,
@@ -34,7 +34,7 @@ from tests.store_kills import (
     body_of,
     properties_of,
 )
-from tests.store_machine import HOST, SMALL, Queue
+from tests.support.store_machine import HOST, SMALL, Queue
 
 T = TypeVar("T")
 

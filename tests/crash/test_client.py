@@ -1,7 +1,8 @@
 """Clients whose servers and connections fail: 100 runs of 20,000 messages each.
 
 ``make crash PART=client``; ``SEEDS=a-b`` chooses other seeds. What must hold is in
-:mod:`tests.client_storm`, how a series goes on where it ended in :mod:`tests.crash_series`.
+:mod:`tests.support.client_storm`, how a series goes on where it ended in
+:mod:`tests.support.crash_series`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_storm import StormResult, run_storm
-from tests.crash_series import Series, listed, total
+from tests.support.client_storm import StormResult, run_storm
+from tests.support.crash_series import Series, listed, total
 
 pytestmark = pytest.mark.crash
 

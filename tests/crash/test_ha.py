@@ -1,8 +1,9 @@
 """Master and slave that fail, and the link between them: 200 runs.
 
 ``make crash PART=ha``; ``SEEDS=a-b`` chooses other seeds. What must hold is in
-:mod:`tests.ha_storm`, how a series goes on where it ended in :mod:`tests.crash_series`. Machines
-that lose their power, and what their disks had not yet, are in ``tests/fault/test_replication.py``.
+:mod:`tests.support.ha_storm`, how a series goes on where it ended in
+:mod:`tests.support.crash_series`. Machines that lose their power, and what their disks had not yet,
+are in ``tests/fault/test_replication.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash_series import Series, listed, total
-from tests.ha_storm import StormResult, run_storm
+from tests.support.crash_series import Series, listed, total
+from tests.support.ha_storm import StormResult, run_storm
 
 pytestmark = pytest.mark.crash
 

@@ -1,8 +1,8 @@
 """Streaming queries whose driver, workers and broker are killed: 20 runs of six kills each.
 
 ``make crash PART=spark``; ``SEEDS=a-b`` chooses other seeds. Eight consecutive runs kill everyone
-once at every step. What must hold is in :mod:`tests.spark_storm`, how a series goes on where it
-ended in :mod:`tests.crash_series`.
+once at every step. What must hold is in :mod:`tests.support.spark_storm`, how a series goes on
+where it ended in :mod:`tests.support.crash_series`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash_series import Series, listed, total
-from tests.spark_storm import StormResult, run_storm, troubles_of
+from tests.support.crash_series import Series, listed, total
+from tests.support.spark_storm import StormResult, run_storm, troubles_of
 
 pytestmark = pytest.mark.crash
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_kills import MODES, Mode, cut_everywhere, kill_run, killed_note
-from tests.store_power import power_run, summary
+from tests.support.store_kills import MODES, Mode, cut_everywhere, kill_run, killed_note
+from tests.support.store_power import power_run, summary
 
 pytestmark = pytest.mark.crash
 

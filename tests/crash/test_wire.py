@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loops import on_both_loops
-from tests.mutations import mutated_frames, swallow
-from tests.storm import resident_size, storm
+from tests.support.loops import on_both_loops
+from tests.support.mutations import mutated_frames, swallow
+from tests.support.storm import resident_size, storm
 
 pytestmark = pytest.mark.crash
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_runner import broken_links, output_matches
-from tests.up import cluster
+from tests.support.docs_runner import broken_links, output_matches
+from tests.support.up import cluster
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"

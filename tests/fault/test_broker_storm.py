@@ -34,7 +34,7 @@ from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import FLAG_ONEWAY, Command
 from skylark.wire.frame import FrameBuffer, encode_frame
 from tests.golden.replay.recording import RUNS, Scenario
-from tests.mutations import INTERESTING_TEXTS, mutated_frames
+from tests.support.mutations import INTERESTING_TEXTS, mutated_frames
 from tests.unit.broker.stored import Stored, bodies_of, in_place, texts
 
 FRAME_COUNT: Final = 3_000

@@ -1,5 +1,5 @@
 """Clients whose servers and connections fail, short form; ``make crash PART=client`` runs the long
-one. What must hold is in :mod:`tests.client_storm`.
+one. What must hold is in :mod:`tests.support.client_storm`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_storm import run_storm
+from tests.support.client_storm import run_storm
 
 
 @pytest.mark.parametrize("seed", [1, 9, 17])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_storm import StormResult as ClientResult
 from tests.crash.test_client import summary as client_summary
 from tests.crash.test_ha import summary as ha_summary
-from tests.crash_series import RunResult, Series
-from tests.ha_storm import StormResult as HaResult
+from tests.support.client_storm import StormResult as ClientResult
+from tests.support.crash_series import RunResult, Series
+from tests.support.ha_storm import StormResult as HaResult
 
 
 class Result(RunResult, kw_only=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.loops import on_both_loops
-from tests.storm import storm
+from tests.support.loops import on_both_loops
+from tests.support.storm import storm
 
 
 @on_both_loops

@@ -20,7 +20,7 @@ from skylark.store.store_results import PutResult, PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
-from tests.store_machine import check_store
+from tests.support.store_machine import check_store
 from tests.unit.replication.sites import QUEUES, Site, log_bytes, site
 
 SEEDS = 8

@@ -1,5 +1,5 @@
 """Streaming queries whose driver, workers and broker are killed, short form; ``make crash
-PART=spark`` runs the long one. What must hold is in :mod:`tests.spark_storm`.
+PART=spark`` runs the long one. What must hold is in :mod:`tests.support.spark_storm`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skylark.sync import Admin
 from tests.crash import test_spark as long_form
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import poll_until
-from tests.spark_storm import TROUBLES, StormResult, run_storm, troubles_of
+from tests.support.spark_storm import TROUBLES, StormResult, run_storm, troubles_of
 
 
 @pytest.mark.timeout(300)

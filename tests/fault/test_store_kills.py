@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_kills import MODES, Mode, cut_everywhere, kill_run, killed_note
+from tests.support.store_kills import MODES, Mode, cut_everywhere, kill_run, killed_note
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.store_power import power_run, summary
+from tests.support.store_power import power_run, summary
 
 
 def test_300_stores_that_lose_power(caplog: pytest.LogCaptureFixture) -> None:

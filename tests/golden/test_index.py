@@ -22,7 +22,7 @@ from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.frame import decode_frame
 from skylark.wire.message import MessageRecord, Verify, iter_records
 from skylark.wire.properties import find_raw_property
-from tests.records import plain_records
+from tests.support.records import plain_records
 
 DATA = Path(__file__).parent / "data"
 ROLLBACK = 0xC

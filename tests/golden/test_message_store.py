@@ -27,7 +27,7 @@ from skylark.wire.message import (
     inflate_record,
     unwrap_record,
 )
-from tests.store_machine import HOST, Machine, Queue, records_of
+from tests.support.store_machine import HOST, Machine, Queue, records_of
 
 DATA = Path(__file__).parent / "data"
 STORES = ("store-basic", "store-crashed", "store-torn")

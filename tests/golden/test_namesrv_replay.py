@@ -29,7 +29,14 @@ from skylark.wire.bodies.route_body import QueueData, TopicRouteData
 from skylark.wire.command import Command, SerializeType
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import decode_frame, encode_frame
-from tests.namesrv.peers import RawPeer, open_peer, raw_peer, request, serving, until_connections
+from tests.support.namesrv_peers import (
+    RawPeer,
+    open_peer,
+    raw_peer,
+    request,
+    serving,
+    until_connections,
+)
 
 FRAMES = Path(__file__).parent / "data" / "frames"
 

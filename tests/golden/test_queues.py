@@ -26,7 +26,7 @@ from skylark.store.queue_registry import ConsumeQueues
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import FLAG_INNER_BATCH
 from skylark.wire.message import MessageRecord, Verify
-from tests.records import plain_records
+from tests.support.records import plain_records
 
 DATA = Path(__file__).parent / "data"
 TRANSACTION_MASK, TRANSACTION_COMMIT = 0xC, 0x8

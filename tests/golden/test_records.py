@@ -47,7 +47,7 @@ from skylark.wire.message import (
     inflate_record,
     unwrap_record,
 )
-from tests.records import assert_same, plain_records, records_of
+from tests.support.records import assert_same, plain_records, records_of
 
 DATA = Path(__file__).parent / "data"
 STORES = ("store-basic", "store-crashed", "store-torn")

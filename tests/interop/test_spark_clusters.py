@@ -20,7 +20,7 @@ from skylark.spark.java import java_home
 from skylark.sync import Admin, Producer, read_arrow
 from tests.interop.process import poll_until
 from tests.interop.spark_site import HOST, PATIENT, ROOT, connect_server, standalone_cluster
-from tests.up import cluster
+from tests.support.up import cluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 

@@ -18,7 +18,7 @@ import pytest
 from skylark import ClientOptions, Message
 from skylark.spark.java import java_home
 from skylark.sync import Producer, read_arrow
-from tests.up import cluster
+from tests.support.up import cluster
 
 pytestmark = pytest.mark.interop
 

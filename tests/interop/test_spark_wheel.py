@@ -14,7 +14,7 @@ import pytest
 from skylark import ClientOptions, Message
 from skylark.sync import Producer
 from tests.interop.clean_environment import CleanEnvironment
-from tests.up import cluster
+from tests.support.up import cluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 

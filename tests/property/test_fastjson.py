@@ -24,7 +24,7 @@ from skylark.wire.bodies.stats import ConsumeStatsList
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fastjson_reader import ObjectKey, parse
 from skylark.wire.frame import decode_frame
-from tests.mutations import recorded_frames
+from tests.support.mutations import recorded_frames
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skylark.core.errors import RemoteProtocolError
 from skylark.wire.command import SERIALIZE_BINARY, SERIALIZE_JSON, Command
 from skylark.wire.frame import FrameBuffer, decode_frame, encode_frame
-from tests.mutations import mutated_frames, recorded_frames, swallow
+from tests.support.mutations import mutated_frames, recorded_frames, swallow
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT16 = st.integers(-(2**15), 2**15 - 1)

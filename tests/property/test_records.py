@@ -36,7 +36,7 @@ from skylark.wire.properties import (
     parse_properties,
     without_property,
 )
-from tests.records import assert_same, lanes_everywhere
+from tests.support.records import assert_same, lanes_everywhere
 
 int32s = st.integers(-(1 << 31), (1 << 31) - 1)
 int64s = st.integers(-(1 << 63), (1 << 63) - 1)

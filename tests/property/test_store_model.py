@@ -1,8 +1,9 @@
 """The whole store against a model: any order of puts, reads, flushes, rolls, expiry and crashes.
 
-The model is a list of messages in the order of the log (:class:`tests.store_machine.Ledger`) and
-what follows from it. Workers and time move only by rules, so that whatever hypothesis finds can be
-found again, and shrinks to the few steps that matter.
+The model is a list of messages in the order of the log
+(:class:`tests.support.store_machine.Ledger`) and what follows from it. Workers and time move only
+by rules, so that whatever hypothesis finds can be found again, and shrinks to the few steps that
+matter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED
-from tests.store_machine import (
+from tests.support.store_machine import (
     Content,
     Ledger,
     Machine,

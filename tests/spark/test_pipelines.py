@@ -21,7 +21,7 @@ from skylark.cli import pipeline_commands as pipeline_command
 from skylark.cli.main import cli
 from skylark.spark.jobs.job_runner import JobProgress
 from skylark.sync import Admin, Producer, read_arrow
-from tests.up import cluster
+from tests.support.up import cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline" / "orders.yaml"
 

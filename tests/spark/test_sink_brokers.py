@@ -27,7 +27,7 @@ from tests.spark.test_sink_cluster import (
     until,
     writer,
 )
-from tests.up import cluster
+from tests.support.up import cluster
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ from skylark.spark.sink.task_writer import TaskId, sink_client
 from skylark.sync import Admin, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
-from tests.up import cluster
+from tests.support.up import cluster
 
 WAIT_S = 60.0
 PROPERTIES = pa.map_(pa.string(), pa.string())

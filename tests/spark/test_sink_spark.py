@@ -18,7 +18,7 @@ from skylark import ClientOptions, Message
 from skylark.spark.errors import find_cause
 from skylark.sync import Admin, Producer, read_arrow
 from tests.interop.process import poll_until
-from tests.up import cluster
+from tests.support.up import cluster
 
 RUN_WITHIN_S = 180
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from skylark.spark.lag_listener import LagListener
 from skylark.sync import Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.process import poll_until
-from tests.up import cluster
+from tests.support.up import cluster
 
 RUN_WITHIN_S = 120
 

@@ -14,7 +14,7 @@ from skylark.core.errors import TransportError
 from skylark.net.transport import TcpNetwork
 from skylark.testing.memory_net import FIRST_PORT, MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.broker.stored import in_place, texts
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from skylark.cli import consume
 from skylark.client.core.instance_registry import instance_count
+from tests.support.up import cluster
 from tests.unit.cli.shell import Shell
-from tests.up import cluster
 
 
 @pytest.fixture(scope="session")

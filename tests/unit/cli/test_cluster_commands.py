@@ -12,8 +12,8 @@ from skylark.admin.errors import ServerFailure
 from skylark.admin.replica_status import ReplicaState, ReplicationReport, SlaveLink
 from skylark.cli import cluster_commands as cluster_command
 from skylark.cli.main import cli
+from tests.support.up import cluster
 from tests.unit.cli.shell import NOWHERE, Shell
-from tests.up import cluster
 
 MASTER = ReplicaState(
     cluster="c",

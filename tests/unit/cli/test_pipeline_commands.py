@@ -21,8 +21,8 @@ from skylark.sync import Admin, Producer
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import draw_port
+from tests.support.up import cluster
 from tests.unit.spark.pipelines.test_checkpoint_folders import plan
-from tests.up import cluster
 
 TIMEOUT_S = 60
 

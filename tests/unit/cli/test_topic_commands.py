@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.up import cluster
 from tests.unit.cli.shell import NOWHERE, Shell
-from tests.up import cluster
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from skylark.core.clock import Clock, LoopClock, SystemClock, Timeout, TimeSource, yield_once
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 
 
 @pytest.mark.parametrize("source", [SystemClock(), LoopClock()])

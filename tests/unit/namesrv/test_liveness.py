@@ -20,7 +20,7 @@ from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command
-from tests.namesrv.peers import BROKER_ADDR, ask_route, register_request, request
+from tests.support.namesrv_peers import BROKER_ADDR, ask_route, register_request, request
 
 NAMESRV = "127.0.0.1:9876"
 FOREVER = NetLimits(idle_timeout_s=1e6)

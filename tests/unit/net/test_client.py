@@ -26,7 +26,7 @@ from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.net.echo import ECHO, SILENT, SLOW, MemoryWorld
 
 NOWHERE = "127.0.0.1:9876"

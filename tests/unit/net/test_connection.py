@@ -26,7 +26,7 @@ from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
 from skylark.wire.frame import encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.net.echo import (
     BIG,
     ECHO,

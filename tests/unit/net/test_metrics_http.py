@@ -14,7 +14,7 @@ from skylark.net import metrics_http
 from skylark.net.metrics_http import MetricsServer
 from skylark.net.transport import PortInUseError, TcpNetwork
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 
 REAL_LIMIT_SECONDS = 10.0
 

@@ -12,7 +12,7 @@ from skylark.net.connection import Connection
 from skylark.net.limits import NetLimits
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.net.echo import ECHO, SLOW, Deaf, EchoService, MemoryWorld, open_raw, serving
 
 

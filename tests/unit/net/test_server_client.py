@@ -25,7 +25,7 @@ from skylark.net.server import RemotingServer
 from skylark.net.transport import TcpNetwork
 from skylark.wire.command import SERIALIZE_BINARY, Command, response_to
 from skylark.wire.frame import FrameBuffer, encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.net.echo import (
     BIG,
     ECHO,

@@ -24,7 +24,7 @@ from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command, response_to
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 
 HOT, COLD, SILENT, CALLS_BACK = 1, 2, 3, 4
 ADDRESS = "127.0.0.1:9876"

@@ -19,8 +19,8 @@ from skylark.net.transport import (
     listen_error,
 )
 from skylark.testing.memory_net import MemoryNetwork
-from tests.loops import on_both_loops
-from tests.recorder import CLOCK, Recorder, until
+from tests.support.loops import on_both_loops
+from tests.support.recorder import CLOCK, Recorder, until
 
 HOST = "127.0.0.1"
 # More than the buffers of both kernels' sockets can take, so that the rest waits in the transport.

@@ -34,7 +34,7 @@ from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import FLAG_RESPONSE, Command, response_to
 from skylark.wire.frame import FrameBuffer, encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 
 FLOOD, QUIET, COLD = 1, 2, 3
 READS_PER_TURN = 32  # of libuv

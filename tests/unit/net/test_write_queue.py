@@ -27,7 +27,7 @@ from skylark.net.write_queue import (
 )
 from skylark.wire.command import FLAG_ONEWAY, Command, response_to
 from skylark.wire.frame import decode_frame, encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.net.echo import EchoService, close_raw, open_raw, read_frame, serving, until
 
 VIEWS = 2001

@@ -21,7 +21,7 @@ from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command
-from tests.store_machine import HOST, ROOT, SMALL, Ledger
+from tests.support.store_machine import HOST, ROOT, SMALL, Ledger
 
 HA_HOST: Final = "127.0.0.1"
 HA_PORT: Final = 10_912

@@ -9,7 +9,7 @@ from skylark.store.config import BrokerRole
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.ha_frame import HA_BODY_SIZE_MAX, encode_frame_head, encode_report
-from tests.store_machine import check_store
+from tests.support.store_machine import check_store
 from tests.unit.replication.sites import HA_HOST, HA_PORT, Peer, Site, log_bytes, site
 
 MASTER, SLAVE = BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE

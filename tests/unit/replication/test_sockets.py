@@ -18,8 +18,8 @@ from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole, StoreConfig
 from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutStatus
-from tests.loops import on_both_loops
-from tests.store_machine import HOST
+from tests.support.loops import on_both_loops
+from tests.support.store_machine import HOST
 from tests.unit.replication.sites import log_bytes
 
 FILE_SIZE = 4 << 20

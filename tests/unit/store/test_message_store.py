@@ -21,7 +21,7 @@ from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import FLAG_TRANSACTION_PREPARED, FLAG_TRANSACTION_ROLLBACK
-from tests.store_machine import (
+from tests.support.store_machine import (
     HOST,
     ROOT,
     SMALL,

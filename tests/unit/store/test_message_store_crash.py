@@ -1,6 +1,6 @@
 """The whole store and single misfortunes, each of which long random runs had found.
 
-The runs are in ``tests/store_power.py`` and ``tests/store_kills.py``.
+The runs are in ``tests/support/store_power.py`` and ``tests/support/store_kills.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skylark.store.message_store import MessageStore
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import RecordFault
-from tests.store_machine import (
+from tests.support.store_machine import (
     HOST,
     ROOT,
     SMALL,

@@ -23,7 +23,7 @@ from skylark.store.reput import Arrival
 from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.store_machine import (
+from tests.support.store_machine import (
     HOST,
     ROOT,
     SMALL,
@@ -222,7 +222,8 @@ def test_a_second_skylark_is_refused_with_a_sentence(machine: Machine, tmp_path:
     store = machine.opened(OsFileSystem(), tmp_path)
     script = (
         "import sys; from pathlib import Path\n"
-        "from skylark.store.files import OsFileSystem; from tests.store_machine import Machine\n"
+        "from skylark.store.files import OsFileSystem\n"
+        "from tests.support.store_machine import Machine\n"
         "Machine().opened(OsFileSystem(), Path(sys.argv[1]))"
     )
     second = subprocess.run(
@@ -449,7 +450,7 @@ from skylark.store.commit_log import Draft
 from skylark.store.config import StoreConfig
 from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
-from tests.store_machine import HOST, Machine, read_queue
+from tests.support.store_machine import HOST, Machine, read_queue
 
 os.fsync = os.fdatasync = lambda descriptor: None  # durability is not the point here
 machine = Machine()

@@ -19,7 +19,7 @@ from skylark.store.replica_log import VIEWS_PAUSE_S, ReplicaLog, log_checksum
 from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.store_machine import HOST, Ledger, Machine, check_store, sync_flush
+from tests.support.store_machine import HOST, Ledger, Machine, check_store, sync_flush
 
 QUEUES = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7))
 FILE_SIZE = 3_000

@@ -11,8 +11,8 @@ from skylark.core.errors import ConnectError
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.memory_net import MemoryNetwork
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import on_both_loops
-from tests.recorder import CLOCK, Recorder, until
+from tests.support.loops import on_both_loops
+from tests.support.recorder import CLOCK, Recorder, until
 
 HOST = "broker-a"
 PORT = 10911

@@ -18,8 +18,8 @@ from skylark.net.transport import Listener, TcpNetwork
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.tcp_proxy import HELD_SIZE_MAX, Direction, FaultProxy
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import on_both_loops
-from tests.recorder import CLOCK, Recorder, until
+from tests.support.loops import on_both_loops
+from tests.support.recorder import CLOCK, Recorder, until
 
 HOST = "127.0.0.1"
 MUCH = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ import pytest
 from skylark.core.clock import Clock, yield_once
 from skylark.testing import virtual_clock as virtual
 from skylark.testing.virtual_clock import START_MS, NotDrainedError, VirtualClock
-from tests.loops import LOOP_FACTORIES, LoopFactory, on_both_loops
+from tests.support.loops import LOOP_FACTORIES, LoopFactory, on_both_loops
 
 
 async def test_time_stands_still_until_it_is_moved() -> None:

@@ -36,7 +36,7 @@ from skylark.wire.header_json import decode_json_header, encode_json_header
 from skylark.wire.header_layout import LayoutTable
 from skylark.wire.headers.pull import PullMessageRequestHeader
 from skylark.wire.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from tests.mutations import recorded_frames
+from tests.support.mutations import recorded_frames
 
 SEND = {
     "a": "g", "b": "topic", "c": "TBW102", "d": "4", "e": "3", "f": "0", "g": "1790000000000",

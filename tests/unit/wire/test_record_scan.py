@@ -20,7 +20,7 @@ from skylark.wire.message import (
 )
 from skylark.wire.property_scan import scan_properties
 from skylark.wire.record_scan import scan_records
-from tests.records import assert_same, lanes_everywhere, properties_of
+from tests.support.records import assert_same, lanes_everywhere, properties_of
 
 V4 = pack_host("127.0.0.1", 10911)
 V6 = pack_host("::1", 10911)

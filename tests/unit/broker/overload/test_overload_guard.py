@@ -34,7 +34,7 @@ from skylark.net.transport import TcpNetwork
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.frame import FrameBuffer, encode_frame
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
 from tests.unit.broker.connections import FakeConnection
 
 SEND = RequestCode.SEND_MESSAGE_V2

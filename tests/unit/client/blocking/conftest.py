@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from skylark import ClientOptions
-from tests.up import cluster
+from tests.support.up import cluster
 
 
 @pytest.fixture(scope="package")

@@ -20,7 +20,7 @@ from skylark.client.core.service_state import ServiceState
 from skylark.core.errors import ClientError, ClientStateError, ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
-from tests.loops import eventually, is_collected
+from tests.support.loops import eventually, is_collected
 from tests.unit.client.consumer.pull_world import bodies, pull_world, queue, served
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET

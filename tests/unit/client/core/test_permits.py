@@ -12,7 +12,7 @@ from skylark.client.core.permits import Permits
 from skylark.core.clock import LoopClock
 from skylark.core.errors import TooManyRequestsError
 from skylark.testing.virtual_clock import VirtualClock
-from tests.loops import eventually
+from tests.support.loops import eventually
 
 
 async def test_takers_wait_in_order_for_count_and_bytes() -> None:

@@ -27,7 +27,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
-from tests.loops import eventually
+from tests.support.loops import eventually
 from tests.unit.client.consumer.pull_world import (
     bodies,
     polled,

@@ -29,7 +29,7 @@ from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
-from tests.loops import eventually, is_collected
+from tests.support.loops import eventually, is_collected
 from tests.unit.client.consumer.pushes import BROKER, ScriptedPulls, push_world, records
 from tests.unit.client.scripted import ScriptedServer
 

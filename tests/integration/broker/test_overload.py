@@ -25,8 +25,8 @@ from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.message import iter_records
-from tests.broker.clients import RawClient, pull_messages, send_message
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
+from tests.support.raw_client import RawClient, pull_messages, send_message
 from tests.unit.broker.stored import texts
 
 WORK = 9998  # stands for any work that holds the loop; an administrator's request to the guard

@@ -24,7 +24,7 @@ from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.frame import FrameBuffer, decode_frame, encode_frame
 
-FRAMES = Path(__file__).parent / "golden" / "data" / "frames"
+FRAMES = Path(__file__).parents[1] / "golden" / "data" / "frames"
 
 INTERESTING_INTS = (0, 1, -1, 4, 21, 127, 128, 32767, 65535, 2**24 - 1, 2**24, 2**31 - 1, -(2**31))
 INTERESTING_BYTES = (b"\0", b"\xff", b"\x01", b"\x02", b"{", b"}", b'"', b"[", b"\\", b"\x16", b"9")

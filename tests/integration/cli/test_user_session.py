@@ -1,7 +1,8 @@
 """A user's session from ``skylark up`` to ``skylark down``: every command, as processes.
 
 The chapters, in the folder ``session``, are read like a console block of a document
-(:mod:`tests.docs_runner`): below a command stands what it prints, ``...`` for anything. Besides:
+(:mod:`tests.support.docs_runner`): below a command stands what it prints, ``...`` for anything.
+Besides:
 
 ==========  ===================================================================================
 ``! text``  a line on stderr; what is not told to be there must not be, on either of the two
@@ -31,9 +32,9 @@ import pytest
 
 from skylark.cli.main import COMMANDS
 from skylark.core.clock import SystemClock
-from tests.docs_runner import Block, output_matches, parse_console
+from tests.support.docs_runner import Block, output_matches, parse_console
+from tests.support.up import SMALL_FILES
 from tests.unit.cli.shell import client_commands
-from tests.up import SMALL_FILES
 
 CHAPTERS = Path(__file__).parent / "session"
 TIMEOUT_S = 30

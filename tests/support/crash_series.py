@@ -31,7 +31,7 @@ import msgspec
 
 from bench.harness import Ledger, current_commit
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 
 
 class RunResult(msgspec.Struct, kw_only=True):

@@ -35,9 +35,9 @@ from skylark.core.clock import LoopClock
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.testing.tcp_proxy import Direction, FaultProxy
-from tests.client_site import BREAKS, SEEN_AT, SERVED_AT, STRIKE_WITHIN_S, start, until
 from tests.interop.ours import SkylarkBroker
 from tests.interop.process import draw_port
+from tests.support.client_site import BREAKS, SEEN_AT, SERVED_AT, STRIKE_WITHIN_S, start, until
 
 FILE_SIZE: Final = 128 << 10
 FULL_SIZE: Final = 64 << 10  # longer files cannot be made

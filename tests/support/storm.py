@@ -22,7 +22,7 @@ from skylark.namesrv.config import NamesrvConfig
 from skylark.net.client import RemotingClient
 from skylark.net.transport import TcpNetwork
 from skylark.wire.command import Command
-from tests.mutations import mutated_frames
+from tests.support.mutations import mutated_frames
 
 FRAMES_PER_CONNECTION = 4
 HOSTILE_CONNECTIONS = 8

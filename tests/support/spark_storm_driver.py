@@ -1,7 +1,8 @@
 """The driver of a storm: two queries from one topic to two others, started again when they fail.
 
 One writes at least once, the other exactly once. A row names the place of its message, which is
-unique. Ends when it is told to, or with the process that started it; see :mod:`tests.spark_storm`.
+unique. Ends when it is told to, or with the process that started it; see
+:mod:`tests.support.spark_storm`.
 Usage: spark_storm_driver.py NAMESRV SOURCE PLAIN EXACT IMMUNITY_SEC, the folder in the environment
 """
 
@@ -18,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skylark.spark.session import make_session
-from tests.spark_storm_steps import (
+from tests.support.spark_storm_steps import (
     DRIVER_FILE,
     FOLDER_VARIABLE,
     STOP_FILE,

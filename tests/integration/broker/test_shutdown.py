@@ -33,8 +33,8 @@ from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
 from skylark.wire.message import iter_records
-from tests.broker.clients import RawClient, pull_messages, send_message
-from tests.loops import on_both_loops
+from tests.support.loops import on_both_loops
+from tests.support.raw_client import RawClient, pull_messages, send_message
 from tests.unit.broker.stored import stored, texts
 
 OLD_VERSION = 399

@@ -23,7 +23,7 @@ from skylark.wire.bodies.route_body import ClusterInfo, QueueData, TopicRouteDat
 from skylark.wire.bodies.slave_sync_body import TopicConfigSerializeWrapper
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import FrameBuffer, encode_frame
-from tests.namesrv.peers import (
+from tests.support.namesrv_peers import (
     BROKER_ADDR,
     RawPeer,
     raw_peer,

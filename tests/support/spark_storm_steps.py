@@ -1,4 +1,4 @@
-"""The steps of a query at which something can be killed; for :mod:`tests.spark_storm`.
+"""The steps of a query at which something can be killed; for :mod:`tests.support.spark_storm`.
 
 Imported by Spark's Python processes, of a query that reads and writes :class:`StormSource` instead
 of ``rocketmq``: importing it there wraps the functions of the connector that a step belongs to. A

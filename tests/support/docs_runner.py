@@ -39,7 +39,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.up import cluster
+from tests.support.up import cluster
 
 RUN = frozenset({"console", "python", "sh"})
 SHOWN = frozenset({"ini", "java", "json", "properties", "text", "toml", "yaml"})

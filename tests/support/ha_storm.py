@@ -1,6 +1,6 @@
 """A master and its slave at work while they, and the link between them, fail: one seeded run.
 
-Senders send numbered messages to a pair (:class:`~tests.ha_site.Pair`) with SYNC_MASTER and
+Senders send numbered messages to a pair (:class:`~tests.support.ha_site.Pair`) with SYNC_MASTER and
 ``inSyncReplicas=2``; a group consumes them, and a reader pulls from the slave all the time. Trouble
 comes, goes, and then there is calm for a while, before the next. The seed decides the trouble and
 the flush setting; when exactly it strikes depends on the machine.
@@ -43,9 +43,9 @@ from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import CreateTopicRequestHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from tests.client_site import until
-from tests.crash_series import RunResult, listed
-from tests.ha_site import TROUBLES, Pair, end_in_order
+from tests.support.client_site import until
+from tests.support.crash_series import RunResult, listed
+from tests.support.ha_site import TROUBLES, Pair, end_in_order
 
 TOPIC: Final = "Storm"
 GROUP: Final = "storm"

@@ -20,8 +20,8 @@ from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SerializeType
 from skylark.wire.fastjson import decode_body
 from skylark.wire.frame import encode_frame
-from tests.loops import on_both_loops
-from tests.namesrv.peers import (
+from tests.support.loops import on_both_loops
+from tests.support.namesrv_peers import (
     BROKER_ADDR,
     RawPeer,
     ask_route,

@@ -22,7 +22,7 @@ from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fastjson import decode_body
-from tests.broker.pairs import Pair, bodies, pair, until
+from tests.support.broker_pairs import Pair, bodies, pair, until
 
 SYNC = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"}
 

@@ -30,9 +30,9 @@ from skylark.store.files import OsFileSystem
 from skylark.store.message_store import MessageStore
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import iter_records
-from tests.store_machine import ROOT, Machine, Queue, read_queue, records_of, sync_flush
+from tests.support.store_machine import ROOT, Machine, Queue, read_queue, records_of, sync_flush
 
-REPOSITORY: Final = Path(__file__).parent.parent
+REPOSITORY: Final = Path(__file__).parents[2]
 QUEUES: Final[tuple[Queue, ...]] = tuple((f"Topic{n % 3}", n // 3) for n in range(7))
 ACKNOWLEDGEMENT: Final = struct.Struct(">IQI")  # number of the queue, queue offset, count
 STATUS_SIZE: Final = 16

@@ -30,7 +30,7 @@ from skylark.wire.command_codec import FRAME_SIZE_MAX
 from skylark.wire.fastjson import encode_body
 from skylark.wire.frame import encode_frame
 from skylark.wire.message import iter_records
-from tests.broker.bad_requests import (
+from tests.support.bad_requests import (
     bad_requests,
     binary_frame,
     is_left_undecided,
@@ -38,8 +38,8 @@ from tests.broker.bad_requests import (
     rows,
     send_fields,
 )
-from tests.loops import on_both_loops
-from tests.namesrv.peers import RawPeer, open_peer, raw_peer
+from tests.support.loops import on_both_loops
+from tests.support.namesrv_peers import RawPeer, open_peer, raw_peer
 from tests.unit.broker.stored import texts
 
 #: How an exception of Python would look at the start of a remark.

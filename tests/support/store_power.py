@@ -3,7 +3,7 @@
 ``power_run(seed)`` draws settings, then lives: in each life messages come in, workers do their jobs
 now or later, time passes, files roll and expire, and then the machine stops, between two operations
 on the disk or at one of them. What comes up after that is opened, sometimes with another crash in
-the middle of the recovery, and compared with the ledger (:mod:`tests.store_machine`):
+the middle of the recovery, and compared with the ledger (:mod:`tests.support.store_machine`):
 
 * SYNC_FLUSH: nothing acknowledged is lost, and nothing is gone that a consumer could read;
 * ASYNC_FLUSH: what is left is a prefix that reaches at least the last completed sync;
@@ -28,7 +28,7 @@ from skylark.store.message_store import MessageStore
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.store_machine import Ledger, Machine, Queue, check_store, records_of, sync_flush
+from tests.support.store_machine import Ledger, Machine, Queue, check_store, records_of, sync_flush
 
 QUEUES: tuple[Queue, ...] = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7), ("TopicC", 0))
 

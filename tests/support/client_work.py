@@ -3,7 +3,7 @@
 :class:`Shape` says which: every kind of sending meets every kind of consuming in thirty seeds.
 :class:`Sending` sends numbered messages, each again until it is acknowledged; :class:`Group` is the
 group that consumes them. Both keep books and judge nothing but the order
-(:mod:`tests.client_storm` says what must hold).
+(:mod:`tests.support.client_storm` says what must hold).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Two streaming queries whose driver, Python workers and broker are killed: one seeded run.
 
-A driver in a process of its own (:mod:`tests.spark_storm_driver`) reads one topic and writes two,
-one at least once, one exactly once. For each trouble a plan is laid out
-(:mod:`tests.spark_storm_steps`) and a portion of messages sent: when a query gets to the step that
-the plan names, the victim is killed with SIGKILL, exactly there. What was killed is started again,
-and the next trouble waits until both queries have caught up. The troubles of consecutive seeds go
-round all victims at all steps of reading, writing and committing; the seed decides how often a step
-is taken before, and for how long brokers ask nobody about halves. Runs with odd seeds write rows in
-portions, those with even ones one by one.
+A driver in a process of its own (:mod:`tests.support.spark_storm_driver`) reads one topic and
+writes two, one at least once, one exactly once. For each trouble a plan is laid out
+(:mod:`tests.support.spark_storm_steps`) and a portion of messages sent: when a query gets to the
+step that the plan names, the victim is killed with SIGKILL, exactly there. What was killed is
+started again, and the next trouble waits until both queries have caught up. The troubles of
+consecutive seeds go round all victims at all steps of reading, writing and committing; the seed
+decides how often a step is taken before, and for how long brokers ask nobody about halves. Runs
+with odd seeds write rows in portions, those with even ones one by one.
 
 What must hold, whatever is killed:
 
@@ -39,10 +39,10 @@ from skylark.core.names import HALF_TOPIC, TRANSACTION_GROUP
 from skylark.spark.resolver import Resolver
 from skylark.sync import Admin, Producer, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
-from tests.crash_series import RunResult
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv
 from tests.interop.process import ManagedProcess, poll_until
-from tests.spark_storm_steps import (
+from tests.support.crash_series import RunResult
+from tests.support.spark_storm_steps import (
     COMMIT_STEPS,
     DRIVER_FILE,
     FOLDER_VARIABLE,
@@ -57,7 +57,7 @@ from tests.spark_storm_steps import (
     put_file,
 )
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 VICTIMS: Final = ("worker", "broker", "driver")
 #: Everyone at every step.
 TROUBLES: Final = tuple(
@@ -119,7 +119,11 @@ class _DriverProcess(ManagedProcess):
 
     def command(self) -> list[str]:
         (self.folder / DRIVER_FILE).unlink(missing_ok=True)
-        return [sys.executable, str(ROOT / "tests" / "spark_storm_driver.py"), *self._arguments]
+        return [
+            sys.executable,
+            str(ROOT / "tests" / "support" / "spark_storm_driver.py"),
+            *self._arguments,
+        ]
 
     def environment(self) -> Mapping[str, str]:
         given = {

@@ -1,11 +1,11 @@
 """Clients at work while their servers and connections fail: one seeded run.
 
-A run sends numbered messages (:class:`~tests.client_work.Sending`) to servers that are reached
-through a proxy (:class:`~tests.client_site.Site`), and consumes them with one group
-(:class:`~tests.client_work.Group`). They come in portions: trouble strikes within each, while its
-messages are on their way, and the next one begins when it is over; the last portion has none. The
-seed decides what is sent and consumed how, and the trouble; when exactly it strikes depends on the
-machine.
+A run sends numbered messages (:class:`~tests.support.client_work.Sending`) to servers that are
+reached through a proxy (:class:`~tests.support.client_site.Site`), and consumes them with one group
+(:class:`~tests.support.client_work.Group`). They come in portions: trouble strikes within each,
+while its messages are on their way, and the next one begins when it is over; the last portion has
+none. The seed decides what is sent and consumed how, and the trouble; when exactly it strikes
+depends on the machine.
 
 What must hold, whatever happens:
 
@@ -51,9 +51,9 @@ from skylark.wire.codes import Perm, RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
 from skylark.wire.headers.admin import CreateTopicRequestHeader
-from tests.client_site import Site, until
-from tests.client_work import GROUP, TOPIC, Group, Sending, Shape
-from tests.crash_series import RunResult, listed
+from tests.support.client_site import Site, until
+from tests.support.client_work import GROUP, TOPIC, Group, Sending, Shape
+from tests.support.crash_series import RunResult, listed
 
 SENT_WITHIN_S: Final = 120.0
 RECOVERY_WITHIN_S: Final = 10.0

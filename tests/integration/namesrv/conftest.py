@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skylark.namesrv.app import NameServer
-from tests.namesrv.peers import RawPeer, raw_peer, serving
+from tests.support.namesrv_peers import RawPeer, raw_peer, serving
 
 
 @pytest.fixture
