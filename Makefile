@@ -87,8 +87,9 @@ bench: $(READY) ## measure: PART=<part> (compare, with Apache RocketMQ), ROWS=<p
 docs: reference ## build the documentation into site/, strictly: a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-reference: $(READY) ## renew the pages of docs/ that are made from the source
+reference: $(READY) ## renew the pages and pictures of docs/ that are made by tools/
 	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.pictures
 	$(BIN)/python -m tools.compatibility
 
 lock: $(READY) ## renew requirements.lock and tools/java.lock from what they are made of

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -73,6 +74,19 @@ def test_links_out_of_the_documents_lead_to_copies(site: Path) -> None:
     example = Path("examples/pipeline/orders.yaml")
     assert (site / "files" / example).read_bytes() == (ROOT / example).read_bytes()
     assert 'href=".."' in (site / "cli" / "index.html").read_text()  # the README: the first page
+
+
+def test_the_pictures_are_elements_of_their_page(site: Path) -> None:
+    page = (site / "design" / "architecture" / "index.html").read_text()
+    assert re.findall(r'<svg class="skylark-picture" id="([^"]+)"', page) == [
+        "send", "held-pull", "consumed-message", "transaction",
+    ]  # fmt: skip
+    assert "data-md-color-scheme=slate] .skylark-picture" in page
+    assert "pictures/" not in page  # no image is left
+    for picture in re.findall(r'<svg class="skylark-picture".*?</svg>', page, re.DOTALL):
+        root = ElementTree.fromstring(picture)  # as it was written: nothing was taken for Markdown
+        assert root.get("aria-label", "").startswith("The way of ")
+        assert (ROOT / f"docs/design/pictures/{root.get('id')}.svg").read_text().strip() == picture
 
 
 @pytest.mark.parametrize("link", ["nosuch.md", "../nosuch.md", "cli.md#nosuch", "#nosuch"])

@@ -5,6 +5,9 @@ the site the README's place is taken by the first page; other files are copied t
 links changed to lead there. A link to a file that does not exist is left alone, so that the strict
 build reports it.
 
+**Pictures** of ``docs/design/pictures`` are put into their page as SVG elements. Images would
+follow the reader's system, not the switch between light and dark of the page.
+
 **Bars in code in tables** are written ``\|``, as code hosts want it; Python-Markdown would show the
 backslash.
 """
@@ -23,9 +26,11 @@ from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = "files"
+PICTURES: Final = ROOT / "docs" / "design" / "pictures"
 _LINK: Final = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)")
 _TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE: Final = re.compile(r"`[^`]*`")
+_PICTURE: Final = re.compile(r'<img [^>]*\bsrc="[^"]*\bpictures/([\w-]+\.svg)"[^>]*>')
 
 
 def outside(link: str, page: str) -> str | None:
@@ -63,6 +68,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Change the links and the tables of a page."""
     markdown = _LINK.sub(lambda match: site_link(match.group(1), page.file.src_uri), markdown)
     return plain_bars(markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the pictures of a page into it."""
+    return with_pictures(html)
+
+
+def with_pictures(html: str) -> str:
+    """The same with SVG elements instead of images of pictures."""
+    return _PICTURE.sub(lambda match: (PICTURES / match.group(1)).read_text().strip(), html)
 
 
 def plain_bars(markdown: str) -> str:
