@@ -273,7 +273,7 @@ CONSUMED_MESSAGE: Final = Picture(
             ["client/consumer/offset_persistence.py"]),
         Box("pull", 1, 0, "2  Pull",
             ["One loop per queue: flow control, pull, decode,", "filter by tag"],
-            ["client/consumer/push/pull_loop.py", "client/consumer/pull_decoder.py"]),
+            ["client/consumer/push/pull_loop.py", "client/core/broker_calls.py"]),
         Box("offsets", 1, 1, "7  Raise the offset",
             ["To the first message that is not done:", "a slow one holds it back"],
             ["client/consumer/offset_table.py"]),
