@@ -101,6 +101,7 @@ class Inbound:
         self._limits = limits
         self._bytes_max = limits.bytes_per_turn_max
         self._seconds_max = limits.seconds_per_turn_max
+        self._run_max = min(limits.frames_per_turn_max, limits.frames_per_write_max)
         self._stamp = owner.stamp
         self._holders = owner.holders
         self._first_bytes = owner.first_bytes
@@ -247,13 +248,12 @@ class Inbound:
             self.update_reading()
 
     def _next_run(self) -> list[Command]:
-        """Take the next requests that can be handled together, within the share of this turn.
+        """Take the next requests that can be handled together: no more than a share.
 
         The seam for runs over several connections: a collector of what one poll brought asks each
         connection for its runs here, and the share stays that of the connection.
         """
-        frames_max = min(self._share.frames_left, self._limits.frames_per_write_max)
-        run, self.arrived_at = self._queue.take(self._dispatcher.runs, frames_max)
+        run, self.arrived_at = self._queue.take(self._dispatcher.runs, self._run_max)
         self._share.frames_left -= len(run)
         return run
 

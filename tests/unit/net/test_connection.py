@@ -203,7 +203,7 @@ async def test_answers_leave_in_portions_while_later_requests_are_still_worked_o
         connection.data_received(b"".join(map(encode_frame, frames)))
         await world.clock.drain()
         assert world.service.seen == list(range(18))
-        # One frame of the first share went to the request before.
+        # The request that made the connection was the first of the first share.
         assert written_after == [4, 7, 11, 15, 18]
         world.service.seen.clear()
         written_after.clear()

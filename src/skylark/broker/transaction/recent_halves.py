@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.send.send_checks import SendDraft
 from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
@@ -53,14 +52,22 @@ class RecentHalves:
     def __len__(self) -> int:
         return len(self._halves)
 
-    def add(self, draft: SendDraft, real_topic: str, final_size: int, stored: PutResult) -> None:
+    def add(
+        self,
+        draft: Draft,
+        unique_id: str,
+        real_topic: str,
+        real_queue_id: int,
+        final_size: int,
+        stored: PutResult,
+    ) -> None:
         """Keep a half message that was stored."""
         halves, offset = self._halves, stored.queue_offset
         if offset in halves:  # the half queue was deleted and made again
             self.drop(offset)
         half = halves[offset] = RecentHalf(
-            offset, stored.log_offset, draft.unique_id, real_topic, draft.asked_queue_id, draft,
-            final_size, stored.size + _OVERHEAD_SIZE,
+            offset, stored.log_offset, unique_id, real_topic, real_queue_id, draft, final_size,
+            stored.size + _OVERHEAD_SIZE,
         )  # fmt: skip
         self._size += half.size
         while self._size > self._size_max:

@@ -135,7 +135,8 @@ class TransactionService:
     def half_stored(self, draft: SendDraft, topic: str, final_size: int, result: PutResult) -> None:
         """A half message for a topic was stored; ``final_size`` is 0 unless it is a simple one."""
         if final_size:
-            self.recent.add(draft, topic, final_size, result)
+            queue_id = draft.asked_queue_id
+            self.recent.add(draft, draft.unique_id, topic, queue_id, final_size, result)
         self.halves_stored(topic, 1)
 
     def halves_stored(self, topic: str, count: int) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skylark.broker.send.send_checks import SendDraft
 from skylark.broker.transaction.half_message import final_properties, turn_into_half
 from skylark.broker.transaction.recent_halves import RecentHalves
+from skylark.store.commit_log import Draft
 from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
@@ -22,10 +22,10 @@ def decision(offset: int = 5, log_offset: int = 700, **changes: Any) -> Any:
 
 
 def added(recent: RecentHalves, offset: int, size: int = 100) -> None:
-    draft = SendDraft("T", 3, b"body", JAVA, asked_queue_id=3, unique_id="U1")
+    draft = Draft("T", 3, b"body", JAVA)
     final_size = turn_into_half(draft, "U1")
     result = PutResult(PutStatus.PUT_OK, offset + 695, size, offset, 1, 1)
-    recent.add(draft, "T", final_size, result)
+    recent.add(draft, "U1", "T", 3, final_size, result)
 
 
 def test_only_a_decision_that_fits_finds_it() -> None:
