@@ -102,6 +102,7 @@ _REMEMBERED_SIZE_MAX: Final = 4_096  # of property strings
 _ITEMS_MAX: Final = 64  # in a shape that is remembered
 _SHAPES_MAX: Final = 4  # with the same number of items
 _ITEM_COUNTS_MAX: Final = 64
+_MISSES: Final = 16  # of so many strings one is remembered: where keys differ, none is met again
 
 
 class _Shape:
@@ -128,7 +129,7 @@ class PropertyScanner:
     its actions for all values. The meaning is that of :func:`scan_properties`.
     """
 
-    __slots__ = ("_actions", "_after", "_before", "_end", "_shapes", "_size", "_start")
+    __slots__ = ("_actions", "_after", "_before", "_end", "_misses", "_shapes", "_size", "_start")
 
     def __init__(self) -> None:
         self._shapes: dict[int, list[_Shape]] = {}
@@ -136,6 +137,7 @@ class PropertyScanner:
         self._before = self._after = ""
         self._start = self._end = self._actions = 0
         self._size = -1
+        self._misses = 0  # strings of a known shape that had something else in common
 
     def scan(self, text: str) -> tuple[str | None, int]:
         """The unique id of a message, if it has one, and the actions for its properties."""
@@ -156,7 +158,8 @@ class PropertyScanner:
         if not shape.id_group:
             return None, shape.actions
         unique_id = match[shape.id_group]
-        if len(text) <= _REMEMBERED_SIZE_MAX:
+        self._misses += 1
+        if self._misses % _MISSES == 1 and len(text) <= _REMEMBERED_SIZE_MAX:
             self._start, self._end = start, end = match.span(shape.id_group)
             self._before, self._after, self._size = text[:start], text[end:], len(text)
             self._actions = shape.actions
