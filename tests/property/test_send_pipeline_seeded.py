@@ -95,17 +95,18 @@ def _delay_is_plain(original: Original) -> Original:
 
 
 def _half_keeps_its_bits(original: Original) -> Original:
-    def turn_into_half(draft: Any, unique_id: str) -> None:
+    def turn_into_half(draft: Any, unique_id: str) -> Any:
         sys_flag = draft.sys_flag
-        original(draft, unique_id)
+        final_size = original(draft, unique_id)
         draft.sys_flag = sys_flag
+        return final_size
 
     return turn_into_half
 
 
 def _first_queue_is_kept(original: Original) -> Original:
-    def add(self: Any, draft: Any, unique_id: str, topic: str, _queue_id: int, stored: Any) -> None:
-        original(self, draft, unique_id, topic, 0, stored)
+    def add(self: Any, draft: Any, unique_id: str, topic: str, _queue_id: int, *rest: Any) -> None:
+        original(self, draft, unique_id, topic, 0, *rest)
 
     return add
 
@@ -203,7 +204,7 @@ def _origin_lost(original: Original) -> Original:
     return properties_of_copy
 
 
-_TWO: Final = [Send()] * 2
+_FEW: Final = [Send()] * 4  # as many as are entered at once
 _BACK: Final = EVERY_KIND_BACK
 
 #: One place for the names of today's functions.
@@ -216,7 +217,7 @@ SEEDED: Final = (
         "order of a run", EndTransactionStep, "_draft_from_log", _stores_nothing_first, "answers",
         By.WAYS,
     ),
-    Seeded("arrival", Dispatch, "_enter_at_once", _tells_nobody, "pulls", By.WAYS, _TWO),
+    Seeded("arrival", Dispatch, "_enter_at_once", _tells_nobody, "pulls", By.WAYS, _FEW),
     Seeded("queue entries", Dispatch, "_read_alike", _other_tags, "queues", By.WAYS, ALIKE),
     Seeded("index entries", reput, "alike_ids", _other_ids, "index", By.WAYS, ALIKE),
     Seeded(
@@ -248,7 +249,7 @@ def test_a_seeded_difference_is_found(seeded: Seeded, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "requests", [EVERY_KIND, EVERY_KIND_BACK, ALIKE, _TWO], ids=["sends", "back", "alike", "two"]
+    "requests", [EVERY_KIND, EVERY_KIND_BACK, ALIKE, _FEW], ids=["sends", "back", "alike", "few"]
 )
 def test_nothing_is_found_without(requests: Sequence[Request]) -> None:
     assert compare(Case(requests, is_timed=False), [Way.RUN]) == []
