@@ -71,11 +71,11 @@ types: $(READY) ## check types (mypy --strict over all Python files)
 test: lint types ## everything that must pass: lint, types, tests (ARGS= for pytest)
 	$(BIN)/pytest -n 2 --ignore=tests/interop --ignore=tests/crash $(ARGS)
 
-interop: $(READY) ## run against Apache RocketMQ: PART=<part>; needs a JDK and Maven
+interop: $(READY) ## run against Apache RocketMQ: PART=<part>, LEDGER=1; needs a JDK and Maven
 	$(call check_part,interop)
 	$(BIN)/pytest -s $(wildcard tests/interop/test_$(PART).py tests/interop/test_$(PART)_*.py) $(ARGS)
 
-crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>
+crash: $(READY) ## run long seeded faults: PART=<part>, SEEDS=<first>-<last>, LEDGER=1
 	$(call check_part,crash)
 	SEEDS='$(SEEDS)' $(BIN)/pytest -s tests/crash/test_$(PART).py $(ARGS)
 

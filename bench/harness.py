@@ -315,12 +315,10 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def current_commit(folder: Path) -> str | None:
-    """The commit of the checkout; ``None`` outside of one and when files differ from it.
-
-    Results that were kept make no difference.
-    """
+    """The commit of the checkout; ``None`` outside of one and when more than results differ."""
     try:
-        others = (":(top)", ":(top,exclude)bench/history")
+        kept = ("bench/history", "tests/ledger.toml", "docs/compatibility.md")
+        others = (":(top)", *(f":(top,exclude){path}" for path in kept))
         changes = git(folder, "status", "--porcelain", "--", *others)
         return None if changes else git(folder, "rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):

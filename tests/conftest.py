@@ -47,6 +47,10 @@ class FolderTimes:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FolderTimes(), "folder-times")
+    if os.environ.get("LEDGER") and not hasattr(config, "workerinput"):
+        from tests.support.long_runs import LongRunRecorder
+
+        config.pluginmanager.register(LongRunRecorder(), "long-runs")
 
 
 def group_of(node_id: str) -> str:

@@ -79,7 +79,7 @@ def test_other(world):
 def test_declarations_and_marks_are_read() -> None:
     evidence = Evidence()
     compatibility.collect_source(SOURCE, evidence)
-    assert evidence.commands == {"topicList": {"test_real_tool"}, "topicRoute": {"test_real_tool"}}
+    assert evidence.commands == {name: {"`test_real_tool`"} for name in ("topicList", "topicRoute")}
     assert evidence.codes == {
         RequestCode.PULL_MESSAGE: {"spec broker.13.4", "spec broker.13.5"},
         RequestCode.GET_MAX_OFFSET: {"interop real_tool"},

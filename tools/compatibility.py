@@ -38,6 +38,7 @@ from tests.golden.replay.recording import RUNS, Scenario
 from tests.interop import mqadmin_commands
 from tests.interop.broker_scenarios.table import CLIENTS, SCENARIOS
 from tests.interop.broker_scenarios.table import Scenario as ClientScenario
+from tests.support.long_runs import part_of, parts, read_ledger
 
 ROOT: Final = Path(__file__).parent.parent
 DOCUMENT: Final = ROOT / "docs" / "compatibility.md"
@@ -61,6 +62,10 @@ NOT_ASKED: Final = {RequestCode.NOTIFY_UNSUBSCRIBE_LITE: "this broker has no lit
 _UNUSED: Final = "5.5.0 does not send it"
 _CONTROLLER: Final = "there is no controller yet"
 NOT_SHOWN: Final = "handled, but no test of these kinds shows it yet"
+#: Behind a test whose part has no passing run in the ledger.
+NO_RUN: Final = " (no passing run is recorded)"
+#: The part that runs the table of scenarios.
+CLIENTS_PART: Final = ("interop", "broker")
 
 _HEAD: Final = """\
 # Compatibility with Apache RocketMQ 5.5.0
@@ -79,6 +84,7 @@ $ make interop PART=mqadmin
 ```
 
 A refused request is answered with code 3, and if 5.5.0 sends it also with its name and the reason.
+The last runs stand at the end; what rests on a part without a passing run says so.
 """
 
 
@@ -101,10 +107,19 @@ def collect() -> Evidence:
         evidence.codes[code].add("replay")
     for scenario in SCENARIOS:
         for code in SCENARIO_CODES.get(scenario.key, ()):
-            evidence.codes[code].add(f"interop {scenario.key}")
+            remark = "" if has_passed(CLIENTS_PART) else NO_RUN
+            evidence.codes[code].add(f"interop {scenario.key}{remark}")
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        collect_source(path.read_text(), evidence)
+        part = part_of(path.relative_to(ROOT).as_posix())
+        is_shown = part is None or has_passed(part)
+        collect_source(path.read_text(), evidence, "" if is_shown else NO_RUN)
     return evidence
+
+
+def has_passed(part: tuple[str, str]) -> bool:
+    """Whether the last whole run of a part of the long runs has passed."""
+    run = read_ledger().get(part)
+    return run is not None and run.has_passed
 
 
 def _name_server_requests() -> Iterator[int]:
@@ -115,8 +130,8 @@ def _name_server_requests() -> Iterator[int]:
                 yield int(line["code"])
 
 
-def collect_source(source: str, evidence: Evidence) -> None:
-    """Add what the tests of one file show."""
+def collect_source(source: str, evidence: Evidence, remark: str = "") -> None:
+    """Add what the tests of one file show; the remark goes with those of real clients."""
     for node in ast.parse(source).body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -130,9 +145,10 @@ def collect_source(source: str, evidence: Evidence) -> None:
                     evidence.codes[code].update(f"spec {item}" for item in items)
             elif name == "shows":
                 for command in _texts(decorator.args):
-                    evidence.commands[command].add(node.name)
+                    evidence.commands[command].add(f"`{node.name}`{remark}")
                 for code in _codes_in([each.value for each in decorator.keywords]):
-                    evidence.codes[code].add(f"interop {node.name.removeprefix('test_')}")
+                    test = node.name.removeprefix("test_")
+                    evidence.codes[code].add(f"interop {test}{remark}")
 
 
 def _texts(nodes: Iterable[ast.expr]) -> list[str]:
@@ -171,7 +187,7 @@ def state_of_code(row: Row, shown: Mapping[int, set[str]]) -> tuple[str, str]:
 def state_of_command(command: str, shown: Mapping[str, set[str]]) -> tuple[str, str]:
     """State of an mqadmin command, and what shows it or why not."""
     if command in shown:
-        return WORKS, ", ".join(sorted(f"`{test}`" for test in shown[command]))
+        return WORKS, ", ".join(sorted(shown[command]))
     if (code := mqadmin_commands.REFUSED_BY_CODE.get(command)) is not None:
         return _refusal(REFUSED[code]), REFUSED[code]
     reason = mqadmin_commands.WITHOUT_SERVER.get(command, NOT_SHOWN)
@@ -200,8 +216,23 @@ def _evidence(tests: set[str]) -> str:
 def document() -> str:
     """The whole file."""
     evidence = collect()
-    parts = [_HEAD, _clients(), _commands(evidence), _codes(evidence)]
-    return "\n".join(parts)
+    return "\n".join([_HEAD, _clients(), _commands(evidence), _codes(evidence), _long_runs()])
+
+
+def _long_runs() -> str:
+    ledger = read_ledger()
+    rows = []
+    for kind, part in parts():
+        run = ledger.get((kind, part))
+        name = f"`make {kind} PART={part}`"
+        if run is None:
+            rows.append([name, "no run is recorded", "", "", "", "", ""])
+            continue
+        counts = [str(run.passed), str(run.failed), str(run.skipped)]
+        rows.append([name, f"`{run.commit}`", run.date, *counts, run.machine])
+    return "## Long runs\n\nThe last whole run of each part.\n\n" + _table(
+        ["Run", "Commit", "Date", "Passed", "Failed", "Skipped", "Machine"], rows
+    )
 
 
 def _clients() -> str:
@@ -209,9 +240,10 @@ def _clients() -> str:
         [scenario.title, *(client_cell(scenario, client) for client in CLIENTS)]
         for scenario in SCENARIOS
     ]
-    return "## Clients\n\nA cell is *yes*, perhaps with a limit, or says why not.\n\n" + _table(
-        ["Scenario", *CLIENTS.values()], rows
-    )
+    text = "A cell is *yes*, perhaps with a limit, or says why not."
+    if not has_passed(CLIENTS_PART):
+        text += f" All cells{NO_RUN}."
+    return f"## Clients\n\n{text}\n\n" + _table(["Scenario", *CLIENTS.values()], rows)
 
 
 def client_cell(scenario: ClientScenario, client: str) -> str:
