@@ -4,28 +4,34 @@ An *endpoint* (remoting, in process, later gRPC) turns bytes into typed requests
 bytes; it knows frames and no messages. A *service* knows messages and no frames::
 
     endpoint   bytes -> Peer + typed request
-    service    checks, reads or stores
+    service    calls the interceptors; checks; reads or stores
     endpoint   typed result -> bytes
 
-Requests and results are the structs below and the headers and bodies of :mod:`skylark.wire`, whose
-fields are the protocol's whatever carries them. A service refuses by raising
+Requests and results are the structs below and the headers and bodies of :mod:`skylark.wire`; their
+fields are those of RocketMQ's protocol for every endpoint. A service refuses by raising
 :class:`~skylark.core.errors.BrokerError`, which has the response code, or, where many requests are
 handled together, by returning one in the place of the refused request.
 
 **Now or later.** A send may have to wait for the disk or for replicas, a pull for messages. Then
-the service returns a :class:`Pending`, and the endpoint says what to do with its result.
+the service returns a :class:`Pending`, which calls back with the result. A coroutine waits for it
+with :func:`result_of`.
 
 **Interceptors** (access control, quotas, metrics, faults) see the peer, the operation and the
-resources of each request, whichever endpoint it came through.
+resources of each request. The services call them (:mod:`skylark.broker.service_interception`), so
+no endpoint can forget to. An endpoint calls them itself only for operations that no service has,
+such as the administration requests of remoting (:meth:`InterceptorChain.admit`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 import msgspec
 
+from skylark.core.errors import BrokerError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.bodies.heartbeat import HeartbeatData, SubscriptionData
@@ -33,18 +39,23 @@ from skylark.wire.codes import CURRENT_VERSION, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.headers.client_header import HeartbeatResponseHeader
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.headers.send import SendHeader
+from skylark.wire.headers.send import (
+    ConsumerSendMsgBackRequestHeader,
+    RecallMessageRequestHeader,
+    SendHeader,
+)
 from skylark.wire.headers.txn import EndTransactionRequestHeader
 
+log = logging.getLogger(__name__)
+
 ResultT = TypeVar("ResultT")
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 # ---- peers ---------------------------------------------------------------------------------------
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a peer has proven to be; None without authentication."""
+    """The user that a peer has proven to be."""
 
     user: str
 
@@ -52,10 +63,11 @@ class Identity(msgspec.Struct, frozen=True):
 class Peer(Protocol):
     """A client at the other end of an endpoint.
 
-    Services compare peers by identity: a client that connects again is another peer.
+    Services compare peers with ``is``: a client that connects again is another peer. An endpoint
+    whose connections carry requests of several users has a peer for each user of a connection.
     """
 
-    #: What the client called itself in its last heartbeat.
+    #: The client id in the client's last heartbeat.
     client_id: str | None
     #: None until the endpoint has authenticated the client.
     identity: Identity | None
@@ -70,7 +82,7 @@ class Peer(Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing reaches the client any more."""
+        """Whether the client can no longer be reached."""
 
     @property
     def is_reading(self) -> bool:
@@ -83,13 +95,103 @@ class Peer(Protocol):
         """Call back when ``is_reading`` holds, or when the client is gone."""
 
     def oneway(self, request: Command) -> None:
-        """Send the client a request that it does not answer; raises TransportError."""
+        """Send the client a request without a reply; raises TransportError.
+
+        Such as 39 (check-back), 40 (members have changed), 220 (reset offsets). An endpoint with
+        another protocol translates the request, or ignores one that its clients do not have.
+        """
 
     def call(self, request: Command, timeout_s: float) -> Awaitable[Command]:
-        """Send the client a request and wait for its answer; raises TransportError."""
+        """Send the client a request, such as 326, and wait for its reply; raises TransportError."""
 
     def close(self) -> None:
         """Disconnect the client, after what was sent has been written."""
+
+
+# ---- operations and resources --------------------------------------------------------------------
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """An operation, with a name and code of the catalogue, such as ``SEND_MESSAGE_V2``.
+
+    One operation may have several request codes: 10, 310 and 320 are all ``SEND_MESSAGE_V2``.
+    """
+
+    name: str
+    code: int
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """Something that a request is about: ``topic``, ``group`` or ``cluster``, and its name.
+
+    A group is a consumer group: producer groups need no rights in RocketMQ's access control.
+    """
+
+    kind: str
+    name: str
+
+
+class Call(msgspec.Struct, eq=False):
+    """One request on its way through the broker; the same object before and after."""
+
+    peer: Peer
+    operation: Operation
+    resources: Sequence[Resource]
+    #: The typed request, where the operation has one.
+    request: object = None
+
+
+class ApiInterceptor(Protocol):
+    """Sees every request of every endpoint before the broker acts on it."""
+
+    def before(self, call: Call) -> None:
+        """Return to let the request pass; raise BrokerError to refuse it."""
+
+    def after(self, call: Call, code: int | None) -> None:
+        """The request has its result, or is refused, with this response code.
+
+        None: it has no result, because its client is gone, or a request failed after which it was
+        not to be handled. Called once for each ``before``, also if that has refused the request.
+        """
+
+
+class InterceptorChain:
+    """The interceptors of a broker, called in order before a request, in reverse order after it."""
+
+    def __init__(self, interceptors: Iterable[ApiInterceptor] = ()) -> None:
+        self._interceptors = tuple(interceptors)
+
+    def __bool__(self) -> bool:
+        return bool(self._interceptors)
+
+    def admit(self, call: Call) -> None:
+        """Call ``before`` of all; raises what refuses the request, which is then finished."""
+        for index, interceptor in enumerate(self._interceptors):
+            try:
+                interceptor.before(call)
+            except Exception as error:
+                self._finish(call, code_of(error), index + 1)
+                raise
+
+    def finish(self, call: Call, code: int | None) -> None:
+        """Call ``after`` of all, for a request that was admitted."""
+        self._finish(call, code, len(self._interceptors))
+
+    def _finish(self, call: Call, code: int | None, count: int) -> None:
+        for interceptor in reversed(self._interceptors[:count]):
+            try:
+                interceptor.after(call, code)
+            except Exception:  # the client gets its result all the same
+                log.exception("an interceptor failed after %s", call.operation.name)
+
+
+def code_of(outcome: object) -> int | None:
+    """The response code of a result or of an exception; None for a client that is gone."""
+    if outcome is None:
+        return None
+    if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):
+        return int(ResponseCode.SYSTEM_ERROR)
+    return int(getattr(outcome, "code", ResponseCode.SUCCESS))
 
 
 # ---- results that come later ---------------------------------------------------------------------
@@ -118,6 +220,29 @@ class Pending(Generic[ResultT]):
         self._has_result, self._result = True, result
         if self._callback is not None:
             self._callback(result)
+
+
+@overload
+async def result_of(outcome: Pending[ResultT]) -> ResultT: ...
+
+
+@overload
+async def result_of(outcome: ResultT | Pending[ResultT] | BaseException) -> ResultT: ...
+
+
+async def result_of(outcome: ResultT | Pending[ResultT] | BaseException) -> ResultT:
+    """Wait for a result if it is pending; raises the exception that it may be instead.
+
+    For sends and the other requests of a :class:`PutService`. A caller that is cancelled takes
+    nothing back. (A pull that is not wanted any more still has to release its messages.)
+    """
+    if isinstance(outcome, Pending):
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        outcome.then(lambda result: None if future.done() else future.set_result(result))
+        outcome = await future
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 # ---- storing messages ----------------------------------------------------------------------------
@@ -160,13 +285,66 @@ class EndTransactionResult(msgspec.Struct, gc=False):
     is_undecided: bool = False
 
 
+class SendBackRequest(msgspec.Struct, gc=False):
+    """A consumer gives back a message that it could not process."""
+
+    header: ConsumerSendMsgBackRequestHeader
+    version: int = CURRENT_VERSION
+
+
+class SendBackResult(msgspec.Struct, gc=False):
+    """The message need not be processed again by this consumer."""
+
+    #: The retry topic or the dead-letter topic that has a copy. None: the group wants no retries,
+    #: or no record can hold a copy.
+    copied_to: str | None = None
+
+
+class ReplyRequest(msgspec.Struct, gc=False):
+    """A reply message for the client that its property REPLY_TO_CLIENT names."""
+
+    header: SendHeader
+    body: bytes | None
+
+
+class ReplyResult(msgspec.Struct, gc=False):
+    """Whether the requester has the reply, and where the reply is stored."""
+
+    queue_id: int
+    #: Why the requester does not have the reply; None if it has.
+    failure: BrokerError | None = None
+    #: None if the reply is not stored.
+    log_offset: int | None = None
+    queue_offset: int = 0
+
+    @property
+    def code(self) -> int:
+        return int(ResponseCode.SUCCESS) if self.failure is None else self.failure.code
+
+
+class RecallRequest(msgspec.Struct, gc=False):
+    """A producer cancels a timed message that is not due yet."""
+
+    header: RecallMessageRequestHeader
+
+
+class RecallResult(msgspec.Struct, gc=False):
+    """The message will not be delivered."""
+
+    unique_id: str
+
+
 #: What stores messages; requests of all these kinds that come together are stored together.
-PutRequest: TypeAlias = SendRequest | EndTransactionRequest
-PutOutcome: TypeAlias = SendResult | EndTransactionResult
+PutRequest: TypeAlias = (
+    SendRequest | EndTransactionRequest | SendBackRequest | ReplyRequest | RecallRequest
+)
+PutOutcome: TypeAlias = (
+    SendResult | EndTransactionResult | SendBackResult | ReplyResult | RecallResult
+)
 
 
 class PutService(Protocol):
-    """Stores messages of producers, and decisions about half messages."""
+    """Stores what clients send: messages, decisions, retries, replies, recalls."""
 
     def run(
         self,
@@ -238,29 +416,37 @@ class OffsetService(Protocol):
     """Positions in queues: what groups have committed, where queues begin and end."""
 
     def committed(
-        self, group: str, topic: str, queue_id: int, *, set_zero_if_not_found: bool | None = None
+        self,
+        peer: Peer,
+        group: str,
+        topic: str,
+        queue_id: int,
+        *,
+        set_zero_if_not_found: bool | None = None,
     ) -> int:
         """The offset that a group has committed; raises BrokerError (22) if there is none."""
 
-    def commit(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> bool:
+    def commit(
+        self, peer: Peer, group: str, topic: str, queue_id: int | None, offset: int | None
+    ) -> bool:
         """Commit an offset; False if an administrator has reset the group, and this is ignored.
 
         Raises BrokerError if the group or the topic does not exist, or a number is missing.
         """
 
-    def min_offset(self, topic: str, queue_id: int) -> int:
+    def min_offset(self, peer: Peer, topic: str, queue_id: int) -> int:
         """The first offset that can be read."""
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
+    def max_offset(self, peer: Peer, topic: str, queue_id: int) -> int:
         """The offset behind the last message that can be read."""
 
     def offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
+        self, peer: Peer, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
     ) -> int:
         """The offset of the first message stored at or after a time; ``is_upper``: of the last one
         stored at or before it."""
 
-    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+    def earliest_store_time(self, peer: Peer, topic: str, queue_id: int) -> int:
         """When the first message of a queue was stored; -1 for an empty queue."""
 
 
@@ -268,11 +454,13 @@ class LockService(Protocol):
     """Locks on queues for consumption in order."""
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+        self, peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]
     ) -> list[MessageQueue]:
         """Lock or renew; the queues that the client holds now."""
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+    def unlock(
+        self, peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]
+    ) -> None:
         """Give locks back."""
 
 
@@ -292,56 +480,25 @@ class ClientService(Protocol):
     ) -> None:
         """A client leaves a producer group, a consumer group, or both."""
 
-    def consumer_ids(self, group: str) -> list[str]:
+    def consumer_ids(self, peer: Peer, group: str) -> list[str]:
         """The members of a consumer group; raises BrokerError if it has none."""
 
-    def check_filter(self, subscription: SubscriptionData) -> None:
-        """Raise BrokerError or FilterSyntaxError if the broker cannot apply a filter."""
+    def check_filter(self, peer: Peer, group: str, subscription: SubscriptionData | None) -> None:
+        """Raise BrokerError or FilterSyntaxError if the broker cannot apply a group's filter."""
 
 
 class TopicService(Protocol):
-    """The topics of the broker."""
+    """The topics of the broker; a look-up for endpoints, not an operation of clients."""
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic as configured; None if the broker does not have it."""
 
 
 class GroupService(Protocol):
-    """The consumer groups of the broker."""
+    """The consumer groups of the broker; a look-up for endpoints, not an operation of clients."""
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """The group as configured, created where settings allow that; None if there is none."""
-
-
-# ---- interceptors --------------------------------------------------------------------------------
-
-
-class Resource(msgspec.Struct, frozen=True):
-    """Something that a request is about: ``topic``, ``group`` or ``cluster``, and its name."""
-
-    kind: str
-    name: str
-
-
-class Operation(msgspec.Struct, frozen=True):
-    """What a request wants; the name is that of the catalogue (``SEND_MESSAGE_V2``)."""
-
-    name: str
-    code: int
-
-
-class ApiInterceptor(Protocol):
-    """Sees every request of every endpoint before the broker acts on it."""
-
-    def before(self, peer: Peer, operation: Operation, resources: Sequence[Resource]) -> None:
-        """Return to let the request pass; raise BrokerError to refuse it."""
-
-    def after(self, peer: Peer, operation: Operation, code: int | None) -> None:
-        """The request has its result, or is refused, with this response code.
-
-        None: it has no result, because its client is gone. Called once for each ``before``, also
-        where that has refused the request.
-        """
 
 
 class BrokerServices(msgspec.Struct, frozen=True):
@@ -354,14 +511,5 @@ class BrokerServices(msgspec.Struct, frozen=True):
     clients: ClientService
     topics: TopicService
     groups: GroupService
-    interceptors: tuple[ApiInterceptor, ...] = ()
-
-    def admit(self, peer: Peer, operation: Operation, resources: Sequence[Resource]) -> None:
-        """Ask all interceptors; raises BrokerError if one refuses. For every request, once."""
-        for interceptor in self.interceptors:
-            interceptor.before(peer, operation, resources)
-
-    def finished(self, peer: Peer, operation: Operation, code: int | None) -> None:
-        """Tell all interceptors how a request ended, the last one first."""
-        for interceptor in reversed(self.interceptors):
-            interceptor.after(peer, operation, code)
+    #: Called by the services; by an endpoint for operations of its own only.
+    interceptors: InterceptorChain = InterceptorChain()

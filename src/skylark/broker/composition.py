@@ -26,6 +26,10 @@ from skylark.broker.api import (
     ApiInterceptor,
     BrokerServices,
     EndTransactionRequest,
+    InterceptorChain,
+    RecallRequest,
+    ReplyRequest,
+    SendBackRequest,
     SendRequest,
 )
 from skylark.broker.config import BrokerConfig
@@ -62,10 +66,13 @@ from skylark.broker.send.message_policy import Diverter
 from skylark.broker.send.message_writer import MessageWriter
 from skylark.broker.send.put_outcome import Durability
 from skylark.broker.send.put_pipeline import PutPipeline
-from skylark.broker.send.reply_handlers import ReplyHandlers
+from skylark.broker.send.recall import RecallStep
+from skylark.broker.send.reply_handlers import ReplyStep
+from skylark.broker.send.send_back import SendBackStep
 from skylark.broker.send.send_checks import SendChecks
 from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import RetryChecks, SendStep
+from skylark.broker.service_interception import intercept
 from skylark.broker.slave.slave_service import SlaveService
 from skylark.broker.stats.broker_stats import BrokerStats, idle_max_ms
 from skylark.broker.stats.metrics_exporter import Exporter
@@ -187,7 +194,7 @@ class BrokerGraph:
         self._make_replication(config, network, files, in_thread)
         self._make_handlers(files)
         #: What endpoints may use.
-        self.services = self._broker_services(tuple(api_interceptors))
+        self.services = intercept(self._broker_services(InterceptorChain(api_interceptors)))
         self._make_servers(network, files, in_thread, tuple(interceptors))
         self.exporter.watch(self)
         self._set_limits(config)
@@ -272,9 +279,10 @@ class BrokerGraph:
     ) -> None:
         self.pull_handlers = PullHandlers(self.services.pulls)
         settings_file = SettingsFile(files, self.live, in_thread=in_thread)
+        self._make_put_handlers()
         shared = handlers_of(self, files, settings_file)
         if self.services.interceptors:
-            interceptors = (RemotingInterception(self.services), *interceptors)
+            interceptors = (RemotingInterception(self.services.interceptors), *interceptors)
         interceptors = (*interceptors, self.guard)
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
@@ -314,15 +322,6 @@ class BrokerGraph:
         self.send_checks = SendChecks(self.live, self.topics, self.clock)
         self.durability = Durability(self.store, files, self.saved.topics)
         self._make_pipeline()
-        self.replies = ReplyHandlers(
-            self.send_checks,
-            self.durability,
-            self.writer,
-            self.topics,
-            self.producers,
-            self.stats,
-            self.clock,
-        )
         filters = PullFilters(
             self.live,
             self.groups,
@@ -341,7 +340,7 @@ class BrokerGraph:
             self.loop_watch.arrived_at,
         )
 
-    def _broker_services(self, interceptors: tuple[ApiInterceptor, ...]) -> BrokerServices:
+    def _broker_services(self, interceptors: InterceptorChain) -> BrokerServices:
         return BrokerServices(
             puts=self.puts,
             pulls=self.pulls,
@@ -397,12 +396,35 @@ class BrokerGraph:
                 SendRequest: sends,
                 SendHalvesRequest: halves,
                 EndTransactionRequest: decisions,
+                SendBackRequest: SendBackStep(
+                    self.live,
+                    self.writer,
+                    self.topics,
+                    self.groups,
+                    self.stats,
+                    self.durability,
+                    on_dead_letter=self.exporter.dead_letter,
+                ),
+                ReplyRequest: ReplyStep(
+                    self.send_checks,
+                    self.durability,
+                    self.writer,
+                    self.topics,
+                    self.producers,
+                    self.stats,
+                    self.clock,
+                ),
+                RecallRequest: RecallStep(
+                    self.live, self.writer, self.topics, self.stats, self.durability, self.clock
+                ),
             },
             after_put=[decisions.after_put],
         )
+
+    def _make_put_handlers(self) -> None:
         send_codec = SendCodec(self.send_checks, SendReplies(self.send_checks, self._store_host))
         self.put_handlers = PutHandlers(
-            self.puts,
+            self.services.puts,
             {
                 **codecs_of(
                     send_codec,

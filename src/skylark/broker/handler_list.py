@@ -29,6 +29,7 @@ from skylark.broker.groups.handlers import (
 )
 from skylark.broker.groups.queue_assignment import AssignmentService
 from skylark.broker.send.recall import RecallHandlers
+from skylark.broker.send.reply_handlers import ReplyHandlers
 from skylark.broker.send.send_back import SendBackHandlers
 from skylark.broker.table_saver import SettingsFile
 from skylark.broker.topics.topic_routes import TopicRoutes
@@ -54,19 +55,11 @@ def handlers_of(
     """What both ports have; the parts are made already."""
     return [
         graph.put_handlers,
-        EndHalvesHandlers(graph.puts, graph.transactions),
+        EndHalvesHandlers(graph.services.puts, graph.transactions),
         ResumeHandlers(graph.transactions),
-        graph.replies,
-        RecallHandlers(graph.live, graph.writer, graph.topics, graph.stats, graph.clock),
-        SendBackHandlers(
-            graph.live,
-            graph.writer,
-            graph.topics,
-            graph.groups,
-            graph.stats,
-            graph.durability,
-            on_dead_letter=graph.exporter.dead_letter,
-        ),
+        ReplyHandlers(graph.send_checks, graph.services.puts, graph.store.log.store_host),
+        RecallHandlers(graph.live, graph.services.puts),
+        SendBackHandlers(graph.services.puts),
         OffsetHandlers(graph.services.offsets),
         QueryHandlers(graph.store),
         *_about_clients(graph),

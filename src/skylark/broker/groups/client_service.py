@@ -144,7 +144,7 @@ class ClientService:
             )
             self._liveness.left(removed)
 
-    def consumer_ids(self, group: str) -> list[str]:
+    def consumer_ids(self, _peer: Peer, group: str) -> list[str]:
         """The members of a consumer group; raises BrokerError if it has none.
 
         The same list, not to be changed, until the members change.
@@ -154,10 +154,9 @@ class ClientService:
             raise BrokerError(f"no consumer for this group, {group}")
         return client_ids
 
-    def check_filter(self, subscription: SubscriptionData) -> None:
+    def check_filter(self, _peer: Peer, _group: str, subscription: SubscriptionData | None) -> None:
         """Raise BrokerError or FilterSyntaxError if the broker cannot apply a filter."""
-        kind = subscription.expression_type
-        if kind in TAG_TYPES:
+        if subscription is None or (kind := subscription.expression_type) in TAG_TYPES:
             return
         if not self._live.current.enable_property_filter:
             raise BrokerError(

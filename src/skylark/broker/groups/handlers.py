@@ -87,11 +87,11 @@ class ClientHandlers:
         )
         return response_to(request, ResponseCode.SUCCESS, ext={})
 
-    def get_consumer_list(self, _connection: Connection, request: Command) -> Command:
+    def get_consumer_list(self, connection: Connection, request: Command) -> Command:
         """GET_CONSUMER_LIST_BY_GROUP (38)."""
         group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
         try:
-            client_ids = self._clients.consumer_ids(group)
+            client_ids = self._clients.consumer_ids(connection, group)
         except BrokerError as error:
             return response_to(request, error.code, str(error), ext={})
         if client_ids is not self._listed_ids:  # a changed group: all its members ask in a row
@@ -101,11 +101,10 @@ class ClientHandlers:
             )
         return response_to(request, ResponseCode.SUCCESS, ext={}, body=self._listed_body)
 
-    def check_client_config(self, _connection: Connection, request: Command) -> Command:
+    def check_client_config(self, connection: Connection, request: Command) -> Command:
         """CHECK_CLIENT_CONFIG (46): whether the filter of a subscription can be used here."""
         body = decode_body(CheckClientRequestBody, request.body or b"")
-        if body.subscription_data is not None:
-            self._clients.check_filter(body.subscription_data)
+        self._clients.check_filter(connection, body.group, body.subscription_data)
         return success(request)
 
 
@@ -128,11 +127,12 @@ class OffsetHandlers:
         for code, handler in hot.items():
             dispatcher.add_hot(code, handler)
 
-    def query(self, _connection: Connection, request: Command) -> Command:
+    def query(self, connection: Connection, request: Command) -> Command:
         """QUERY_CONSUMER_OFFSET (14)."""
         header = decode_ext(QueryConsumerOffsetRequestHeader, request.ext)
         try:
             offset = self._offsets.committed(
+                connection,
                 header.consumer_group,
                 header.topic,
                 header.queue_id,
@@ -142,40 +142,48 @@ class OffsetHandlers:
             return response_to(request, error.code, str(error), ext={})
         return _offset_is(request, offset)
 
-    def update(self, _connection: Connection, request: Command) -> Command:
+    def update(self, connection: Connection, request: Command) -> Command:
         """UPDATE_CONSUMER_OFFSET (15)."""
         header = decode_ext(UpdateConsumerOffsetRequestHeader, request.ext)
         try:
             committed = self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+                connection,
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                header.commit_offset,
             )
         except BrokerError as error:
             return response_to(request, error.code, str(error), ext={})
         remark = None if committed else RESET_REMARK
         return response_to(request, ResponseCode.SUCCESS, remark, ext={})
 
-    def search(self, _connection: Connection, request: Command) -> Command:
+    def search(self, connection: Connection, request: Command) -> Command:
         """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
         header = decode_ext(SearchOffsetRequestHeader, request.ext)
         offset = self._offsets.offset_by_time(
-            header.topic, header.queue_id, header.timestamp, is_upper=header.is_upper
+            connection, header.topic, header.queue_id, header.timestamp, is_upper=header.is_upper
         )
         return _offset_is(request, offset)
 
-    def get_max(self, _connection: Connection, request: Command) -> Command:
+    def get_max(self, connection: Connection, request: Command) -> Command:
         """GET_MAX_OFFSET (30)."""
         header = decode_ext(GetMaxOffsetRequestHeader, request.ext)
-        return _offset_is(request, self._offsets.max_offset(header.topic, header.queue_id))
+        return _offset_is(
+            request, self._offsets.max_offset(connection, header.topic, header.queue_id)
+        )
 
-    def get_min(self, _connection: Connection, request: Command) -> Command:
+    def get_min(self, connection: Connection, request: Command) -> Command:
         """GET_MIN_OFFSET (31)."""
         header = decode_ext(GetMinOffsetRequestHeader, request.ext)
-        return _offset_is(request, self._offsets.min_offset(header.topic, header.queue_id))
+        return _offset_is(
+            request, self._offsets.min_offset(connection, header.topic, header.queue_id)
+        )
 
-    def get_earliest_time(self, _connection: Connection, request: Command) -> Command:
+    def get_earliest_time(self, connection: Connection, request: Command) -> Command:
         """GET_EARLIEST_MSG_STORETIME (32)."""
         header = decode_ext(GetEarliestMsgStoretimeRequestHeader, request.ext)
-        time_ms = self._offsets.earliest_store_time(header.topic, header.queue_id)
+        time_ms = self._offsets.earliest_store_time(connection, header.topic, header.queue_id)
         return success(request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=time_ms))
 
 
@@ -194,16 +202,16 @@ class LockHandlers:
         dispatcher.add_hot(RequestCode.LOCK_BATCH_MQ, self.lock)
         dispatcher.add_hot(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
-    def lock(self, _connection: Connection, request: Command) -> Command:
+    def lock(self, connection: Connection, request: Command) -> Command:
         """LOCK_BATCH_MQ (41)."""
         wanted = decode_body(LockBatchRequestBody, request.body or b"")
-        held = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
+        held = self._locks.lock(connection, wanted.consumer_group, wanted.client_id, wanted.mq_set)
         return success(request, body=LockBatchResponseBody(lock_ok_mq_set=held))
 
-    def unlock(self, _connection: Connection, request: Command) -> Command:
+    def unlock(self, connection: Connection, request: Command) -> Command:
         """UNLOCK_BATCH_MQ (42)."""
         given = decode_body(UnlockBatchRequestBody, request.body or b"")
-        self._locks.unlock(given.consumer_group, given.client_id, given.mq_set)
+        self._locks.unlock(connection, given.consumer_group, given.client_id, given.mq_set)
         return success(request)
 
 

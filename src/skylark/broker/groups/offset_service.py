@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from skylark.broker.api import Peer
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.topics.topic_table import TopicTable
@@ -38,7 +39,13 @@ class OffsetService:
         self._offsets = offsets
 
     def committed(
-        self, group: str, topic: str, queue_id: int, *, set_zero_if_not_found: bool | None = None
+        self,
+        _peer: Peer,
+        group: str,
+        topic: str,
+        queue_id: int,
+        *,
+        set_zero_if_not_found: bool | None = None,
     ) -> int:
         """The offset that a group has committed; raises BrokerError (22) if there is none."""
         return self._offsets.query(
@@ -56,7 +63,9 @@ class OffsetService:
         entry = queue.read_entry(0)
         return entry is not None and self._store.reader.is_in_memory(entry.log_offset)
 
-    def commit(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> bool:
+    def commit(
+        self, _peer: Peer, group: str, topic: str, queue_id: int | None, offset: int | None
+    ) -> bool:
         """Commit an offset; False if an administrator has reset the group, and this is ignored."""
         if group not in self._groups:
             raise SubscriptionGroupNotExistError(f"Group {group} not exist!")
@@ -68,23 +77,23 @@ class OffsetService:
             raise InvalidParameterError(f"Offset is null, topic is {topic}")
         return self._offsets.commit_of_client(group, topic, queue_id, offset)
 
-    def min_offset(self, topic: str, queue_id: int) -> int:
+    def min_offset(self, _peer: Peer, topic: str, queue_id: int) -> int:
         """The first offset that can be read."""
         return self._store.reader.min_offset(topic, queue_id)
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
+    def max_offset(self, _peer: Peer, topic: str, queue_id: int) -> int:
         """The offset behind the last message that can be read."""
         return self._store.reader.max_offset(topic, queue_id)
 
     def offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
+        self, _peer: Peer, topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
     ) -> int:
         """The offset of the first message stored at or after a time; ``is_upper``: of the last one
         stored at or before it."""
         boundary = Boundary.UPPER if is_upper else Boundary.LOWER
         return self._store.reader.offset_by_time(topic, queue_id, time_ms, boundary)
 
-    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+    def earliest_store_time(self, _peer: Peer, topic: str, queue_id: int) -> int:
         """When the first message of a queue was stored; -1 for an empty queue."""
         time_ms = self._store.reader.earliest_store_time(topic, queue_id)
         return NO_TIME if time_ms is None else time_ms

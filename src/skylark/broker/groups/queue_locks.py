@@ -18,11 +18,12 @@ none is granted. Counterpart of Java's ``RebalanceLockManager``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
+from skylark.broker.api import Peer
 from skylark.wire.bodies.admin_body import QueueLock
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -157,11 +158,13 @@ class LockService:
         self._now_ms = now_ms
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+        self, _peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]
     ) -> list[MessageQueue]:
         """Lock or renew; the queues of the request that the client holds now."""
         return self._locks.lock(group, client_id, queues, self._now_ms())
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+    def unlock(
+        self, _peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]
+    ) -> None:
         """Release the client's own locks among ``queues``."""
         self._locks.unlock(group, client_id, queues)

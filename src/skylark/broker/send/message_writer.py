@@ -16,7 +16,6 @@ Which properties a copy leaves out is decided before it is put.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from skylark.broker.send.message_policy import Diverter
@@ -25,7 +24,7 @@ from skylark.broker.stats.store_stats import StoreStats
 from skylark.core.clock import TimeSource
 from skylark.store.commit_log import Draft, PutLimits
 from skylark.store.message_store import MessageStore
-from skylark.store.store_results import PutResult, PutStatus, PutWaiter
+from skylark.store.store_results import PutResult, PutStatus
 from skylark.wire.message import MessageRecord
 from skylark.wire.properties import encode_properties
 
@@ -109,53 +108,29 @@ class MessageWriter:
             self._stats.put_failed_count += 1
         return refused
 
-    def put_own(
-        self,
-        draft: Draft,
-        properties: dict[str, str],
-        when_durable: PutWaiter | None = None,
-        *,
-        limits: PutLimits = PutLimits.RECORD_FORMAT_ONLY,
-        may_wait: bool = True,
-    ) -> PutResult:
-        """Store a message that has no property string yet; both arguments may be changed.
+    def prepare_own(
+        self, draft: Draft, properties: dict[str, str], *, may_wait: bool = True
+    ) -> PutStatus | None:
+        """Give a message of the broker its property string; both arguments may be changed.
 
-        ``when_durable`` is called with the final status once the flush setting is satisfied,
-        perhaps before this returns, and only for a message that was stored. ``limits`` are the
-        settings for what a client has written. ``may_wait`` is false for a message that must not
-        become a delayed or timed one because of its properties.
+        ``may_wait`` is false for a message that must not become a delayed or timed one because of
+        its properties. A status refuses the message.
         """
         refused = self.divert_own(draft, properties) if may_wait else None
+        if refused is None:
+            draft.properties = encode_properties(properties).encode()
+            self.fit_copy(draft)
+        return refused
+
+    def put_own(self, draft: Draft, properties: dict[str, str]) -> PutResult:
+        """Store a message of the broker that no client waits for."""
+        refused = self.prepare_own(draft, properties)
         if refused is not None:
             return PutResult(refused)
-        draft.properties = encode_properties(properties).encode()
-        of_broker = limits is PutLimits.RECORD_FORMAT_ONLY
-        result = self.put_copy(draft) if of_broker else self.put(draft)
+        result = self.put(draft)
         if result.status.stored:
-            waits = when_durable is not None
-            self.store.when_durable(result, when_durable or _ignore, wait=waits)
+            self.store.when_durable(result, _ignore, wait=False)
         return result
-
-    async def put_own_safely(
-        self,
-        draft: Draft,
-        properties: dict[str, str],
-        *,
-        limits: PutLimits = PutLimits.RECORD_FORMAT_ONLY,
-        may_wait: bool = True,
-    ) -> tuple[PutResult, PutStatus]:
-        """:meth:`put_own`, and wait until the flush setting is satisfied; with the final status.
-
-        A caller that is cancelled takes nothing back: the message is stored.
-        """
-        durable: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-
-        def note(status: PutStatus) -> None:
-            if not durable.done():  # cancelled with its caller
-                durable.set_result(status)
-
-        result = self.put_own(draft, properties, note, limits=limits, may_wait=may_wait)
-        return result, await durable if result.status.stored else result.status
 
 
 def _ignore(_status: PutStatus) -> None:

@@ -115,7 +115,7 @@ class PutPipeline:
                     drafted = step.draft(peer, request)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the outcome
                 outcomes[place] = request if isinstance(request, Exception) else error
-                if stops_at is not None and stops_at(error):
+                if stops_at is not None and stops_at(outcomes[place]):
                     break
                 continue
             if isinstance(drafted, Draft):

@@ -1,14 +1,15 @@
-"""Taking a timed message back before it is due: RECALL_MESSAGE (370), and the handle for it.
+"""Recall of timed messages before they are due: RECALL_MESSAGE (370), and the recall handle.
 
-The answer to a timed send has a handle: base64 of ``v1 TOPIC BROKER TIME UNIQUE_ID``. A recall
+The reply to a timed send has a handle: base64 of ``v1 TOPIC BROKER TIME UNIQUE_ID``. A recall
 stores another timed message for the same slot, a mark with ``TIMER_DEL_UNIQKEY``; when the slot is
-due, marks are read first, and what they name is dropped. The time in the handle is one millisecond
-behind the start of the slot, so that rounding leads to the same one.
+due, the timer reads the marks first and drops the messages that they name. The time in the handle
+is one millisecond behind the start of the slot, so that rounding leads to the same slot.
 
-Nothing is looked up: a handle of a message that never was is accepted. One whose slot is due within
-the second may come too late. Off unless ``recallMessageEnable`` is set, as in Java.
+The broker does not look for the message: it accepts the handle of one that never was. A recall
+within the last second before the slot is due may come too late. Off unless ``recallMessageEnable``
+is set, as in Java.
 
-Answers to ``RecallMessageProcessor`` and ``RecallMessageHandle``.
+Counterpart of Java's ``RecallMessageProcessor`` and ``RecallMessageHandle``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ import binascii
 from collections.abc import Mapping
 from typing import Final, NamedTuple, NoReturn
 
+from skylark.broker.api import (
+    Peer,
+    Pending,
+    PutService,
+    RecallRequest,
+    RecallResult,
+    result_of,
+)
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter
+from skylark.broker.send.put_outcome import Durability
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import TimeSource
@@ -48,7 +58,7 @@ _TIME_DIGITS_MAX: Final = 18
 
 
 class RecallHandle(NamedTuple):
-    """What a handle says; the time stays text, for it may be anything."""
+    """The fields of a handle; the time is text, because clients can write anything there."""
 
     topic: str
     broker_name: str
@@ -62,7 +72,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, handle: str) -> RecallHandle:
-        """Read a handle; raises BrokerError (604) if it is none."""
+        """Read a handle; raises BrokerError (604) for other text."""
         try:
             padded = handle.encode("ascii") + b"=" * (-len(handle) % 4)  # Java asks for none
             raw = base64.b64decode(padded, altchars=b"-_", validate=True)
@@ -87,7 +97,30 @@ def recall_handle(properties: Mapping[str, str], broker_name: str) -> str | None
 
 
 class RecallHandlers:
-    """The request that takes timed messages back."""
+    """The remoting request that recalls timed messages; each reply has the ext field MSG_REGION."""
+
+    def __init__(self, live: LiveSettings, puts: PutService) -> None:
+        self._live = live
+        self._puts = puts
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Register the handler of each code."""
+        dispatcher.add_cold(RequestCode.RECALL_MESSAGE, self.recall)
+
+    async def recall(self, connection: Connection, command: Command) -> Command:
+        """RECALL_MESSAGE (370)."""
+        ext = {EXT_MSG_REGION: self._live.current.region_id}
+        request = RecallRequest(decode_ext(RecallMessageRequestHeader, command.ext))
+        try:
+            result = await result_of(self._puts.run(connection, [request])[0])
+        except BrokerError as error:
+            return response_to(command, error.code, str(error), ext=ext)
+        header = RecallMessageResponseHeader(msg_id=result.unique_id)
+        return response_to(command, ResponseCode.SUCCESS, ext=ext | encode_ext(header))
+
+
+class RecallStep:
+    """The part of the pipeline that is about recalls: stores the recall marks."""
 
     def __init__(
         self,
@@ -95,29 +128,37 @@ class RecallHandlers:
         writer: MessageWriter,
         topics: TopicTable,
         stats: BrokerStats,
+        durability: Durability,
         clock: TimeSource,
     ) -> None:
         self._live = live
         self._writer = writer
         self._topics = topics
         self._stats = stats
+        self._durability = durability
         self._clock = clock
 
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
-        dispatcher.add_cold(RequestCode.RECALL_MESSAGE, self.recall)
-
-    async def recall(self, connection: Connection, request: Command) -> Command:
-        """RECALL_MESSAGE (370)."""
-        ext = {EXT_MSG_REGION: self._live.current.region_id}
-        header = decode_ext(RecallMessageRequestHeader, request.ext)
+    def draft(self, peer: Peer, request: RecallRequest) -> Draft:
+        """The mark to be stored; raises BrokerError."""
+        handle = self._check(request.header)
+        now_ms = self._clock.now_ms()
+        properties = {
+            names.PROPERTY_TAGS: RECALL_TAG,
+            names.PROPERTY_TIMER_DEL_UNIQKEY: self._delete_key(handle),
+            names.PROPERTY_UNIQ_KEY: handle.unique_id,
+            names.PROPERTY_TIMER_DELIVER_MS: handle.time_text,
+            names.PROPERTY_BORN_TIMESTAMP: str(now_ms),
+        }
+        if request.header.producer_group:
+            properties[names.PROPERTY_PGROUP] = request.header.producer_group
+        draft = Draft(handle.topic, 0, _BODY, born_timestamp=now_ms, born_host=peer.born_host)
         try:
-            handle = self._check(header)
-            await self._put_mark(connection, header, handle)
-        except BrokerError as error:
-            return response_to(request, error.code, str(error), ext=ext)
-        answer = RecallMessageResponseHeader(msg_id=handle.unique_id)
-        return response_to(request, ResponseCode.SUCCESS, ext=ext | encode_ext(answer))
+            refused = self._writer.prepare_own(draft, properties)
+        except LocalProtocolError as error:  # a separator in the handle, or in the group
+            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=str(error))
+        if refused is not None:
+            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=refused.name)
+        return draft
 
     def _check(self, header: RecallMessageRequestHeader) -> RecallHandle:
         """The checks, in Java's order."""
@@ -150,38 +191,24 @@ class RecallHandlers:
             _refuse(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle
 
-    async def _put_mark(
-        self, connection: Connection, header: RecallMessageRequestHeader, handle: RecallHandle
-    ) -> None:
-        """Store the mark, and wait until it is as durable as a message; raises BrokerError."""
-        now_ms = self._clock.now_ms()
-        properties = {
-            names.PROPERTY_TAGS: RECALL_TAG,
-            names.PROPERTY_TIMER_DEL_UNIQKEY: self._delete_key(handle),
-            names.PROPERTY_UNIQ_KEY: handle.unique_id,
-            names.PROPERTY_TIMER_DELIVER_MS: handle.time_text,
-            names.PROPERTY_BORN_TIMESTAMP: str(now_ms),
-        }
-        if header.producer_group:
-            properties[names.PROPERTY_PGROUP] = header.producer_group
-        draft = Draft(handle.topic, 0, _BODY, born_timestamp=now_ms, born_host=connection.born_host)
-        try:
-            result, _status = await self._writer.put_own_safely(draft, properties)
-        except LocalProtocolError as error:  # a separator in the handle, or in the group
-            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=str(error))
-        if not result.status.stored:
-            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=result.status.name)
-        self._count(draft.topic, result)
-
     def _delete_key(self, handle: RecallHandle) -> str:
         """Java before 5.5 writes and knows only the longer form; the timer here knows both."""
         if self._live.current.append_topic_for_timer_delete_key:
             return f"{handle.topic}+{handle.unique_id}"
         return handle.unique_id
 
-    def _count(self, topic: str, result: PutResult) -> None:
-        is_system = self._topics.is_system(topic)
-        self._stats.put(topic, result.message_count, result.size, is_system=is_system)
+    def finish(
+        self, request: RecallRequest, draft: Draft, result: PutResult, *, is_durable: bool
+    ) -> RecallResult | Pending[RecallResult]:
+        """The outcome of a mark that was stored, or not; raises BrokerError."""
+        if not result.status.stored:
+            _refuse(ResponseCode.SYSTEM_ERROR, FAILED, hint=result.status.name)
+        is_system = self._topics.is_system(draft.topic)
+        self._stats.put(draft.topic, result.message_count, result.size, is_system=is_system)
+        outcome = RecallResult(RecallHandle.decode(request.header.recall_handle).unique_id)
+        if is_durable:
+            return outcome
+        return self._durability.when_durable(result, lambda _status: outcome)
 
 
 def _refuse(code: ResponseCode, remark: str, hint: str | None = None) -> NoReturn:

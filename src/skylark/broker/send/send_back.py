@@ -1,8 +1,8 @@
-"""Takes back messages that a consumer could not consume (36): to be tried again, or dead letters.
+"""Send-back (36): a consumer returns a message that it could not process.
 
-The request names a message by its place in the log. A copy of it, tried once more often, goes to
-the retry topic of the group, delayed by the level that the consumer asks for, or to the dead
-letters of the group: :func:`skylark.core.retry_policy.decide_retry`.
+The request names a message by its place in the log. A copy of it, with one more reconsume time,
+goes to the retry topic of the group, delayed by the level that the consumer asks for, or to the
+dead letters of the group: :func:`skylark.core.retry_policy.decide_retry`.
 
 The copy has the properties of the message and RETRY_TOPIC (the topic that it comes from, also after
 many retries), ORIGIN_MESSAGE_ID (the id of the first of all copies), WAIT=false and DELAY (0 for a
@@ -12,18 +12,18 @@ dead letter). A retry is then stored as a delayed message
 **A copy that does not fit.** The copy is not held to settings, only to the record format
 (:mod:`skylark.broker.send.own_copies`). A retry that has too many properties even without the
 optional ones becomes a dead letter, which has fewer. If that does not fit either, the message stays
-where it is and is counted, and the consumer is told that it was taken back: it could do no better
-itself, would hold the message for 5 s, try it again and come back, for ever. The exception is an
-inner batch. No copy of it can be made, but its consumer publishes a retry of the one message.
+where it is and is counted, and the result is a success: after an error the consumer would hold the
+message for 5 s, try it again and send it back again, without end. The exception is an inner batch.
+No copy of it can be made, but its consumer publishes a retry of the one message.
 
-The consumer forgets the message when it gets the answer. So that waits for the disk with
-SYNC_FLUSH, and for slaves where a master has to, although Java takes the WAIT=false seriously here.
+**Durability.** The consumer forgets the message when it has the result. So the result waits for the
+disk with SYNC_FLUSH, and for slaves where a master has to, although Java obeys the WAIT=false here.
 If they take too long it is a success nevertheless, as in Java: after an error, consumers send a
-second copy. The answer also waits until a topic that was created is saved. A crash before the
-answer may leave the copy behind, and the consumer gets the message twice. The queues of a retry
-topic are taken in turn; Java draws one.
+second copy. The result also waits until a topic that was created is saved. A crash before the
+result may leave the copy behind, and the consumer gets the message twice.
 
-Counterpart of Java's ``AbstractSendMessageProcessor.consumerSendMsgBack``.
+The queues of a retry topic are taken in turn; Java draws one at random. Counterpart of Java's
+``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
 
 from __future__ import annotations
@@ -31,12 +31,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import count
+from typing import Final, TypeAlias
 
+from skylark.broker.api import (
+    Peer,
+    Pending,
+    PutService,
+    SendBackRequest,
+    SendBackResult,
+    result_of,
+)
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.send.message_writer import MessageWriter, copy_of
 from skylark.broker.send.own_copies import NEVER_STORED
 from skylark.broker.send.put_outcome import Durability
+from skylark.broker.send.put_pipeline import Done
 from skylark.broker.stats.broker_stats import BrokerStats
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.errors import (
@@ -51,7 +61,7 @@ from skylark.net.dispatch import Dispatcher
 from skylark.net.success_response import FAQ_HINT, success
 from skylark.store.commit_log import Draft
 from skylark.store.config import BrokerRole
-from skylark.store.store_results import PutResult, PutStatus
+from skylark.store.store_results import PutResult
 from skylark.wire import properties as names
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.codes import V3_4_9, Perm, RequestCode, TopicSysFlag
@@ -63,10 +73,30 @@ from skylark.wire.message import MessageRecord, RecordError, decode_record
 
 #: Called for each dead letter, with the group and the topic that the message was first sent to.
 OnDeadLetter = Callable[[str, str], None]
+_RETRY_TOPIC: Final = names.PROPERTY_RETRY_TOPIC.encode()
+Outcome: TypeAlias = SendBackResult | Pending[SendBackResult]
 
 
 class SendBackHandlers:
-    """The request by which consumers give messages back."""
+    """The remoting request by which consumers give messages back."""
+
+    def __init__(self, puts: PutService) -> None:
+        self._puts = puts
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Register the handler of each code."""
+        dispatcher.add_cold(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    async def send_back(self, connection: Connection, command: Command) -> Command:
+        """CONSUMER_SEND_MSG_BACK (36)."""
+        header = decode_ext(ConsumerSendMsgBackRequestHeader, command.ext)
+        request = SendBackRequest(header, command.version)
+        await result_of(self._puts.run(connection, [request])[0])
+        return success(command)
+
+
+class SendBackStep:
+    """The part of the pipeline that is about messages which consumers give back."""
 
     def __init__(
         self,
@@ -81,7 +111,6 @@ class SendBackHandlers:
     ) -> None:
         self._live = live
         self._writer = writer
-        self._reader = writer.store.reader
         self._topics = topics
         self._groups = groups
         self._stats = stats
@@ -89,16 +118,14 @@ class SendBackHandlers:
         self._on_dead_letter = on_dead_letter
         self._turns = count()
 
-    def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
-        dispatcher.add_cold(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+    # --- from request to draft --------------------------------------------------------------------
 
-    async def send_back(self, _connection: Connection, request: Command) -> Command:
-        """CONSUMER_SEND_MSG_BACK (36)."""
-        header = decode_ext(ConsumerSendMsgBackRequestHeader, request.ext)
+    def draft(self, _peer: Peer, request: SendBackRequest) -> Draft | Done:
+        """The copy to be stored; raises BrokerError."""
+        header = request.header
         group = self._check(header)
         if group.retry_queue_nums <= 0:
-            return success(request)  # the group does not want to try again
+            return Done(SendBackResult())  # the group does not want to try again
         retries = self._ensure(
             retry_topic(header.group),
             queue_count=group.retry_queue_nums,
@@ -113,38 +140,8 @@ class SendBackHandlers:
         decision = decide_retry(
             record.reconsume_times + 1, times_max, delay_level=header.delay_level
         )
-        status = await self._put_copy(header, group, record, decision)
-        is_batch = bool(record.sys_flag & FLAG_INNER_BATCH)
-        if status in NEVER_STORED and not is_batch and not decision.is_dead:
-            decision = RetryDecision(RetryAction.DEAD_LETTER)
-            status = await self._put_copy(header, group, record, decision)
-        if status in NEVER_STORED and not is_batch:
-            topic = dlq_topic(header.group)
-            self._writer.uncopied.add("retry", record.log_offset, topic, status)
-        elif not status.stored:  # where it is less safe than wanted, a second copy does not help
-            raise BrokerError(status.name)
-        await self._durability.topics_saved()
-        return success(request)
-
-    async def _put_copy(
-        self,
-        header: ConsumerSendMsgBackRequestHeader,
-        group: SubscriptionGroupConfig,
-        record: MessageRecord,
-        decision: RetryDecision,
-    ) -> PutStatus:
-        """Store the copy that was decided upon, and count it."""
-        is_dead = decision.is_dead
-        if is_dead:
-            self._ensure(dlq_topic(header.group), queue_count=1)
-        properties = _properties_of_copy(record)
-        properties[names.PROPERTY_DELAY] = str(decision.delay_level)
-        draft = self._draft(header, group, record, is_dead)
-        result, status = await self._writer.put_own_safely(draft, properties, may_wait=not is_dead)
-        if status.stored:
-            origin_topic = properties[names.PROPERTY_RETRY_TOPIC]
-            self._count(header.group, origin_topic, draft, result, is_dead)
-        return status
+        queue_id = 0 if decision.is_dead else next(self._turns) % group.retry_queue_nums
+        return self._copy(record, header.group, decision, queue_id)
 
     def _check(self, header: ConsumerSendMsgBackRequestHeader) -> SubscriptionGroupConfig:
         config = self._live.current
@@ -166,30 +163,56 @@ class SendBackHandlers:
         return topic
 
     def _find(self, log_offset: int) -> MessageRecord:
-        lease = self._reader.record(log_offset)
+        lease = self._writer.store.reader.record(log_offset)
         if lease is not None:
             with lease, contextlib.suppress(RecordError):
                 return decode_record(lease.view)
         raise BrokerError(f"look message by offset failed, {log_offset}")
 
-    def _draft(
-        self,
-        header: ConsumerSendMsgBackRequestHeader,
-        group: SubscriptionGroupConfig,
-        record: MessageRecord,
-        is_dead: bool,
+    def _copy(
+        self, record: MessageRecord, group: str, decision: RetryDecision, queue_id: int = 0
     ) -> Draft:
-        topic, queue_id = dlq_topic(header.group), 0
-        if not is_dead:
-            topic = retry_topic(header.group)
-            queue_id = next(self._turns) % group.retry_queue_nums
+        """The copy that was decided upon; creates the dead-letter topic if it is one."""
+        topic = dlq_topic(group) if decision.is_dead else retry_topic(group)
+        if decision.is_dead:
+            self._ensure(topic, queue_count=1)
         draft = copy_of(record, topic, queue_id)
         draft.reconsume_times += 1
+        properties = _properties_of_copy(record)
+        properties[names.PROPERTY_DELAY] = str(decision.delay_level)
+        refused = self._writer.prepare_own(draft, properties, may_wait=not decision.is_dead)
+        if refused is not None:
+            raise BrokerError(refused.name)
         return draft
 
-    def _count(
-        self, group: str, origin_topic: str, draft: Draft, result: PutResult, is_dead: bool
-    ) -> None:
+    # --- from result to outcome -------------------------------------------------------------------
+
+    def finish(
+        self, request: SendBackRequest, draft: Draft, result: PutResult, *, is_durable: bool
+    ) -> Outcome:
+        """The outcome of a copy that was stored, or not; raises BrokerError."""
+        header = request.header
+        dead_letters = dlq_topic(header.group)
+        is_dead = draft.topic == dead_letters
+        if result.status.stored:
+            self._count(header.group, draft, result, is_dead)
+            outcome = SendBackResult(dead_letters if is_dead else retry_topic(header.group))
+            if is_durable:
+                return outcome
+            return self._durability.when_durable(result, lambda _status: outcome)
+        if result.status not in NEVER_STORED or draft.sys_flag & FLAG_INNER_BATCH:
+            raise BrokerError(result.status.name)
+        if is_dead:
+            self._writer.uncopied.add("retry", header.offset, dead_letters, result.status)
+            return SendBackResult()
+        record = self._find(header.offset)
+        dead = self._copy(record, header.group, RetryDecision(RetryAction.DEAD_LETTER))
+        return self.finish(request, dead, self._writer.put(dead), is_durable=False)
+
+    def _count(self, group: str, draft: Draft, result: PutResult, is_dead: bool) -> None:
+        origin = names.find_raw_property(draft.properties, _RETRY_TOPIC)
+        assert origin is not None, "every copy has it"
+        origin_topic = origin.decode()
         back = self._stats.send_backs[origin_topic, group]
         back.count += 1
         back.times += 1
@@ -203,7 +226,7 @@ class SendBackHandlers:
 
 
 def _properties_of_copy(record: MessageRecord) -> dict[str, str]:
-    """What a message has that comes back, but for its delay."""
+    """The properties of the copy, without its delay."""
     properties = dict(record.properties)
     properties.pop(names.PROPERTY_CRC32, None)
     properties.setdefault(names.PROPERTY_RETRY_TOPIC, record.topic)

@@ -248,6 +248,7 @@ def _codes_of(outcomes: Sequence[Any]) -> list[int]:
 
 def _decision(header: EndHalvesRequestHeader, place: HalfPlace) -> EndTransactionRequestHeader:
     return EndTransactionRequestHeader(
+        topic=header.topic,
         producer_group=header.producer_group,
         tran_state_table_offset=place.queue_offset,
         commit_log_offset=place.log_offset,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.send.send_back import OnDeadLetter, SendBackHandlers
+from skylark.broker.api import SendBackRequest
+from skylark.broker.send.put_pipeline import PutPipeline
+from skylark.broker.send.send_back import OnDeadLetter, SendBackHandlers, SendBackStep
 from skylark.core.errors import BrokerError
 from skylark.core.hashing import java_hash
 from skylark.store.running_flags import StoreFlag
@@ -47,7 +49,7 @@ async def failing(world: Stored, record: MessageRecord, level: int = 0, **ext: s
 
 def handlers_of(world: Stored, on_dead_letter: OnDeadLetter | None = None) -> SendBackHandlers:
     graph = world.graph
-    return SendBackHandlers(
+    step = SendBackStep(
         graph.live,
         graph.writer,
         graph.topics,
@@ -56,6 +58,7 @@ def handlers_of(world: Stored, on_dead_letter: OnDeadLetter | None = None) -> Se
         graph.durability,
         on_dead_letter=on_dead_letter,
     )
+    return SendBackHandlers(PutPipeline(graph.writer, graph.durability, {SendBackRequest: step}))
 
 
 def config_of(world: Stored, topic: str) -> TopicConfig:
