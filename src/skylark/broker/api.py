@@ -114,7 +114,8 @@ class Peer(Protocol):
 class Operation(msgspec.Struct, frozen=True):
     """An operation, with a name and code of the catalogue, such as ``SEND_MESSAGE_V2``.
 
-    One operation may have several request codes: 10, 310 and 320 are all ``SEND_MESSAGE_V2``.
+    One operation may have several request codes: 10, 310 and 320 are all ``SEND_MESSAGE_V2``. The
+    row of the code in the catalogue says which actions it needs on each kind of resource.
     """
 
     name: str
@@ -488,17 +489,17 @@ class ClientService(Protocol):
 
 
 class TopicService(Protocol):
-    """The topics of the broker; a look-up for endpoints, not an operation of clients."""
+    """The topics of the broker: a look-up for endpoints, which no interceptor sees."""
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic as configured; None if the broker does not have it."""
 
 
 class GroupService(Protocol):
-    """The consumer groups of the broker; a look-up for endpoints, not an operation of clients."""
+    """The consumer groups of the broker: a look-up for endpoints, which no interceptor sees."""
 
-    def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group as configured, created where settings allow that; None if there is none."""
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group as configured; None if there is none. Creates no group."""
 
 
 class BrokerServices(msgspec.Struct, frozen=True):
@@ -511,5 +512,5 @@ class BrokerServices(msgspec.Struct, frozen=True):
     clients: ClientService
     topics: TopicService
     groups: GroupService
-    #: Called by the services; by an endpoint for operations of its own only.
+    #: Called by the services; by an endpoint only for operations that no service has.
     interceptors: InterceptorChain = InterceptorChain()

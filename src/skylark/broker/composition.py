@@ -97,6 +97,7 @@ from skylark.broker.transaction.half_batches import (
     SendHalvesStep,
 )
 from skylark.broker.transaction.handlers import EndTransactionCodec
+from skylark.broker.transaction.record_lookup import topic_of_half
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
@@ -194,7 +195,10 @@ class BrokerGraph:
         self._make_replication(config, network, files, in_thread)
         self._make_handlers(files)
         #: What endpoints may use.
-        self.services = intercept(self._broker_services(InterceptorChain(api_interceptors)))
+        self.services = intercept(
+            self._broker_services(InterceptorChain(api_interceptors)),
+            partial(topic_of_half, self.store),
+        )
         self._make_servers(network, files, in_thread, tuple(interceptors))
         self.exporter.watch(self)
         self._set_limits(config)

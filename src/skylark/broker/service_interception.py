@@ -92,8 +92,18 @@ def _pulled(request: PullRequest) -> list[Resource]:
 
 
 def _of_header(request: Any) -> list[Resource]:
-    """The topic that the header names; producers need not name that of a half message."""
-    return _topic(request.header.topic) if request.header.topic else []
+    return _topic(request.header.topic)
+
+
+def _decided(
+    request: EndTransactionRequest, topic_of_half: Callable[[int], str | None]
+) -> list[Resource]:
+    """The topic of the half message: producers name none, or after a check-back the half topic.
+
+    A half message of the same run is not stored yet. Its topic is that of a send in the run.
+    """
+    topic = topic_of_half(request.header.commit_log_offset) or request.header.topic
+    return [] if topic is None else _topic(topic)
 
 
 #: The methods of each service; those of services that are not here are no operations of clients.
@@ -128,7 +138,7 @@ METHODS: Final[dict[str, dict[str, Rule]]] = {
 PUTS: Final[dict[type, Rule]] = {
     SendRequest: Rule(RequestCode.SEND_MESSAGE_V2, _of_header),
     SendHalvesRequest: Rule(RequestCode.SEND_HALVES, _of_header),
-    EndTransactionRequest: Rule(RequestCode.END_TRANSACTION, _of_header),
+    EndTransactionRequest: Rule(RequestCode.END_TRANSACTION, _decided),
     SendBackRequest: Rule(
         RequestCode.CONSUMER_SEND_MSG_BACK, lambda request: _group(request.header.group)
     ),
@@ -149,8 +159,13 @@ INTERCEPTED_CODES: Final = frozenset(
 )
 
 
-def intercept(services: BrokerServices) -> BrokerServices:
-    """The same services, with the interceptors of ``services`` called around each operation."""
+def intercept(
+    services: BrokerServices, topic_of_half: Callable[[int], str | None]
+) -> BrokerServices:
+    """The same services, with the interceptors of ``services`` called around each operation.
+
+    ``topic_of_half`` finds the topic of the half message at a log offset.
+    """
     chain = services.interceptors
     if not chain:
         return services
@@ -158,7 +173,7 @@ def intercept(services: BrokerServices) -> BrokerServices:
         name: _InterceptedService(getattr(services, name), rules, chain)
         for name, rules in METHODS.items()
     }
-    puts = _InterceptedPuts(services.puts, chain)
+    puts = _InterceptedPuts(services.puts, chain, topic_of_half)
     return msgspec.structs.replace(services, puts=puts, **wrapped)
 
 
@@ -208,9 +223,16 @@ def _finished_later(chain: InterceptorChain, call: Call, pending: Pending[Any]) 
 class _InterceptedPuts:
     """A :class:`~skylark.broker.api.PutService` that handles only requests that are admitted."""
 
-    def __init__(self, puts: PutService, chain: InterceptorChain) -> None:
+    def __init__(
+        self,
+        puts: PutService,
+        chain: InterceptorChain,
+        topic_of_half: Callable[[int], str | None],
+    ) -> None:
         self._puts = puts
         self._chain = chain
+        decided = partial(_decided, topic_of_half=topic_of_half)
+        self._rules = {**PUTS, EndTransactionRequest: Rule(RequestCode.END_TRANSACTION, decided)}
 
     def run(
         self,
@@ -227,7 +249,7 @@ class _InterceptedPuts:
             if isinstance(request, BaseException):  # the endpoint could not read the request
                 continue
             try:
-                rule = PUTS[type(request)]
+                rule = self._rules[type(request)]
                 call = Call(peer, rule.operation, rule.resources(request), request)
                 chain.admit(call)
             except Exception as error:  # noqa: BLE001 - the outcome

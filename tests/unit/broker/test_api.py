@@ -203,7 +203,9 @@ async def test_offsets(tmp_path: Path) -> None:
             await endpoint.sent()
         with pytest.raises(BrokerError, match="Group g not exist"):
             offsets.commit(peer, "g", "T", 0, 2)
-        assert endpoint.services.groups.find("g") is not None  # which creates it
+        assert endpoint.services.groups.get("g") is None
+        assert len(bodies(endpoint.pull())) == 3  # a pull creates its group
+        assert endpoint.services.groups.get("g") is not None
         assert offsets.commit(peer, "g", "T", 0, 2)
         assert offsets.committed(peer, "g", "T", 0) == 2
         assert (offsets.min_offset(peer, "T", 0), offsets.max_offset(peer, "T", 0)) == (0, 3)

@@ -29,6 +29,7 @@ from skylark.wire.bodies.heartbeat import (
     SubscriptionData,
 )
 from skylark.wire.bodies.lock import LockBatchRequestBody
+from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.end_halves_body import HalfPlace, encode_places
@@ -145,6 +146,14 @@ CASES: Final = (
 def test_the_cases_are_all_operations() -> None:
     rules = [*PUTS.values(), *(rule for rules in METHODS.values() for rule in rules.values())]
     assert {case.name for case in CASES} == {rule.code.name for rule in rules}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_catalogue_has_the_actions_of_each_resource(case: Case) -> None:
+    access = CATALOGUE[RequestCode[case.name]].access
+    actions = {each.resource.lower(): each.actions for each in access}
+    assert len(actions) == len(access), "one entry for each kind"
+    assert all(actions[resource.kind] for resource in case.resources)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -332,7 +341,21 @@ async def test_a_request_without_a_rule_is_not_handled(tmp_path: Path) -> None:
 
 def test_services_without_interceptors_are_not_wrapped() -> None:
     services = BrokerServices(*[object()] * 7)  # type: ignore[arg-type]
-    assert intercept(services) is services
+    assert intercept(services, lambda _log_offset: None) is services
+
+
+@pytest.mark.parametrize("named", [None, "T", "Closed", "RMQ_SYS_TRANS_HALF_TOPIC"])
+async def test_a_decision_is_about_the_topic_of_its_half_message(
+    tmp_path: Path, named: str | None
+) -> None:
+    """Not about the one that the producer names."""
+    watching = Watching(CLOSED)
+    async with stored(tmp_path, None, [watching]) as world:
+        endpoint = FakeEndpoint(world.broker.services)
+        half = await endpoint.sent(TRAN_MSG="true", PGROUP="pg", UNIQ_KEY="U1")
+        endpoint.put(end_request(half, 8, named))
+        assert [resources for _, _, resources, _ in watching.take()] == [[TOPIC]] * 2
+        assert len(world.records("T")) == 1
 
 
 async def test_what_comes_behind_a_refused_decision_has_no_result(tmp_path: Path) -> None:

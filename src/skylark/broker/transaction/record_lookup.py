@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from skylark.core.names import HALF_TOPIC
 from skylark.store.message_reader import Views
 from skylark.store.message_store import MessageStore
-from skylark.wire.message import MessageRecord, decode_record, iter_records
+from skylark.wire.message import MessageRecord, RecordError, decode_record, iter_records
+from skylark.wire.properties import PROPERTY_REAL_TOPIC
 
 READ_SIZE_MAX = 1 << 20
 
@@ -29,6 +33,15 @@ def take_records(result: Views) -> list[MessageRecord]:
         return [record for view in result.views for record in iter_records(view)]
     finally:
         result.release()
+
+
+def topic_of_half(store: MessageStore, log_offset: int) -> str | None:
+    """The topic that a half message belongs to; None if there is no half message."""
+    with contextlib.suppress(RecordError):
+        record = read_record(store, log_offset)
+        if record is not None and record.topic == HALF_TOPIC:
+            return record.properties.get(PROPERTY_REAL_TOPIC)
+    return None
 
 
 def read_record(store: MessageStore, log_offset: int) -> MessageRecord | None:

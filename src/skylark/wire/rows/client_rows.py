@@ -223,7 +223,7 @@ MEMBERSHIP = (
         _P0,
         "C->B",
         request_body=_JSON,
-        access=(group("Sub", field=None),),
+        access=(topic("Sub", field=None), group("Sub", field=None)),
         response_codes=(23,),
     ),
     Row(
