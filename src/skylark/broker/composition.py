@@ -104,7 +104,7 @@ from skylark.core.config import InvalidConfigError
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.filter.bloom import BloomFilter
-from skylark.net.busy_poller import Lookout
+from skylark.net.busy_poller import BusyPoller
 from skylark.net.client import RemotingClient
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, Interceptor
@@ -291,7 +291,9 @@ class BrokerGraph:
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
         window_s = self.live.current.busy_poll_micros / 1e6
-        self.lookout = Lookout(window_s) if window_s and isinstance(network, TcpNetwork) else None
+        self.busy_poller = (
+            BusyPoller(window_s) if window_s and isinstance(network, TcpNetwork) else None
+        )
         self.server = self._server([*shared, self.pull_handlers], interceptors, network)
         self.fast_server = self._server(shared, interceptors, network)
 
@@ -450,8 +452,8 @@ class BrokerGraph:
         dispatcher = Dispatcher(interceptors, tasks_max=config.request_count_max)
         for handler in handlers:
             handler.add_to(dispatcher)
-        if self.lookout is not None:
-            dispatcher.after_runs = self.lookout.handled
+        if self.busy_poller is not None:
+            dispatcher.after_runs = self.busy_poller.handled
         return RemotingServer(
             dispatcher,
             network,

@@ -1,23 +1,21 @@
-"""The calling side: one shared, pipelined connection per address.
+"""The remoting client: calls servers over one shared, pipelined connection per address.
 
-A call finds or opens the connection to its address, sends, and waits for the answer; connecting,
-waiting for room (a permit, and a peer that reads) and waiting for the answer all come out of the
-caller's one timeout. Many calls may be under way on one connection. Concurrent callers share a
-connection attempt, and none of them can spoil it for the others; after a failed attempt the next
-ones wait a growing back-off, so that a dead server is not hammered.
+A call finds or opens the connection to its address, sends, and waits for the response. Connecting,
+waiting for room (a permit, and a peer that reads) and waiting for the response all count against
+the caller's timeout. Concurrent callers share a connection attempt, and cancelling one of them does
+not end it; after a failed attempt the next ones wait for a growing back-off.
 
-Those who wait for room are let in one by one, in the order in which they came. A call that finds
-room when it is made goes at once, also past those who were just told and have not had their turn:
-behind them it would lose a turn of the loop, and a busy connection the company in its writes. Who
-needs strict order bounds calls before they come here (:mod:`skylark.client.core.permits` does,
-fairly).
+Calls that wait for room proceed one by one, in order. A call that finds room at once proceeds at
+once, even before waiting calls that have just been woken: otherwise it would lose a turn of the
+loop, and writes would carry fewer requests. Callers that need strict order limit their calls
+themselves (:mod:`skylark.client.core.permits` does, fairly).
 
-GO_AWAY: the server answers 1500 while it shuts down. The call is repeated once on a new
-connection to the same address within what is left of its timeout; the old connection stays open
-until its last pending call is settled. A second 1500 is the caller's to see.
+GO_AWAY: a server that shuts down responds with 1500. The call is repeated once on a new connection
+to the same address within the rest of its timeout; the old connection stays open until its last
+call has ended. A second 1500 raises GoAwayError.
 
-Servers send requests too (rebalance notices, transaction checks): they go to ``dispatcher``.
-Answers to ``NettyRemotingClient``.
+``dispatcher`` handles the requests that servers send (rebalance notices, transaction checks).
+Counterpart of Java's ``NettyRemotingClient``.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from skylark.wire.header_binary import CODE_MAX
 
 log = logging.getLogger(__name__)
 
-#: A call that had less than this for itself says nothing about the health of its connection.
+#: The timeout of a call that had less time than this is no sign of a dead connection.
 RETIRE_AFTER_TIMEOUT_S = 0.1
 
 
@@ -58,7 +56,7 @@ RECONNECT: Final = Backoff(first_s=0.1, most_s=3.0)
 
 
 class _Peer:
-    """What is known of one address: its connection, the attempt under way, past failures."""
+    """State of one address: its connection, the running attempt, past failures."""
 
     __slots__ = ("attempt", "connection", "failures", "host", "port", "retry_at")
 
@@ -100,11 +98,11 @@ class RemotingClient:
         self._closed = False
 
     async def call(self, address: str, request: Command, timeout_s: float = 3.0) -> Command:
-        """Send ``request`` to ``host:port`` and return the response, whatever its code.
+        """Send ``request`` to ``host:port`` and return the response, with any code.
 
-        Raises TransportError (ConnectError, RequestTimeoutError, ...) when there is none, and
-        ConfigError for what is no address. The command is stamped with our version and language
-        as it is sent, and may be sent again.
+        Raises TransportError (ConnectError, RequestTimeoutError, ...) if there is none, and
+        ConfigError for an invalid address. Sets version and language of the command, which may be
+        sent again.
         """
         monotonic = self._clock.monotonic
         deadline = monotonic() + timeout_s
@@ -129,8 +127,8 @@ class RemotingClient:
                 connection.forget_call(opaque)
                 raise
             except RequestTimeoutError:
-                # The path may be dead without either end knowing. Java closes the socket here; we
-                # keep it for the calls that still wait on it, and open a new one for the next.
+                # The path may be dead although neither end has noticed. Java closes the socket;
+                # we keep it for the calls that wait on it, and open a new one for the next call.
                 if left_s > RETIRE_AFTER_TIMEOUT_S:
                     self._retire(address, connection)
                 raise
@@ -143,7 +141,7 @@ class RemotingClient:
             connection = self._connection(address) or await self._connect(address, deadline)
 
     async def oneway(self, address: str, request: Command, timeout_s: float = 3.0) -> None:
-        """Send a request that gets no response; returns when it is handed to the connection."""
+        """Send a request that gets no response; returns when the connection has queued it."""
         deadline = self._clock.monotonic() + timeout_s
         connection = self._connection(address) or await self._connect(address, deadline)
         if connection.write_paused:
@@ -163,14 +161,14 @@ class RemotingClient:
             await self._clock.wait_for(room, deadline - self._clock.monotonic())
         except TimeoutError as error:
             raise TooManyRequestsError(
-                f"no room for a further request to {address} within its timeout",
+                f"no room for another request to {address} within its timeout",
                 hint="slow down, or raise the limits of outstanding calls and unsent bytes",
             ) from error
 
     # --- connections ----------------------------------------------------------------------------
 
     def _connection(self, address: str) -> Connection | None:
-        """The usable connection to ``address``, if there is one."""
+        """The usable connection to ``address``, or None."""
         peer = self._peers.get(address)
         if peer is None or peer.connection is None or peer.connection.is_closing:
             return None
@@ -191,7 +189,7 @@ class RemotingClient:
             left_s = deadline - self._clock.monotonic()
             return await self._clock.wait_for(asyncio.shield(attempt), left_s)
         except asyncio.CancelledError:
-            # A cancelled attempt (by close) is no cancellation of the caller.
+            # If close() has cancelled the attempt, the caller itself is not cancelled.
             task = asyncio.current_task()
             if attempt.cancelled() and task is not None and not task.cancelling():
                 raise ConnectError("the client is closed") from None
@@ -242,7 +240,7 @@ class RemotingClient:
             log.info("%r lost: %s", connection, error)
 
     def _retire(self, address: str, connection: Connection) -> None:
-        """Use ``connection`` for nothing new; close it when its last call is settled."""
+        """Send no new calls on ``connection``; close it when its last call has ended."""
         self._let_go(address, connection)
         if not connection.is_closing:
             self._retired.add(connection)
@@ -253,14 +251,14 @@ class RemotingClient:
         if peer is not None and peer.connection is connection:
             peer.connection = None
             if peer.attempt is None:
-                del self._peers[address]  # nothing is left to know of it
+                del self._peers[address]
 
     def connected(self, address: str) -> bool:
-        """Whether a usable connection to ``address`` exists now."""
+        """Whether there is a usable connection to ``address``."""
         return self._connection(address) is not None
 
     def backs_off(self, address: str) -> bool:
-        """Whether the last attempt to connect failed, and the next one waits or is under way."""
+        """Whether the last attempt to connect failed, and the next one waits or runs."""
         peer = self._peers.get(address)
         if peer is None or not peer.failures:
             return False
@@ -273,7 +271,7 @@ class RemotingClient:
             peer.connection.close()
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail with ConnectionClosedError."""
+        """Close all connections; open calls fail with ConnectionClosedError."""
         self._closed = True
         attempts = [peer.attempt for peer in self._peers.values() if peer.attempt is not None]
         for attempt in attempts:
@@ -293,6 +291,6 @@ class RemotingClient:
 
 
 def _retrieve(attempt: asyncio.Task[Connection]) -> None:
-    """Mark an attempt's error as seen: its callers may all have timed out meanwhile."""
+    """Mark an attempt's error as retrieved: all its callers may have timed out."""
     if not attempt.cancelled():
         attempt.exception()

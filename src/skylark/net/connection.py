@@ -1,8 +1,7 @@
-"""One connection, seen from either end: the shell around its inbound half, outbound half and calls.
+"""One connection, at either end: the shell around its inbound half, outbound half and calls.
 
-RocketMQ connections are symmetric: both ends send requests and responses over one socket. So the
-server's and the client's connections are the same class; they differ in who opened it and in the
-handlers of their :class:`Dispatcher`.
+RocketMQ connections are symmetric: both ends send requests and responses over one socket. So server
+and client use the same class, with different handlers in their :class:`Dispatcher`.
 
 How bytes move::
 
@@ -14,16 +13,16 @@ How bytes move::
                  v                       v
     socket <- outbound  write queue, portions, back-pressure      skylark.net.outbound
 
-This module is what asyncio, handlers and owners see. It opens and ends the connection, and it
-closes one that is idle. Back-pressure works both ways: while the peer does not read or has too many
-requests at work, nothing is read from it (``inbound``); callers wait for room
-(:meth:`Connection.room`) and answers of cold handlers for a peer that reads
-(:meth:`Connection.drain`, ``outbound``). How many bytes all connections together hold for their
-peers is for the server to know (``Owner.holders``).
+This module is the interface for asyncio, handlers and owners. It opens and closes the connection,
+also when it is idle. Back-pressure works both ways: while the peer does not read, or has too many
+requests in progress, the connection stops reading (``inbound``); callers wait for room
+(:meth:`Connection.room`), and responses of cold handlers wait for a peer that reads
+(:meth:`Connection.drain`, ``outbound``). The server sums up the bytes that its connections hold
+(``Owner.holders``).
 
-A connection ends in two steps. From ``close``, ``abort`` or the peer's end of file on it is
-*closing*: nothing more is handled or sent. ``connection_lost`` follows when the last bytes have
-left, two idle times later at most, and fails the calls that still wait.
+A connection ends in two steps. After ``close``, ``abort`` or the peer's end of file it is
+*closing*: it handles and sends nothing more. ``connection_lost`` follows when the last bytes have
+left, at most two idle timeouts later, and fails the open calls.
 
 A connection belongs to one event loop and is not thread-safe.
 """
@@ -69,11 +68,11 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.remote_address: tuple[str, int] = ("", 0)
         self.local_address: tuple[str, int] = ("", 0)
-        #: Free for the owner: what is known of the peer (client id, language, version, user).
+        #: Data of the owner about the peer (client id, language, version, user).
         self.attributes: dict[str, object] = {}
-        #: The address of the peer as records hold it.
+        #: The address of the peer in the form of records.
         self.born_host = bytes(8)
-        #: What the peer called itself in its last heartbeat, and who it has proven to be.
+        #: Client id of the last heartbeat, and the authenticated identity.
         self.client_id: str | None = None
         self.identity: Any = None
         self._owner = owner or Owner()
@@ -95,7 +94,7 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         return repr(self._link)
 
-    # --- asyncio's side -------------------------------------------------------------------------
+    # --- called by asyncio ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         link = self._link
@@ -120,12 +119,12 @@ class Connection(asyncio.Protocol):
         return False  # a peer that sends no more also reads no more: close
 
     def pause_writing(self) -> None:
-        """Not all could be written at once."""
+        """The transport could not write all bytes at once."""
         if self._owner.holders is not None:
             self._owner.holders.add(self)
 
     def resume_writing(self) -> None:
-        """Everything is written."""
+        """The transport has written all bytes."""
         if self._outbound.all_written():
             self._inbound.go_on()
 
@@ -148,15 +147,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def arrived_at(self) -> float:
-        """When the bytes of the request that is being handled arrived.
+        """When the bytes of the current request arrived.
 
-        Only handlers and interceptors may ask, before they wait for anything.
+        Valid in handlers and interceptors, before their first ``await``.
         """
         return self._inbound.arrived_at
 
     @property
     def takes_frames(self) -> bool:
-        """Whether answers may be frames with a JSON header: no interceptor wants to see them."""
+        """Whether responses may be frames with a JSON header: no interceptor needs them."""
         return self._serialize_type == SERIALIZE_JSON and self._dispatcher.judged_alike
 
     def reply(self, request: Command, response: Command) -> None:
@@ -177,38 +176,38 @@ class Connection(asyncio.Protocol):
             self._outbound.send(substitute)
 
     def reply_frame(self, request: Command, frame: bytes) -> None:
-        """:meth:`reply` with a response that is encoded already."""
+        """:meth:`reply` with an encoded response."""
         if not request.flag & FLAG_ONEWAY:
             self._outbound.send_frame(frame)
 
     def hold(self, request: Command) -> None:
-        """A handler answers this request later, by :meth:`answer`; until then it counts as work."""
+        """Count the request as in flight until :meth:`answer`: its handler has returned LATER."""
         self._inbound.hold(request)
 
     def answer(self, request: Command, response: LateAnswer) -> None:
-        """The late answer of a handler that returned LATER; None if there is to be none.
+        """Send the response of a handler that returned LATER; None sends nothing.
 
-        To be called once for each such request, also when the connection is closing.
+        Call it once for each such request, also when the connection is closing.
         """
         self._inbound.let_go(request)
         self._dispatcher.finish(self, request, response)
         self._inbound.answered()
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Command) -> asyncio.Task[None]:
-        """Run a cold handler as a task; it goes on to its end even if the connection closes."""
+        """Run a cold handler as a task, which continues even if the connection closes."""
         return self._inbound.spawn(work, request)
 
     # --- calls to the peer ----------------------------------------------------------------------
 
     def call(self, request: Command, timeout_s: float) -> asyncio.Future[Command]:
-        """Send a request; the future holds the response, or why there is none.
+        """Send a request; the future holds the response or the error.
 
-        Raises TooManyRequestsError, ConnectionClosedError or LocalProtocolError at once. The
-        command may be sent again at any time: ``opaque`` and ``flag`` are set for each sending.
+        Raises TooManyRequestsError, ConnectionClosedError or LocalProtocolError at once. Sets
+        ``opaque`` and ``flag`` of the command, which may be sent again.
         """
         future = self._calls.call(request, timeout_s)
         if not self._inbound.is_reading:
-            self._inbound.go_on()  # the answer must be read even while requests wait
+            self._inbound.go_on()  # the response must be read even while requests wait
         return future
 
     def oneway(self, request: Command) -> None:
@@ -216,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._calls.oneway(request)
 
     def forget_call(self, opaque: int) -> None:
-        """Give up a call whose caller was cancelled: its permit is free, its answer is dropped."""
+        """Drop a call whose caller was cancelled: frees its permit, ignores its response."""
         self._calls.forget(opaque)
 
     @property
@@ -224,9 +223,9 @@ class Connection(asyncio.Protocol):
         return len(self._calls)
 
     async def room(self) -> None:
-        """Wait, in order among those who wait, until the peer reads and a permit is free.
+        """Wait, in order, until the peer reads and a permit is free.
 
-        Returns as well when the connection is closing; then :meth:`call` says so.
+        Also returns when the connection is closing; then :meth:`call` raises.
         """
         await self._calls.room()
 
@@ -234,27 +233,26 @@ class Connection(asyncio.Protocol):
 
     @property
     def write_paused(self) -> bool:
-        """The peer does not read: more than ``write_buffer_high`` waited to be written, and not all
-        of it has been written since."""
+        """Whether the peer does not read: unsent bytes exceeded ``write_buffer_high`` and have not
+        been sent completely since."""
         return self._outbound.paused
 
     def send(self, command: Command) -> None:
-        """Queue one command; it leaves with others of this batch or of this loop turn."""
+        """Queue one command; it is written with others of this batch or of this loop turn."""
         self._outbound.send(command)
 
     def call_when_writable(self, callback: Callable[[], None]) -> None:
-        """Call back once the peer has read what waits for it, or once the connection has ended.
+        """Call back once the peer has read the unsent bytes, or once the connection has ended.
 
-        For who has much to send and need not: calls come one by one, each sees whether what the
-        ones before have sent is too much again (``write_paused``).
+        For optional bulk data. Callbacks run one by one, as long as ``write_paused`` stays false.
         """
         self._outbound.call_when_writable(callback)
 
     async def drain(self) -> None:
-        """Wait until the peer has read enough for more to be written, or never will."""
+        """Wait until the peer reads again, or the connection is closing."""
         await self._outbound.drain()
 
-    # --- what owners ask ------------------------------------------------------------------------
+    # --- state for owners -----------------------------------------------------------------------
 
     @property
     def bytes_in(self) -> int:
@@ -266,7 +264,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def held_size(self) -> int:
-        """Bytes held for the peer: requests that came and are not answered, answers not read."""
+        """Bytes held for the peer: requests without a response yet, and unsent responses."""
         inflight_size = self._inbound.inflight_size
         if self._link.transport is None or self.closed.done():
             return inflight_size
@@ -282,36 +280,36 @@ class Connection(asyncio.Protocol):
         self._idle_timer = self._clock.call_at(due, self._check_idle)
 
     def _check_idle(self) -> None:
-        """An idle time has passed since ``_idle_since``; close unless something happened since.
+        """Close the connection if nothing has happened since ``_idle_since``.
 
-        Times are compared for being the same, never for their distance (rules of ``core.clock``).
-        Tasks are no work while the peer does not read: they may only wait for that in ``drain``.
+        Compares times for equality only, because timers may fire early (rules of ``core.clock``).
+        Tasks do not count while the peer does not read: they may only wait for that in ``drain``.
         """
         link = self._link
         unsent_size = link.unsent_size
         at_work = bool(self._inbound.tasks) and not (link.is_closing or self._outbound.paused)
-        if at_work or unsent_size != self._unsent_size:  # the peer waits, or reads slowly
+        if at_work or unsent_size != self._unsent_size:  # the peer waits for us, or reads slowly
             self.touch()
         if link.active_at != self._idle_since:
             self._arm_idle_timer()
             return
         log.info("%r idle for %.0f s, closing", self, self._limits.idle_timeout_s)
         if unsent_size:
-            self.abort()  # an orderly close would wait for the peer to read
+            self.abort()  # close() would wait for the peer to read
         else:
             self.close()
 
     def touch(self) -> None:
-        """Count this moment as activity, so that idle closing starts anew."""
+        """Count this moment as activity: restarts the idle timeout."""
         self._link.active_at = self._clock.monotonic()
 
     @property
     def is_reading(self) -> bool:
-        """Whether the peer has read most of what was sent to it."""
+        """Whether the peer reads what this end sends; the opposite of ``write_paused``."""
         return not self.write_paused
 
     def on_close(self, callback: Callable[[], object]) -> None:
-        """Call back once, when the connection has ended."""
+        """Call ``callback`` once, when the connection has ended."""
         self.closed.add_done_callback(lambda _: callback())
 
     @property
@@ -320,13 +318,13 @@ class Connection(asyncio.Protocol):
         return link.is_closing or link.transport is None or link.transport.is_closing()
 
     def close(self) -> None:
-        """Close after what is queued has been written; a peer that does not read is cut off."""
+        """Write the queue, then close; aborts if the peer does not read it in time."""
         self._outbound.close()
 
     def close_when_settled(self) -> None:
-        """Close as soon as no call waits for its answer; nothing new should be sent."""
-        self._calls.when_settled()
+        """Close as soon as no call waits for a response; send nothing new after this."""
+        self._calls.call_when_settled()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once; queued bytes are lost."""
         self._outbound.abort()

@@ -1,12 +1,13 @@
-"""From request code to handler: order of checks, interceptors, errors to response codes.
+"""The dispatcher: calls the handler of a request code, with checks, interceptors and error codes.
 
-A *hot* handler is a plain function called inline while the bytes are being read; it must not
-block and returns the response, None when there is no answer, or LATER when the answer comes by
-``Connection.answer``. The response may be a ``ShapedResponse``, which is encoded faster. Where the
-connection takes frames, it may also be one, encoded already.
-A hot handler may have a twin for requests of one code that came together (``run``). A *cold*
-handler is a coroutine function; it runs as a task owned by the connection, so a slow one delays
-nobody else.
+A *hot* handler is a plain function, called while the bytes are being read. It must not block. It
+returns the response, None for no response, or LATER if ``Connection.answer`` sends the response
+later. The response may be a ``ShapedResponse``, which is encoded faster; where the connection takes
+frames, it may also be an encoded frame. A hot handler may have a second form for runs, which are
+requests that arrived together (``run``).
+
+A *cold* handler is a coroutine function; it runs as a task of the connection, so a slow one does
+not delay other requests.
 
 Order of checks for a request, as in Java's ``NettyRemotingAbstract.processRequestCommand``:
 
@@ -15,14 +16,14 @@ Order of checks for a request, as in Java's ``NettyRemotingAbstract.processReque
 3. too many tasks: code 2, ``[OVERLOAD]...``;
 4. interceptors' ``before`` (access control, metrics, faults), the handler, their ``after``.
 
-A request that gets as far as 4 sees each interceptor's ``after`` exactly once, when its answer is
-known or when it is known that there is none (where all are ``alike``, none may see it); with
-LATER that may be much later, and after the connection has ended. ``before`` is always called while
-the bytes are being read.
+For a request that reaches step 4, each interceptor's ``after`` is called exactly once, with the
+response or None (if all interceptors are ``alike``, it may not be called); after LATER that may be
+much later, even after the connection has ended. ``before`` is always called while the bytes are
+being read.
 
-A handler or interceptor that raises is answered with code 1 and the cause, and logged once; a
-:class:`BrokerError` or a header or body that cannot be read is the client's business and answered
-with its own code without a log line. One-way requests are never answered, whatever happens.
+If a handler or interceptor raises, the response has code 1 and the cause, and the error is logged
+once. A :class:`BrokerError`, or a header or body that cannot be decoded, is the client's error: the
+response has its own code, and nothing is logged. One-way requests never get a response.
 """
 
 from __future__ import annotations
@@ -48,49 +49,48 @@ log = logging.getLogger(__name__)
 
 
 class Later(enum.Enum):
-    """What a hot handler returns whose answer comes later."""
+    """The type of LATER, which a hot handler returns if its response comes later."""
 
     LATER = enum.auto()
 
 
 LATER: Final = Later.LATER
-#: What a hot handler returns, unless it is a frame.
+#: The result of a hot handler, unless it is encoded.
 Answer: TypeAlias = Command | Literal[Later.LATER] | None
-#: What ``Connection.answer`` sends: a frame only if the connection takes frames, None for nothing.
+#: What ``Connection.answer`` sends: bytes only if the connection takes frames, None for nothing.
 LateAnswer: TypeAlias = Command | ShapedResponse | bytes | None
 
-#: If the connection takes frames, the answer may also be one.
+#: May return a frame (bytes) if the connection takes frames.
 HotHandler = Callable[["Connection", Command], Answer | ShapedResponse | bytes]
-#: The same for requests of one code that came together. What it raises is the answer to all of
-#: them.
+#: The same for a run. An exception is the response to all of its requests.
 RunHandler = Callable[["Connection", list[Command]], Sequence[Answer | ShapedResponse | bytes]]
 ColdHandler = Callable[["Connection", Command], Awaitable[Command | None]]
 
 #: Clients above this version (V5_3_1) know GO_AWAY; older ones are served until the end.
 GO_AWAY_ABOVE_VERSION = 475
 
-#: Remarks repeat names that a client sent, which may have any length: the rest is left out.
+#: Remarks repeat names that a client sent, which may have any length; longer ones are cut.
 REMARK_LENGTH_MAX = 16_384
 
 OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
 
 
 class NoAnswerError(Exception):
-    """Raised by an interceptor that took the request over: no handler runs, nothing is sent."""
+    """Raised by an interceptor that has taken over the request: no handler runs, no response."""
 
 
 class Interceptor(Protocol):
-    """Sees every request that has a handler, and every response on its way out.
+    """Runs before every request that has a handler, and after every response.
 
-    One with the attribute ``alike`` set judges by code, connection and time alone, and need not see
-    responses. Where all are such, requests that came together are judged by the first of them, and
-    answers that are frames pass them by.
+    An interceptor with a true attribute ``alike`` decides by code, connection and time only, and
+    does not need the responses. If all are alike, the decision about the first request of a code in
+    a run holds for the others, and ``after`` is not called for encoded responses.
     """
 
     def before(self, connection: Connection, request: Command) -> Command | None:
-        """None to go on; a command to answer with it at once; or raise as a handler may.
+        """Return None to continue or a response to send instead; may raise like a handler.
 
-        NoAnswerError keeps the request from its handler and the client without an answer.
+        After NoAnswerError no handler runs and no response is sent.
         """
 
     def after(
@@ -98,55 +98,55 @@ class Interceptor(Protocol):
     ) -> Command | None:
         """The response to send in place of ``response``; None sends nothing.
 
-        Who keeps a ``ViewResponse`` for later copies its body: its lease ends here otherwise.
+        To keep a ``ViewResponse`` for later, copy its body first: its lease ends after this call.
         """
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How one request code is handled: exactly one of the two is set."""
+    """The handler of one request code, either hot or cold."""
 
     hot: HotHandler | None = None
     cold: ColdHandler | None = None
 
 
 class Dispatcher:
-    """Request code to handler, for a server or for the requests a client receives."""
+    """Table of request code -> handler, of a server or for the requests a client receives."""
 
     def __init__(
         self, interceptors: Iterable[Interceptor] = (), *, tasks_max: int = 10_000
     ) -> None:
         self._routes: dict[int, Route] = {}
-        #: Handlers of requests that come together, by their code.
+        #: Run handlers by request code.
         self.runs: dict[int, RunHandler] = {}
         self._default: Route | None = None
         self.interceptors = tuple(interceptors)
         self.shutting_down = False
-        #: Called when runs of a connection were handled, so many requests, and the answers left.
+        #: Called with the number of requests after runs were handled and their responses written.
         self.after_runs: Callable[[int], None] | None = None
-        #: Cold handlers at work, of all connections. They outlive their connection.
+        #: Running cold handlers of all connections. They outlive their connection.
         self.tasks: set[asyncio.Task[None]] = set()
-        #: A request beyond this many is answered SYSTEM_BUSY with [OVERLOAD].
+        #: At this many tasks a further request gets SYSTEM_BUSY with [OVERLOAD].
         self.tasks_max = tasks_max
 
     @property
     def interceptors(self) -> tuple[Interceptor, ...]:
-        """Who sees each request before its handler does, in this order."""
+        """The interceptors, in the order in which their ``before`` is called."""
         return self._interceptors
 
     @interceptors.setter
     def interceptors(self, interceptors: Iterable[Interceptor]) -> None:
         self._interceptors = tuple(interceptors)
-        #: All interceptors are ``alike``.
+        #: Whether all interceptors are ``alike``.
         self.judged_alike = all(getattr(each, "alike", False) for each in self._interceptors)
 
     def add_hot(self, code: int, handler: HotHandler, *, run: RunHandler | None = None) -> None:
-        """``run`` takes requests that came together, or alone; ``handler`` is its other form."""
+        """Add a hot handler; ``run``, if given, is its form for runs."""
         self._add(code, Route(hot=handler))
         if run is not None:
             self.runs[int(code)] = run
 
     def add_run(self, code: int, run: RunHandler) -> None:
-        """``run`` takes all requests of a code: those that came together, or one alone."""
+        """Add a run handler that also takes single requests, as runs of one."""
 
         def alone(connection: Connection, request: Command) -> Answer | ShapedResponse | bytes:
             return run(connection, [request])[0]
@@ -157,7 +157,7 @@ class Dispatcher:
         self._add(code, Route(cold=handler))
 
     def set_default(self, handler: ColdHandler) -> None:
-        """The handler of all codes that have none of their own."""
+        """Set the handler of all codes without a handler."""
         self._default = Route(cold=handler)
 
     def _add(self, code: int, route: Route) -> None:
@@ -167,23 +167,23 @@ class Dispatcher:
 
     @property
     def codes(self) -> frozenset[int]:
-        """The codes that have a handler of their own."""
+        """The codes that have a handler."""
         return frozenset(self._routes)
 
     def dispatch(self, connection: Connection, request: Command) -> None:
-        """Handle one request: the response, if any, goes out through ``connection``."""
+        """Handle one request; ``connection`` sends the response, if any."""
         route = self._routes.get(request.code, self._default)
         if route is None:
             remark = f" request type {request.code} not supported"
             self._answer(connection, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         elif self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
-            self._send_away(connection, request)
+            self._send_go_away(connection, request)
         elif route.hot is not None:
             self._run_hot(connection, request, route.hot)
         elif len(self.tasks) >= self.tasks_max:
             self._answer(connection, request, ResponseCode.SYSTEM_BUSY, OVERLOAD_REMARK)
-        elif route.cold is not None:
-            self._start_cold(connection, request, route.cold)
+        elif route.cold is not None and self._is_admitted(connection, request):
+            connection.spawn(self._run_cold(connection, request, route.cold), request)
 
     def _run_hot(self, connection: Connection, request: Command, handler: HotHandler) -> None:
         response: Answer | ShapedResponse | bytes
@@ -201,10 +201,7 @@ class Dispatcher:
             self.finish(connection, request, response)
 
     def dispatch_run(self, connection: Connection, requests: list[Command]) -> None:
-        """:meth:`dispatch` for requests that came together, whose codes are in ``runs``.
-
-        They have the same handler there.
-        """
+        """:meth:`dispatch` for a run: its codes have the same handler in ``runs``."""
         admitted = self._admitted(connection, requests)
         if not admitted:
             return
@@ -220,26 +217,26 @@ class Dispatcher:
                 self.finish(connection, request, response)
 
     def _admitted(self, connection: Connection, requests: list[Command]) -> list[Command]:
-        """Those that a handler is to see; of one code, the first may speak for the others."""
+        """The requests that checks and interceptors admit; decides once per code if possible."""
         if self.shutting_down or not self.judged_alike:
             return [each for each in requests if self._is_admitted(connection, each)]
         if len(requests) == 1:
             return requests if self._is_admitted(connection, requests[0]) else []
-        spoken_for: set[int] = set()
+        decided: set[int] = set()
         admitted: list[Command] = []
         for index, request in enumerate(requests):
-            if request.code not in spoken_for:
+            if request.code not in decided:
                 if not self._is_admitted(connection, request):
                     rest = requests[index + 1 :]
                     return admitted + [each for each in rest if self._is_admitted(connection, each)]
-                spoken_for.add(request.code)
+                decided.add(request.code)
             admitted.append(request)
         return admitted
 
     def _is_admitted(self, connection: Connection, request: Command) -> bool:
-        """Whether a handler is to see the request; if not, it is answered here."""
+        """Whether checks and interceptors admit the request; if not, sends the response."""
         if self.shutting_down and request.version > GO_AWAY_ABOVE_VERSION:
-            self._send_away(connection, request)
+            self._send_go_away(connection, request)
             return False
         response: Command | None
         try:
@@ -253,19 +250,6 @@ class Dispatcher:
         self.finish(connection, request, response)
         return False
 
-    def _start_cold(self, connection: Connection, request: Command, handler: ColdHandler) -> None:
-        response: Command | None = None
-        try:
-            response = self._before(connection, request)
-            if response is None:
-                connection.spawn(self._run_cold(connection, request, handler), request)
-                return
-        except NoAnswerError:
-            pass
-        except Exception as error:  # noqa: BLE001 - whatever an interceptor raises becomes code 1
-            response = error_response(request, error)
-        self.finish(connection, request, response)
-
     async def _run_cold(
         self, connection: Connection, request: Command, handler: ColdHandler
     ) -> None:
@@ -276,12 +260,12 @@ class Dispatcher:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody wants this task to end: something that the handler waited for was cancelled.
+            # This task was not cancelled, but something that the handler awaited was.
             response = error_response(request, error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes code 1
+        except Exception as error:  # noqa: BLE001 - becomes code 1
             response = error_response(request, error)
         if response is not None and not request.is_oneway:
-            await connection.drain()  # a slow reader takes its answers one by one
+            await connection.drain()  # a slow reader gets its responses one by one
         self.finish(connection, request, response)
 
     def _before(self, connection: Connection, request: Command) -> Command | None:
@@ -292,10 +276,9 @@ class Dispatcher:
         return None
 
     def finish(self, connection: Connection, request: Command, response: LateAnswer) -> None:
-        """Send the answer, or none, past the interceptors; once for each request.
+        """Pass the response to the interceptors and send it; once for each request.
 
-        A frame is given only where none of them would change it or needs to see it. A shaped
-        response becomes a frame there, and a command elsewhere.
+        A frame (bytes) bypasses the interceptors; it is allowed only if all of them are alike.
         """
         if isinstance(response, ShapedResponse):
             response = _encoded(response) if connection.takes_frames else response.command()
@@ -316,7 +299,7 @@ class Dispatcher:
                 answer.remark = f"{remark[:REMARK_LENGTH_MAX]}... ({len(remark)} characters)"
             connection.reply(request, answer)
 
-    def _send_away(self, connection: Connection, request: Command) -> None:
+    def _send_go_away(self, connection: Connection, request: Command) -> None:
         remark = "please go away, the server is shutting down: connect again and repeat"
         self._answer(connection, request, ResponseCode.GO_AWAY, remark)
 
@@ -325,7 +308,7 @@ class Dispatcher:
 
 
 def _encoded(response: ShapedResponse) -> bytes | Command:
-    """The frame; the command where it cannot be written, for which ``reply`` sends a substitute."""
+    """The frame, or the command if it cannot be encoded: ``reply`` then sends an error instead."""
     try:
         return write(response)
     except LocalProtocolError:
@@ -333,7 +316,7 @@ def _encoded(response: ShapedResponse) -> bytes | Command:
 
 
 def error_response(request: Command, error: BaseException) -> Command:
-    """The answer to a request whose handler raised ``error``."""
+    """The response to a request whose handler raised ``error``."""
     if isinstance(error, BrokerError):
         return response_to(request, error.code, str(error))
     if isinstance(error, RemoteProtocolError):

@@ -1,4 +1,4 @@
-"""Which event loop a thread of ours runs: uvloop's where it is installed, else asyncio's own."""
+"""Creates event loops: uvloop's where it is installed, else asyncio's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new loop of the quicker kind."""
+    """A new event loop of the faster kind."""
     try:
         import uvloop
-    except ImportError:  # it does not exist for every platform
+    except ImportError:  # uvloop does not support every platform
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()

@@ -1,10 +1,10 @@
-"""State that the halves of one connection share: its transport, its byte filter, its activity.
+"""State that the parts of one connection share: transport, byte filter, time of last activity.
 
-Part of :class:`skylark.net.connection.Connection`. The inbound half (:mod:`skylark.net.inbound`),
-the outbound half (:mod:`skylark.net.outbound`) and the calls (:mod:`skylark.net.calls`) know each
-other as little as possible; what all of them need is here, owned by the connection.
+Part of :class:`skylark.net.connection.Connection`, which owns it; the inbound half
+(:mod:`skylark.net.inbound`), the outbound half (:mod:`skylark.net.outbound`) and the calls
+(:mod:`skylark.net.calls`) use it.
 
-A :class:`ByteFilter` stands between the socket and the frames; it is the seam for TLS.
+A :class:`ByteFilter` sits between the socket and the frames; it is the seam for TLS.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Protocol
 
 
 class ByteFilter(Protocol):
-    """Changes the bytes of one connection, for example TLS begun on the plain port."""
+    """Transforms the bytes of one connection, for example TLS on the plain port."""
 
     def received(self, data: bytes) -> tuple[bytes, bytes]:
-        """Bytes from the socket to (bytes for the frames, bytes to write back at once)."""
+        """Decode bytes from the socket: (bytes of frames, bytes to write back at once)."""
 
     def sending(self, data: bytes) -> bytes:
-        """Bytes of frames to bytes for the socket."""
+        """Encode bytes of frames for the socket."""
 
 
 class Link:
-    """One transport, from before it is there until after it has ended."""
+    """The transport of one connection and its state; ``transport`` is None before it opens."""
 
     __slots__ = ("active_at", "byte_filter", "is_closing", "remote_address", "transport")
 
     def __init__(self, now: float) -> None:
         self.transport: asyncio.Transport | None = None
         self.remote_address: tuple[str, int] = ("", 0)
-        #: None: frames are read from and written to the socket as they are.
+        #: None: the socket carries plain frames.
         self.byte_filter: ByteFilter | None = None
-        #: Nothing more is handled or sent.
+        #: The connection handles and sends nothing more.
         self.is_closing = False
-        #: When bytes were last read or written.
+        #: Monotonic time of the last read or write.
         self.active_at = now
 
     def __repr__(self) -> str:
@@ -44,5 +44,5 @@ class Link:
 
     @property
     def unsent_size(self) -> int:
-        """Bytes that were handed to the transport and have not left it."""
+        """Bytes that the transport has not yet passed to the socket."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""The metrics endpoint: just enough HTTP/1.1 for a Prometheus scrape and a liveness probe.
+"""The metrics endpoint: a minimal HTTP/1.1 server for Prometheus and liveness probes.
 
 ===========  ================================================================================
 /metrics     200 with the registry's text
@@ -6,15 +6,15 @@
 other path   404; other method than GET and HEAD: 405; unreadable request: 400
 ===========  ================================================================================
 
-One request per connection: every answer has ``Content-Length`` and ``Connection: close``. After it
-the write side is shut and what the peer still sends is read and dropped, because closing a socket
-with unread data resets it and can destroy the answer on its way.
+One request per connection: every response has ``Content-Length`` and ``Connection: close``. After
+it the server shuts its write side, and reads and drops what the peer still sends: closing a socket
+with unread data resets it and can destroy the response on its way.
 
-Limits, each with its answer: size of a request (431), time for the whole exchange (408 while the
-request is incomplete, then the connection is cut), number of connections (503).
+Limits: size of a request (431), time for the whole exchange (408 while the request is incomplete,
+then the connection is aborted), number of connections (503).
 
-Metrics are rendered one per turn of the event loop, so that a scrape of a broker with many topics
-does not hold up messages.
+The server renders one metric per turn of the event loop, so that a scrape of a broker with many
+topics does not delay messages.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 class MetricsServer:
     """Serves one registry; a component with ``start`` and ``stop``.
 
-    ``health`` returns None while all is well, or one sentence on what is not. It is called inline
-    and must not wait.
+    ``health`` returns None if the process is healthy, or a sentence about the problem. It must not
+    block.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class MetricsServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """What was really bound; only while started."""
+        """The bound address; only while started."""
         if self._listener is None:
             raise RuntimeError("the metrics server is not started")
         return self._listener.addresses[0]
 
     async def start(self) -> None:
         self._listener = await self._network.listen(lambda: _Exchange(self), self._host, self._port)
-        log.info("metrics on http://%s:%s/metrics", *self.address)
+        log.info("serving metrics on http://%s:%s/metrics", *self.address)
 
     async def stop(self) -> None:
-        """Stop listening and cut what is under way."""
+        """Stop listening and abort open exchanges."""
         if self._listener is None:
             return
         self._listener.close()
@@ -89,7 +89,7 @@ class MetricsServer:
         self._listener = None
 
     def check_health(self) -> str | None:
-        """What is wrong, if anything; a check that fails is itself a problem."""
+        """The problem, or None; a health check that raises is a problem, too."""
         try:
             return self._health()
         except Exception:
@@ -97,7 +97,7 @@ class MetricsServer:
             return "the health check failed"
 
     def enter(self, exchange: _Exchange) -> bool:
-        """Count a new connection; whether it is within the limit."""
+        """Add a connection; returns whether it is within the limit."""
         self._exchanges.add(exchange)
         self._idle.clear()
         return len(self._exchanges) <= CONNECTION_COUNT_MAX
@@ -109,14 +109,14 @@ class MetricsServer:
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection: collects a request, answers it, drops the rest."""
+    """One connection: reads a request, sends the response, drops the rest."""
 
     def __init__(self, server: MetricsServer) -> None:
         self._server = server
         self._received = bytearray()
-        self._served = False  # the request was read; its answer may still be rendered
+        self._served = False  # the request was read; its response may still be rendered
         self._answered = False
-        self._peer_done = False  # nothing more will come, or nothing more is wanted
+        self._peer_done = False  # the peer sends no more, or its request is not read
         self._dropped_size = 0
         self._transport: asyncio.Transport | None = None
         self._timer: TimerHandle | None = None
@@ -153,7 +153,7 @@ class _Exchange(asyncio.Protocol):
         self._peer_done = True
         if not self._served and not self._answered:
             self._answer(HTTPStatus.BAD_REQUEST)
-        return not self._answered  # False lets the transport close once it has written all
+        return not self._answered  # False: the transport closes after its last write
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -1,14 +1,13 @@
-"""Requests of one connection: those that wait for their turn, and those being worked on.
+"""Requests of one connection: the queue of those that wait, and the set of those in flight.
 
 Part of :class:`skylark.net.inbound.Inbound`.
 
-Requests wait in the order in which they came. Those that arrived together can be taken together, if
-they have a handler that wants them so (:attr:`skylark.net.dispatch.Dispatcher.runs`).
+The queue keeps the order of arrival. Requests that arrived together can be taken as a run, if their
+code has a run handler (:attr:`skylark.net.dispatch.Dispatcher.runs`).
 
-A request is *in flight* from the moment at which its handler says that the answer comes later until
-the answer is there; its memory counts for back-pressure. A handler may have answered before it says
-so: what it waited for was there already. Requests are told apart by their identity, which is theirs
-for as long as they live; so those that were answered early are kept until then.
+A request is *in flight* from the time at which its handler returns LATER until its response is
+sent; its memory counts for back-pressure. The response may be sent before the handler returns.
+Requests are identified by ``id()``, so one that is answered early is kept alive until ``hold``.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Final
 
 from skylark.wire.command import Command
 
-#: Bytes of bodies after which a run ends: nothing else is looked at while it is being handled.
+#: Bytes of bodies after which a run ends: the loop does nothing else while it handles a run.
 RUN_SIZE_MAX: Final = 128 << 10
 
 
 def held_size(request: Command) -> int:
-    """About how much memory a request takes; its header counts because it may be large as well."""
+    """About how much memory a request takes, its header included."""
     return request.memory_size
 
 
 class RequestQueue(deque[tuple[Command, float]]):
-    """A queue of requests, each with the time at which its bytes arrived."""
+    """Requests that wait for a handler, each with the time at which its bytes arrived."""
 
     __slots__ = ()
 
@@ -42,9 +41,10 @@ class RequestQueue(deque[tuple[Command, float]]):
         self.append((request, arrived_at))
 
     def take(self, runs: Mapping[int, object], count_max: int) -> tuple[list[Command], float]:
-        """The next request and when it arrived; if its code is in ``runs``, with those like it.
+        """The next request and its time of arrival; if its code is in ``runs``, the next run.
 
-        These are the ones whose codes have the same value there, up to ``RUN_SIZE_MAX``.
+        A run is made of requests that arrived together and have the same value in ``runs``; it ends
+        at ``count_max`` requests or ``RUN_SIZE_MAX`` bytes.
         """
         first, arrived_at = self.popleft()
         run = [first]
@@ -64,25 +64,25 @@ class RequestQueue(deque[tuple[Command, float]]):
 
 
 class InflightRequests:
-    """Those of one connection whose answers come later."""
+    """Requests of one connection whose responses come later, and their total size."""
 
     __slots__ = ("_early", "_sizes", "size")
 
     def __init__(self) -> None:
-        self.size = 0  #: of all; tasks add theirs
-        self._sizes: dict[int, int] = {}  # by the identity of the request
-        self._early: dict[int, Command] = {}  # answered while their handlers still run
+        self.size = 0  #: bytes of all; handler tasks add theirs
+        self._sizes: dict[int, int] = {}  # by id() of the request
+        self._early: dict[int, Command] = {}  # answered before their handlers returned
 
     def hold(self, request: Command) -> None:
-        """The handler has returned, and answers later: :meth:`let_go` comes, or came, once."""
+        """The handler has returned LATER; :meth:`let_go` is called once, before or after this."""
         if self._early.pop(id(request), None) is None:
             size = self._sizes[id(request)] = held_size(request)
             self.size += size
 
     def let_go(self, request: Command) -> None:
-        """The answer is there."""
+        """The response is there."""
         size = self._sizes.pop(id(request), None)
         if size is None:
-            self._early[id(request)] = request  # its handler still runs, and :meth:`hold` follows
+            self._early[id(request)] = request  # the handler still runs; :meth:`hold` follows
         else:
             self.size -= size

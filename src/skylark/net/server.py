@@ -1,8 +1,10 @@
-"""The listening side: accepts connections, counts them, and shuts down in order.
+"""The remoting server: accepts connections, limits their number, and shuts down in order.
 
-Shutdown: stop listening; answer new requests with GO_AWAY (1500) where the client understands it,
-so that it reconnects elsewhere and repeats; let handlers at work finish within the grace time;
-write out what is queued; close. Nothing that was answered is lost, nothing hangs.
+Shutdown: stop listening; respond to new requests with GO_AWAY (1500) if the client understands it,
+so that it reconnects elsewhere and repeats them; let running handlers finish within the grace time;
+write the queued responses; close. No response is lost, and no step waits without a limit.
+
+Counterpart of Java's ``NettyRemotingServer``.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ log = logging.getLogger(__name__)
 
 CloseListener = Callable[[Connection, Exception | None], None]
 
-#: What a handler gets to end after it was cancelled.
+#: How long a cancelled handler may take to end.
 CANCEL_GRACE_S = 1.0
-#: Time between two log lines about refused connections.
+#: Minimum time between two log lines about refused connections.
 REFUSAL_LINE_INTERVAL_S = 10.0
 
 
@@ -45,11 +47,11 @@ class RemotingServer:
         first_bytes: FirstBytes | None = None,
         stamp: Stamp | None = None,
     ) -> None:
-        """``stamp`` tells when bytes that are read count as arrived (see ``inbound.Owner``)."""
+        """``stamp`` returns the time at which bytes count as arrived (see ``inbound.Owner``)."""
         self.dispatcher = dispatcher
         self.connections: set[Connection] = set()
         self.connections_refused = 0
-        self._refusals_said_at = -math.inf
+        self._refusal_logged_at = -math.inf
         self._network = network
         self._clock = clock
         self._limits = limits or NetLimits()
@@ -68,11 +70,11 @@ class RemotingServer:
         self._close_listeners: list[CloseListener] = []
 
     def on_close(self, listener: CloseListener) -> None:
-        """Call ``listener(connection, error)`` whenever a connection has ended, for any reason."""
+        """Call ``listener(connection, error)`` when a connection has ended, for any reason."""
         self._close_listeners.append(listener)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address really bound (port 0 draws a free one)."""
+        """Listen; returns the bound address (port 0 chooses a free port)."""
         if self._listener is not None:
             raise RuntimeError("the server has been started before")
         self._listener = await self._network.listen(self._make_connection, host, port)
@@ -85,9 +87,9 @@ class RemotingServer:
         return self._listener.addresses[0]
 
     def held_size(self) -> int:
-        """Bytes held for all clients: requests not answered yet, and answers not read yet.
+        """Bytes held for all clients: requests without a response yet, and unsent responses.
 
-        Takes time for each connection that holds any, so not to be asked for every request.
+        Costs time for each connection that holds any: do not call it for every request.
         """
         size = 0
         for connection in tuple(self._holders):
@@ -113,21 +115,21 @@ class RemotingServer:
             connection.abort()
             return
         if len(self.connections) >= self._limits.connections_max:
-            self._note_refusal(connection)
+            self._log_refusal(connection)
             connection.abort()
             return
         self.connections.add(connection)
 
-    def _note_refusal(self, connection: Connection) -> None:
-        """A crowd at the door must not fill the log: one line now and then, with their number."""
+    def _log_refusal(self, connection: Connection) -> None:
+        """Count a refused connection; log a line for the first one in each interval only."""
         self.connections_refused += 1
         now = self._clock.monotonic()
-        if now >= self._refusals_said_at + REFUSAL_LINE_INTERVAL_S:
+        if now >= self._refusal_logged_at + REFUSAL_LINE_INTERVAL_S:
             log.warning(
-                "%r refused, %d so far: %d connections are open, the limit",
-                connection, self.connections_refused, len(self.connections),
+                "refusing %r: %d connections are open, the limit; %d refused so far",
+                connection, len(self.connections), self.connections_refused,
             )  # fmt: skip
-            self._refusals_said_at = now
+            self._refusal_logged_at = now
 
     def _closed(self, connection: Connection, error: Exception | None) -> None:
         if connection not in self.connections:
@@ -140,7 +142,7 @@ class RemotingServer:
                 log.exception("%r: a close listener failed", connection)
 
     async def stop(self, grace_s: float = 3.0) -> None:
-        """Stop accepting, let work in hand finish for at most ``grace_s``, then close."""
+        """Stop accepting, let running handlers finish for at most ``grace_s``, then close."""
         if self._listener is None:
             return
         self._stopping = True
@@ -156,7 +158,7 @@ class RemotingServer:
                     await asyncio.wait([connection.closed for connection in self.connections])
         except TimeoutError:
             for connection in tuple(self.connections):
-                log.warning("%r did not take its last bytes, cut off", connection)
+                log.warning("aborting %r: the peer did not read its last bytes", connection)
                 connection.abort()
         await self._listener.wait_closed()
 
@@ -164,13 +166,13 @@ class RemotingServer:
         tasks = self.dispatcher.tasks
         try:
             async with self._clock.timeout(grace_s):
-                while tasks:  # clients that do not know GO_AWAY go on asking meanwhile
+                while tasks:  # clients that do not know GO_AWAY continue to send requests
                     await asyncio.wait(tasks)
         except TimeoutError:
             log.warning("%d requests did not finish within %.1f s", len(tasks), grace_s)
 
     async def _cancel_tasks(self) -> None:
-        """End what is left. The connections are closing, so nothing new begins."""
+        """Cancel the remaining tasks. The connections are closing, so none is added."""
         late = tuple(self.dispatcher.tasks)
         if not late:
             return
@@ -181,4 +183,4 @@ class RemotingServer:
                 await asyncio.wait(late)
         except TimeoutError:
             stubborn = sum(not task.done() for task in late)
-            log.warning("%d handlers do not end although they were cancelled", stubborn)
+            log.warning("%d handlers did not end after they were cancelled", stubborn)

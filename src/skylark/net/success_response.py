@@ -1,4 +1,4 @@
-"""Answers that name server and broker give alike."""
+"""Builds the responses that name server, broker and client share: success, with header and body."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import Header, encode_ext
 
-#: The remark of a Java answer whose handler forgot to clear it.
+#: Remark of some successful responses of Java: its handlers do not clear the initial value.
 UNSET_REMARK: Final = "not set any response code"
-#: What Java adds to remarks that its FAQ explains.
+#: Java appends this to remarks that its FAQ explains.
 FAQ_HINT: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -23,7 +23,7 @@ def success(
     body: Body | None = None,
     remark: str | None = None,
 ) -> Command:
-    """The request was done; with a typed header and a JSON body, where it has them."""
+    """A response with code SUCCESS, an optional typed header and an optional JSON body."""
     return response_to(
         request,
         ResponseCode.SUCCESS,

@@ -1,16 +1,17 @@
-"""The network seam: everything that listens or connects does it through a :class:`Network`.
+"""The network seam: all code that listens or connects does so through a :class:`Network`.
 
-:class:`TcpNetwork` is the real thing; ``skylark.testing.memory_net.MemoryNetwork`` carries bytes
-between protocols of one event loop without sockets and can lose, delay and cut them by seed. Above
-this seam there are only asyncio transports and protocols, so the same server and client run on
-both, on asyncio's loop and on uvloop.
+:class:`TcpNetwork` uses sockets. ``skylark.testing.memory_net.MemoryNetwork`` carries bytes between
+protocols of one event loop without sockets, and can lose, delay and cut them by seed. Code above
+this seam uses only asyncio transports and protocols, so the same server and client run on both
+networks, with asyncio's loop and with uvloop.
 
-* ``TCP_NODELAY`` is on: replies are small and written in one piece per batch.
-* ``SO_KEEPALIVE`` is off, as in Java: idle closing and heartbeats find dead peers much sooner.
-* A closed listener accepts nothing more, and its port is free after ``wait_closed``. Connections it
-  accepted live on and belong to the server; they are not waited for (asyncio does since 3.12).
+* ``TCP_NODELAY`` is on: responses are small, and those of a batch are written together.
+* ``SO_KEEPALIVE`` is off, as in Java: idle timeouts and heartbeats find dead peers much sooner.
+* A closed listener accepts no more connections, and its port is free after ``wait_closed``.
+  Accepted connections stay open and belong to the server; ``wait_closed`` does not wait for them
+  (asyncio does since 3.12).
 
-Errors are sentences with address, cause and, where there is one, a remedy (Java:
+Error messages contain address, cause and, if there is one, a remedy (Java:
 ``RemotingConnectException``, ``BindException``).
 """
 
@@ -32,7 +33,7 @@ BACKLOG = 1024  # Netty's default in RocketMQ (serverSocketBacklog)
 
 
 class ListenError(TransportError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
     retriable: ClassVar[bool] = False
 
@@ -46,17 +47,17 @@ class Listener(Protocol):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """What was really bound, in order: port 0 has become a number."""
+        """The bound addresses, in order; port 0 is replaced by the real port."""
 
     def close(self) -> None:
-        """Accept nothing more; accepted connections stay. Closing again does nothing."""
+        """Accept no more connections; accepted ones stay open. May be called again."""
 
     async def wait_closed(self) -> None:
         """Return once the port is free."""
 
 
 class Network(Protocol):
-    """Where connections come from."""
+    """Listens for and makes connections."""
 
     async def listen(
         self,
@@ -67,9 +68,9 @@ class Network(Protocol):
         backlog: int = BACKLOG,
         reuse_port: bool = False,
     ) -> Listener:
-        """Accept connections on ``host:port``, each with a protocol of its own.
+        """Accept connections on ``host:port``, each with a new protocol.
 
-        Port 0 draws a free one. Raises PortInUseError or another ListenError.
+        Port 0 chooses a free port. Raises PortInUseError or another ListenError.
         """
 
     async def connect(
@@ -98,8 +99,8 @@ class TcpListener:
         return list(self._addresses)
 
     def close(self) -> None:
-        # A connection that is accepted but has no transport yet is forgotten, open, if the server
-        # closes at this moment. So accept nothing more, and close after those that are under way.
+        # If the server closes now, a connection that is accepted but has no transport yet leaks.
+        # So stop accepting, and close in the next turn.
         if isinstance(self._loop, asyncio.SelectorEventLoop):
             for listening in self._server.sockets:
                 self._loop.remove_reader(listening.fileno())
@@ -110,7 +111,7 @@ class TcpListener:
 
 
 class TcpNetwork:
-    """TCP through whichever event loop is running."""
+    """TCP on the running event loop."""
 
     async def listen(
         self,
@@ -150,7 +151,7 @@ class TcpNetwork:
 
 
 def listen_error(host: str, port: int, error: OSError) -> ListenError:
-    """The sentence for a failed bind."""
+    """The error for a failed bind, with a hint."""
     kind, hint = ListenError, None
     if error.errno == errno.EADDRINUSE:
         kind = PortInUseError
@@ -163,7 +164,7 @@ def listen_error(host: str, port: int, error: OSError) -> ListenError:
 
 
 def connect_error(host: str, port: int, error: OSError) -> ConnectError:
-    """The sentence for a failed connection attempt."""
+    """The error for a failed connection attempt, with a hint."""
     hint = None
     if isinstance(error, ConnectionRefusedError):
         hint = "nothing listens there: is the server up and the address right?"
@@ -175,12 +176,12 @@ def connect_error(host: str, port: int, error: OSError) -> ConnectError:
 def _cause(error: OSError) -> str:
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
-    # asyncio and uvloop word the same error differently; the system's own text is one
+    # asyncio and uvloop have different texts for the same error; the system has one
     return os.strerror(error.errno)
 
 
 def address_of(name: object) -> tuple[str, int]:
-    """Host and port of what a transport calls its name; a name alone for other sockets."""
+    """Host and port of a transport's ``peername`` or ``sockname``; (name, 0) for other sockets."""
     if isinstance(name, tuple) and len(name) >= 2:
         return str(name[0]), int(name[1])
     return (str(name or ""), 0)

@@ -1,4 +1,4 @@
-"""How long a process stays awake for the next request."""
+"""The busy poller: how long a process polls for the next request before it sleeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import skylark.testing
 from skylark import Message
 from skylark.core.clock import SystemClock
-from skylark.net.busy_poller import CREDIT_MAX, SAMPLE, Lookout
+from skylark.net.busy_poller import CREDIT_MAX, SAMPLE, BusyPoller
 
 WINDOW_S = 0.2
 
@@ -23,7 +23,7 @@ class Loop:
         self.now = 0.0
         self.turns = 0
         self._ready: list[Callable[[], None]] = []
-        self.lookout = Lookout(WINDOW_S, monotonic=lambda: self.now, call_soon=self._ready.append)
+        self.poller = BusyPoller(WINDOW_S, monotonic=lambda: self.now, call_soon=self._ready.append)
 
     def is_awake(self) -> bool:
         return bool(self._ready)
@@ -41,10 +41,10 @@ class Loop:
             self.turn()
 
 
-def test_it_looks_for_the_window_and_sleeps() -> None:
+def test_it_polls_for_the_window_and_sleeps() -> None:
     loop = Loop()
     assert not loop.is_awake()
-    loop.lookout.handled(1)
+    loop.poller.handled(1)
     loop.run_until(0.1)
     assert loop.is_awake()
     loop.run_until(1)
@@ -55,45 +55,45 @@ def test_it_looks_for_the_window_and_sleeps() -> None:
 def test_requests_that_follow_closely_keep_it_awake() -> None:
     loop = Loop()
     for number in range(1, 200):
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         loop.run_until(number * 0.1)
         assert loop.is_awake()
     loop.run_until(loop.now + 0.3)
     assert not loop.is_awake()
 
 
-def test_requests_at_larger_distances_let_it_sleep() -> None:
+def test_requests_that_are_further_apart_let_it_sleep() -> None:
     loop = Loop()
     awake = []
     for _ in range(10 * SAMPLE):
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         awake.append(loop.is_awake())
         loop.run_until(loop.now + 0.3)
         assert not loop.is_awake()
     in_vain = CREDIT_MAX // 2
     assert awake[:in_vain] == [True] * in_vain
-    assert sum(awake[in_vain:]) == 9  # now and then: times may have changed
+    assert sum(awake[in_vain:]) == 9  # a sample, because the load may have changed
 
 
-def test_it_learns_that_times_have_changed() -> None:
+def test_it_notices_that_the_load_has_changed() -> None:
     loop = Loop()
     for _ in range(CREDIT_MAX):  # uses the credit up
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         loop.run_until(loop.now + 0.3)
     for _ in range(2 * SAMPLE):
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         loop.run_until(loop.now + 0.1)
     assert loop.is_awake()
 
 
 @pytest.mark.parametrize("found", [1, 3])
-def test_it_pays_where_two_of_three_looks_find_something(found: int) -> None:
+def test_it_pays_off_where_two_of_three_windows_end_with_a_request(found: int) -> None:
     """Groups of requests, each followed by silence."""
     loop = Loop()
     awake = 0
     for _ in range(500):
         for _ in range(1 + found):
-            loop.lookout.handled(1)
+            loop.poller.handled(1)
             loop.run_until(loop.now + 0.1)
         awake += loop.is_awake()
         loop.run_until(loop.now + 0.3)
@@ -102,28 +102,28 @@ def test_it_pays_where_two_of_three_looks_find_something(found: int) -> None:
 
 def test_requests_that_come_together_let_it_sleep() -> None:
     loop = Loop()
-    loop.lookout.handled(1)
+    loop.poller.handled(1)
     assert loop.is_awake()
     for _ in range(10 * SAMPLE):
-        loop.lookout.handled(2)
+        loop.poller.handled(2)
         loop.turn()
         assert not loop.is_awake()
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         loop.turn()
     assert loop.turns < 100
     for _ in range(SAMPLE):  # and then one client alone
-        loop.lookout.handled(1)
+        loop.poller.handled(1)
         loop.run_until(loop.now + 0.1)
     assert loop.is_awake()
 
 
-async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
+async def test_on_a_real_loop_it_polls_and_ends() -> None:
     loop = asyncio.get_running_loop()
-    looks = 0
+    polls = 0
 
     def monotonic() -> float:
-        nonlocal looks
-        looks += 1
+        nonlocal polls
+        polls += 1
         return SystemClock.monotonic()
 
     async def wait() -> None:
@@ -131,12 +131,12 @@ async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
         loop.call_later(0.02, done.set_result, None)
         await done
 
-    Lookout(0.002, monotonic=monotonic).handled(1)
+    BusyPoller(0.002, monotonic=monotonic).handled(1)
     await wait()
-    assert looks >= 2
-    looks_before = looks
+    assert polls >= 2
+    polls_before = polls
     await wait()
-    assert looks == looks_before  # it sleeps
+    assert polls == polls_before  # it sleeps
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ async def test_on_a_real_loop_it_looks_and_comes_to_an_end() -> None:
     [
         ("loopback", 200, True),
         ("loopback", 0, False),
-        ("memory", 200, False),  # there is no system to be asked for bytes
+        ("memory", 200, False),  # there is no socket to poll
     ],
 )
-async def test_brokers_look_out_where_sockets_are(
+async def test_brokers_poll_only_real_sockets(
     transport: Literal["loopback", "memory"], micros: int, is_there: bool
 ) -> None:
     async with skylark.testing.broker(transport=transport, busyPollMicros=micros) as b:
         graph = b.broker._graph
         assert graph is not None
-        looks_out = [server.dispatcher.after_runs is not None for server in graph.servers]
-        assert looks_out == [is_there] * 2
+        polls = [server.dispatcher.after_runs is not None for server in graph.servers]
+        assert polls == [is_there] * 2
         topic = await b.topic()
         async with b.producer() as producer:
             for _ in range(3):

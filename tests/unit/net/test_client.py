@@ -42,7 +42,7 @@ async def test_a_call_waits_for_a_permit_within_its_timeout() -> None:
         patient = [asyncio.create_task(world.call(ECHO, 50)) for _ in range(5)]
         hurried = asyncio.create_task(world.call(ECHO, 1))
         await world.clock.advance(seconds=2)
-        with pytest.raises(TooManyRequestsError, match="no room for a further request"):
+        with pytest.raises(TooManyRequestsError, match="no room for another request"):
             await hurried
         assert not any(call.done() for call in patient)
         assert world.client.connected(world.address)  # a full client says nothing of the peer

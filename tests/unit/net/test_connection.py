@@ -102,7 +102,7 @@ async def test_callers_wait_for_room_in_the_write_buffer_in_their_order() -> Non
         assert len(service.seen) == 201
 
 
-async def test_nobody_waits_for_room_beyond_the_timeout_of_the_call() -> None:
+async def test_no_call_waits_for_room_beyond_the_timeout_of_the_call() -> None:
     clock = VirtualClock()
     network = MemoryNetwork(clock=clock)
     listener = await network.listen(Deaf, "127.0.0.1", 9876)
@@ -116,7 +116,7 @@ async def test_nobody_waits_for_room_beyond_the_timeout_of_the_call() -> None:
         await clock.advance(seconds=1.4)
         assert not waiting.done()
         await clock.advance(seconds=0.2)
-        with pytest.raises(TooManyRequestsError, match="no room for a further request"):
+        with pytest.raises(TooManyRequestsError, match="no room for another request"):
             await waiting
     closing = asyncio.create_task(remoting.close())
     await clock.advance(seconds=10)
@@ -304,7 +304,7 @@ async def test_idle_closing_does_not_depend_on_the_rounding_of_seconds(arrived_m
         assert connection.closed.done()
 
 
-async def test_touching_a_connection_starts_its_idle_time_anew() -> None:
+async def test_touching_a_connection_restarts_its_idle_timeout() -> None:
     async with MemoryWorld() as world:
         _, port = world.address.split(":")
         await world.network.connect(
@@ -447,7 +447,7 @@ async def test_a_filter_that_fails_ends_its_connection(where: str, code: int) ->
     await server.stop()
 
 
-async def test_late_answers_find_nobody_and_do_no_harm() -> None:
+async def test_late_responses_on_a_closed_connection_do_no_harm() -> None:
     async with MemoryWorld() as world:
         with_answer = asyncio.create_task(world.call(SLOW, timeout_s=0.05))
         await world.clock.advance(seconds=0.06)

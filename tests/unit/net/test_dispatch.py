@@ -201,7 +201,7 @@ async def test_a_slow_handler_is_judged_while_its_bytes_are_read() -> None:
         assert not world.service.dispatcher.tasks
 
 
-async def test_a_stamp_tells_when_bytes_arrived_and_stays_with_requests_that_wait() -> None:
+async def test_a_stamp_defines_when_bytes_arrived_and_stays_with_requests_that_wait() -> None:
     stamps = iter([100.0, 200.0])
     seen: list[tuple[int, float]] = []
 

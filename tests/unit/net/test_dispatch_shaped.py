@@ -15,7 +15,7 @@ SHAPE = ResponseShape(0, {"number": DECIMAL, "fixed": "x"})
 
 @pytest.mark.parametrize("serialize_type", [SERIALIZE_JSON, SERIALIZE_BINARY])
 @pytest.mark.parametrize("watched", [False, True])
-async def test_shaped_responses_arrive_whatever_the_connection_takes(
+async def test_shaped_responses_arrive_on_connections_of_both_kinds(
     serialize_type: int, watched: bool
 ) -> None:
     watching = Watching()

@@ -148,7 +148,7 @@ async def test_refusals(request_line: bytes, status: int) -> None:
 
 
 @on_both_loops
-async def test_answer_survives_a_body_that_nobody_reads() -> None:
+async def test_response_survives_an_unread_request_body() -> None:
     async with serving() as server:
         answer = await ask(server, b"POST /metrics HTTP/1.1\r\n\r\n" + b"x" * 4_000)
     assert status_of(answer) == 405

@@ -27,7 +27,7 @@ def test_an_answer_may_come_before_its_handler_returns() -> None:
         assert held.size == 0
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_that_of_a_later_request() -> None:
+def test_an_early_response_does_not_count_for_a_later_request() -> None:
     held = InflightRequests()
     for _ in range(10):
         held.let_go(Command())  # its place in memory is free again at once

@@ -465,7 +465,7 @@ async def test_after_a_refusal_all_of_the_run_are_judged(action: str) -> None:
         assert alike.afters[0] == (0, refused)
 
 
-async def test_a_run_is_refused_as_a_whole_while_the_judge_refuses() -> None:
+async def test_a_run_is_refused_as_a_whole_while_the_interceptor_refuses() -> None:
     class Busy(Alike):
         def before(self, _connection: Connection, request: Command) -> Command | None:
             self.befores.append(request.opaque)
@@ -504,7 +504,7 @@ async def test_a_cancelled_future_in_an_interceptor_is_answered_like_any_error()
 # ---- shutting down, back-pressure, closing -------------------------------------------------------
 
 
-async def test_who_understands_it_is_sent_away_when_the_server_shuts_down() -> None:
+async def test_clients_that_know_go_away_get_it_while_the_server_shuts_down() -> None:
     watching = Alike()
     async with running(watching) as world:
         world.dispatcher.shutting_down = True

@@ -180,7 +180,7 @@ async def test_late_answers_are_dropped_and_the_call_limit_is_an_error() -> None
 
 
 @on_both_loops
-async def test_a_peer_that_does_not_read_is_not_read_from_and_harms_nobody() -> None:
+async def test_a_peer_that_does_not_read_is_not_read_from_and_delays_no_other_peer() -> None:
     service = EchoService()
     limits = NetLimits(write_buffer_high=64 * 1024)
     async with serving(service, limits) as (server, address), client() as remoting:

@@ -1,4 +1,4 @@
-"""Answers that name server and broker give alike."""
+"""Success responses of name server and broker."""
 
 from __future__ import annotations
 

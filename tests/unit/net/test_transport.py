@@ -233,7 +233,7 @@ async def test_limits_and_types_are_checked(network: Network) -> None:
 
 
 @on_both_loops
-async def test_nobody_listens(network: Network) -> None:
+async def test_connecting_to_a_port_without_a_listener(network: Network) -> None:
     listener = await network.listen(Recorder, HOST, 0)
     host, port = listener.addresses[0]
     listener.close()

@@ -1,4 +1,4 @@
-"""Calls that wait for their answer: each ends once, whatever comes first."""
+"""Responses to calls: each call ends once, by its response, timeout, cancellation or close."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skylark.core.errors import ConnectionClosedError, RequestTimeoutError
-from skylark.net.response_futures import ResponseFutures
+from skylark.net.calls import ResponseFutures
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.command import Command
 from skylark.wire.exchange import OpaqueCounter
@@ -22,7 +22,7 @@ async def test_answers_timeouts_and_those_given_up() -> None:
     futures = [calls.add(calls.new_opaque(), timeout_s) for timeout_s in (3.0, 1.0, 2.0)]
     assert len(calls) == 3
     assert calls.settle(Command(opaque=7, remark="answer"))
-    assert not calls.settle(Command(opaque=7)), "a second answer is nobody's"
+    assert not calls.settle(Command(opaque=7)), "a second response matches no call"
     assert (await futures[2]).remark == "answer"
     assert calls.forget(5)
     assert not calls.forget(5)
@@ -50,6 +50,6 @@ async def test_an_opaque_in_use_is_not_given_out_again() -> None:
     calls = ResponseFutures(VirtualClock(), OpaqueCounter(INT32_MAX), lambda: None)
     for opaque in (INT32_MAX, -INT32_MAX, -INT32_MAX + 1):
         calls.add(opaque, 5.0)
-    # The numbers begin anew behind the largest one, and leave out those that are taken.
+    # The numbers start over after the largest one, and leave out those that are taken.
     assert [calls.new_opaque() for _ in range(2)] == [-INT32_MAX - 1, -INT32_MAX + 2]
     calls.fail(ConnectionClosedError("gone"))
