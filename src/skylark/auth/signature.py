@@ -7,10 +7,10 @@ separator, followed by the raw body::
     ext {AccessKey: rocketmq2, topic: TopicTest}  ->  b"rocketmq2TopicTest"
     Signature = Base64(HMAC-SHA1(secret key, content))
 
-The server repeats this over what it received, unknown entries included, less ``Signature`` itself.
-Clients up to 4.9.3 added ``_UNIQUE_KEY_QUERY`` after signing, so for them it is left out. The
-values are joined without lengths and nothing guards against replay: this is no substitute for TLS.
-Answers to ``AclClientRPCHook`` and ``AclSigner``.
+The server computes it again over the received entries, unknown ones included, without
+``Signature``. Clients up to 4.9.3 added ``_UNIQUE_KEY_QUERY`` after signing, so for them it is left
+out. Values are joined without lengths, and there is no protection against replay: this does not
+replace TLS. Counterpart of Java's ``AclClientRPCHook`` and ``AclSigner``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client signs with. The secret never shows in logs."""
+    """The keys of a client. The secret key is never logged."""
 
     access_key: str
     secret_key: str

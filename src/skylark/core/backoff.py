@@ -1,11 +1,11 @@
-"""Pauses between attempts: a policy, and a deadline over it.
+"""Back-off: pauses between attempts, and a time limit for all of them.
 
-:class:`Backoff` says how long to wait after the n-th failure in a row: the first pause times
-``factor`` for each further one, up to a maximum, less a random share of it (``jitter``) that keeps
-clients which failed together from coming back together. It holds no state and reads no clock.
+:class:`Backoff` computes the pause after the n-th failure in a row: the first pause, times
+``factor`` for each further failure, up to a maximum, less a random share (``jitter``) so that
+clients which failed together do not retry together. It has no state and reads no clock.
 
-:class:`Outage` adds an end: how long an operation rides out missing brokers and name servers before
-it gives up with the last error::
+:class:`Outage` adds the time limit: how long an operation is retried without brokers or name
+servers before it fails with the last error::
 
     outage = Outage(Backoff(first_s=0.1, most_s=2.0), clock, timeout_s)
     while True:
@@ -35,7 +35,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float
     most_s: float
     factor: float = 2.0
-    jitter: float = 0.0  #: the largest share of a pause that chance takes off, 0 to 1
+    jitter: float = 0.0  #: the largest random share that is subtracted from a pause, 0 to 1
 
     def pause_s(self, failures: int, rng: random.Random | None = None) -> float:
         """The pause after so many failures; 0 after none. ``rng`` is for ``jitter`` only."""
@@ -49,7 +49,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage:
-    """The pauses of one operation that is repeated until its time is over."""
+    """The pauses of one operation that is retried until its time is over."""
 
     __slots__ = ("_backoff", "_clock", "_deadline", "_rng", "failures")
 
@@ -60,7 +60,7 @@ class Outage:
         timeout_s: float,
         rng: random.Random | None = None,
     ) -> None:
-        """The time runs from now on."""
+        """The time limit starts now."""
         self._backoff = backoff
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
@@ -68,13 +68,13 @@ class Outage:
         self.failures = 0  #: in a row, so far
 
     def next_pause_s(self) -> float | None:
-        """One more attempt has failed: the pause before the next, None if the time is over."""
+        """Count a failed attempt; the pause before the next one, or None if the time is over."""
         self.failures += 1
         pause_s = self._backoff.pause_s(self.failures, self._rng)
         return None if self._clock.monotonic() + pause_s > self._deadline else pause_s
 
     async def pause(self) -> bool:
-        """One more attempt has failed: wait before the next; False, at once, if time is over."""
+        """Count a failed attempt and wait for the next one; False at once if the time is over."""
         pause_s = self.next_pause_s()
         if pause_s is None:
             return False

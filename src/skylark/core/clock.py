@@ -1,9 +1,9 @@
-"""The only source of time: every component gets a clock as an argument and reads no other.
+"""Clocks: the only source of time; every component gets a clock as an argument.
 
 Two protocols. :class:`TimeSource` is enough for code without an event loop (store, command line);
 :class:`Clock` adds timers and belongs to a running loop::
 
-    now_ms()              wall time, milliseconds since 1970: what stands in records and frames
+    now_ms()              wall time, milliseconds since 1970: for records and frames
     monotonic()           seconds that never step back: every interval and every deadline
     steady_ms()           monotonic() as milliseconds since 1970, for ages and expiries that are
                           also shown to people: the wall time at start, and no step since
@@ -177,7 +177,7 @@ class BaseClock(ABC):
             return await awaitable
 
 
-#: What to add to the monotonic milliseconds to get the wall time as of the start of the process.
+#: Wall time minus monotonic time, in milliseconds, at the start of the process.
 _STEADY_START_MS: Final = time.time_ns() // 1_000_000 - int(time.monotonic() * 1000)
 
 
@@ -187,7 +187,7 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    #: Asked several times for each message: nothing stands between caller and machine.
+    #: Called several times for each message, so without a wrapper.
     monotonic = staticmethod(time.monotonic)
 
     def steady_ms(self) -> int:
@@ -195,10 +195,10 @@ class SystemClock:
 
 
 class LoopClock(SystemClock, BaseClock):
-    """The machine's clocks and the timers of whichever loop runs in the calling thread.
+    """The machine's clocks and the timers of the loop that runs in the calling thread.
 
-    ``monotonic`` is read from the machine, not from ``loop.time()``: uvloop answers with the time
-    at which its current turn began, cut to milliseconds, and would hide a stall within the turn.
+    ``monotonic`` is read from the machine, not from ``loop.time()``: uvloop returns the time at
+    which its current turn began, in whole milliseconds, which would hide a stall within the turn.
     """
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> TimerHandle:

@@ -292,7 +292,7 @@ def settings(config_type: type[Config]) -> tuple[SettingInfo, ...]:
 
 @functools.cache
 def _fields(config_type: type[Config]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """What msgspec finds out anew, and slowly, each time it is asked."""
+    """The fields of a config type; cached, because msgspec computes them each time, slowly."""
     return msgspec.structs.fields(config_type)
 
 

@@ -25,10 +25,10 @@ What Java's client throws, and what is raised here instead:
 ``RemotingCommandException``            :class:`RemoteProtocolError`
 ==============================  ======  =========================================================
 
-Whatever means that time ran out is a ``TimeoutError`` as well.
+All timeouts are also a ``TimeoutError``.
 
-Peer and disk data never raise anything outside this tree; a ``KeyError`` or ``struct.error`` that
-escapes from a decoder is a defect.
+Data of peers and of the disk never raise anything outside this tree; a ``KeyError`` or
+``struct.error`` that escapes from a decoder is a defect.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class RequestReplyTimeoutError(ClientError, TimeoutError):
 
 
 class CannotReplyError(ClientError):
-    """The message is no request, so there is nobody to reply to."""
+    """The message is not a request, so it cannot be replied to."""
 
     response_code = 10007
 

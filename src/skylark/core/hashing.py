@@ -10,7 +10,7 @@ Message ids are upper-case hex, 32 characters with an IPv4 address and 56 with a
     offset id   ip 4|16   port 4   log offset 8                       where the broker stored it
     unique id   ip 4|16   pid 2    salt 4   ms of month 4   counter 2   drawn by the producer
 
-Answers to Java's ``UtilAll``, ``MessageDecoder`` and ``MessageClientIDSetter``.
+Counterpart of Java's ``UtilAll``, ``MessageDecoder`` and ``MessageClientIDSetter``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 # The hash is a number in base 31 whose digits are the code units, and int() reads base 31 in C. A
 # unit is larger than a digit may be, so it is split: u = 31 * high + low. Then the hash is 31 times
-# the number of the high digits plus the number of the low ones: two conversions, whatever the
-# length, where a sum over the units costs 35 ns for each of them.
+# the number of the high digits plus the number of the low ones: two conversions for any length,
+# while a sum over the units costs 35 ns for each of them.
 _DIGITS = b"0123456789abcdefghijklmnopqrstu"
 _HIGH = bytes(_DIGITS[unit // 31] for unit in range(256))
 _LOW = bytes(_DIGITS[unit % 31] for unit in range(256))

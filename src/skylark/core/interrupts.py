@@ -1,9 +1,9 @@
-"""Places that the interrupt key must not find half done.
+"""Defers SIGINT and SIGTERM in places where an interrupt would do harm.
 
-- ``asyncio.run`` may be interrupted while its loop is being made. Half a loop cannot be closed: it
-  complains about itself on stderr, with a traceback, when it is thrown away.
-- What is raised in the functions that Python calls around ``os.fork`` is printed and forgotten:
-  an interrupt there is lost, and the program goes on.
+- ``asyncio.run`` may be interrupted while it creates its loop. An incomplete loop cannot be closed:
+  it prints a traceback on stderr when it is deleted.
+- Python prints and ignores exceptions in the functions that it calls around ``os.fork``: an
+  interrupt there is lost, and the program continues.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-#: Signals that end programs.
+#: Signals that end a program.
 ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 def run_whole(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """``asyncio.run(work())``; interrupts wait until the loop is there."""
+    """``asyncio.run(work())``, with signals deferred until the loop exists."""
     with ExitStack() as stack:
         with held_signals():
             runner = stack.enter_context(asyncio.Runner())
@@ -31,9 +31,9 @@ def run_whole(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Have signals that end programs arrive at the end of the block.
+    """Defer signals that end a program until the end of the block.
 
-    A process forked within inherits the mask: it has to ``release_signals``.
+    A process forked in the block inherits the mask, and must call ``release_signals``.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -46,6 +46,6 @@ def held_signals() -> Iterator[None]:
 
 
 def release_signals() -> None:
-    """In the child of a fork within ``held_signals``: let it be ended from now on."""
+    """Accept the signals again, in a child that was forked within ``held_signals``."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

@@ -1,4 +1,4 @@
-"""Numbers as Java prints them: settings, headers and bodies must read the same on both sides."""
+"""Formats floating-point numbers as Java does, for settings, headers and bodies."""
 
 from __future__ import annotations
 

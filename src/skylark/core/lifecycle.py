@@ -1,19 +1,19 @@
-"""Who starts what, in which order, and who owns a task.
+"""Ordered start and stop of components, and ownership of background tasks.
 
 :class:`Lifecycle` starts components in the order in which they were added and stops them in
-reverse, so that each finds what it stands on alive. :class:`Tasks` owns background tasks: every
+reverse, so that each can use those added before it. :class:`Tasks` owns background tasks: every
 task has exactly one owner, which keeps a reference, reports a failure once, and ends it.
-:func:`join` waits for a task that several share, or that must outlive its waiters.
+:func:`join` waits for a task that has several waiters, or that must outlive them.
 
 Invariants:
 
-- A component whose ``start`` raises has cleaned up after itself and is not stopped; those started
-  before it are. The caller sees the first error; errors while undoing are logged.
-- ``stop`` goes on after an error and raises all of them together at the end, as an
-  ``ExceptionGroup``. It may be called at any time and any number of times: while a start is under
-  way it waits for that, and when nothing runs it does nothing.
-- A cancellation ends no clean-up half way: the rest is stopped, then the cancellation goes on.
-- A task that fails is logged, or collected while the owner ends, never both and never silently.
+- A component whose ``start`` raises must clean up itself and is not stopped; those started before
+  it are. The caller gets the first error; errors of the clean-up are logged.
+- ``stop`` continues after an error and raises all errors at the end, as an ``ExceptionGroup``. It
+  may be called at any time and again: it waits for a running start, and does nothing if nothing
+  runs.
+- A cancellation does not interrupt a clean-up: the rest is stopped before it is raised.
+- The error of a task is logged, or collected while the owner ends; never both and never neither.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class LifecycleError(SkylarkError):
 
 
 class TaskLimitError(LifecycleError):
-    """The owner already runs as many tasks as it may."""
+    """The owner runs as many tasks as its limit allows."""
 
     retriable: ClassVar[bool] = True
 
 
 class Component(Protocol):
-    """Something with a beginning and an end."""
+    """An object that is started and stopped."""
 
     async def start(self) -> None:
-        """Begin to work; when this raises, nothing is left behind."""
+        """Start; if this raises, nothing keeps running."""
 
     async def stop(self) -> None:
-        """End all work and release everything."""
+        """Stop all work and release all resources."""
 
 
 C = TypeVar("C", bound=Component)
 
 
 class State(enum.Enum):
-    """Life of a :class:`Lifecycle`; it runs once."""
+    """State of a :class:`Lifecycle`, which runs once."""
 
     NEW = "new"
     RUNNING = "running"
@@ -76,7 +76,7 @@ class Lifecycle:
         self._lock = asyncio.Lock()  # a stop waits for a start under way, and for another stop
 
     def add(self, component: C, name: str | None = None) -> C:
-        """Append a component to the order; returns it, so that it can be kept in one line."""
+        """Append a component to the order, and return it."""
         if self.state is not State.NEW:
             raise LifecycleError(f"{self.name} is {self.state.value}: nothing can be added")
         self._components.append((name or type(component).__name__, component))
@@ -151,11 +151,11 @@ class Tasks:
     """The owner of background tasks.
 
     ``limit`` bounds how many may run at once; a task counts until the turn of the loop after its
-    end. None is for an owner whose tasks each hold a permit: what a task gives back as it ends may
-    be taken again, and a task begun with it, before the old one is forgotten.
+    end. None is for an owner whose tasks each have a permit: an ending task returns its permit, and
+    the next task may start with it, before the old one is removed here.
 
-    ``on_failure`` is told of every task that fails on its own (after it was logged); tasks that
-    fail while the owner ends are raised from :meth:`cancel_and_wait` instead.
+    ``on_failure`` is called for every task that fails (after it was logged); errors of tasks that
+    fail while the owner ends are raised by :meth:`cancel_and_wait` instead.
     """
 
     def __init__(
@@ -200,19 +200,19 @@ class Tasks:
         return task
 
     def close(self) -> None:
-        """Refuse new tasks; those that run go on."""
+        """Refuse new tasks; running ones continue."""
         self._closed = True
 
     async def wait(self) -> None:
-        """Wait until no task is left, the caller's own aside."""
+        """Wait until no task is left but the caller."""
         while tasks := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(tasks)
 
     async def cancel_and_wait(self) -> None:
-        """Close, cancel every task and wait for its end; raise what they raised meanwhile.
+        """Close, cancel all tasks and wait for their end; raises their errors.
 
-        May be called from one of the tasks, which is then left to end by itself. Further calls
-        wait too, and raise what is new.
+        May be called from one of the tasks, which is not cancelled. Further calls wait, too, and
+        raise new errors only.
         """
         self.close()
         self._ending = True
@@ -240,10 +240,9 @@ class Tasks:
 
 
 async def join(task: asyncio.Future[T]) -> T:
-    """The result of ``task``, which goes on if the caller is cancelled.
+    """The result of ``task``, which continues if the caller is cancelled.
 
-    If the task itself is cancelled, because its client stops, the caller gets ClientStateError: it
-    was not the one to be cancelled.
+    If the task itself is cancelled, because its client stops, this raises ClientStateError.
     """
     try:
         return await asyncio.shield(task)

@@ -15,7 +15,7 @@ stay bare. Servers see nothing but the full name.
 
     rocketmq://[access_key:secret_key@]host:port[,host:port][/namespace][?tls=1]
 
-Answers to Java's TopicValidator, NamespaceUtil, KeyBuilder, MixAll and NameServerAddressUtils.
+Counterpart of Java's TopicValidator, NamespaceUtil, KeyBuilder, MixAll and NameServerAddressUtils.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
-SPARK_PRODUCER_GROUP: Final = "SPARK_TXN"  # sinks of Spark, and who answers for them
-#: Producer groups that nobody has chosen: what joins them comes with something else.
+SPARK_PRODUCER_GROUP: Final = "SPARK_TXN"  # exactly-once sinks of Spark, and their resolver
+#: Producer groups that no application has chosen: other features join them.
 INTERNAL_PRODUCER_GROUPS: Final = frozenset({INNER_PRODUCER_GROUP, SPARK_PRODUCER_GROUP})
 BUILT_IN_GROUPS: Final = (
     TOOLS_GROUP,

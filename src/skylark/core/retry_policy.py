@@ -1,12 +1,12 @@
-"""The dead-letter decision: what becomes of a message that a consumer could not consume.
+"""The dead-letter decision: retry a message that a consumer could not process, or give it up.
 
-Two requests lead here, and both ask :func:`decide_retry`:
+Two requests use :func:`decide_retry`:
 
-* a consumer gives a message back (36): the broker makes the copy. The stored message says how often
-  it was retried before, so it has failed once more than that;
-* a client publishes the copy itself, by a plain send to the retry topic of the group. It has raised
-  the number already, so the message has failed that often. The delay, if any, is among the
-  properties of the copy, and nothing is to be postponed here.
+* send back (36): the broker makes the copy. The stored message has the number of earlier retries,
+  so it has failed once more than that;
+* a plain send to the retry topic of the group, by a client that made the copy itself. The client
+  has already increased the number, so the message has failed that often. The delay, if any, is in
+  the properties of the copy, and there is nothing to postpone here.
 
 ::
 
@@ -15,12 +15,11 @@ Two requests lead here, and both ask :func:`decide_retry`:
     no level, the copy knows its delay                                    -> deliver
 
 With the default of 16 retries a message is delivered 17 times, after 10 s, 30 s, 1 m, 2 m ... 2 h
-(levels 3 to 18). A group that holds queue locks consumes in order: a retry would come out of order,
-so what it publishes among the retries is a dead letter at once.
+(levels 3 to 18). A group that has queue locks consumes in order: a retry would be out of order, so
+a message that it sends to its retry topic is a dead letter at once.
 
-Pure. Counterpart of ``AbstractSendMessageProcessor.consumerSendMsgBack`` and
-``SendMessageProcessor.handleRetryAndDLQ`` in Java, which write the comparison twice, as ``>=`` and
-as ``>``.
+Counterpart of Java's ``AbstractSendMessageProcessor.consumerSendMsgBack`` and
+``SendMessageProcessor.handleRetryAndDLQ``, which have the comparison twice, as ``>=`` and as ``>``.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ def decide_retry(
     delay_level: int | None = None,
     is_ordered: bool = False,
 ) -> RetryDecision:
-    """What becomes of a message that has failed ``failure_count`` times, this time included.
+    """The action for a message that has failed ``failure_count`` times, this time included.
 
-    ``retry_count_max`` is what the consumer asks for, or else the group's ``retryMaxTimes``.
-    ``delay_level`` is None where the message itself says when it is to be delivered, 0 where the
-    broker chooses, and below 0 for a dead letter at once. ``is_ordered``: the group holds locks.
+    ``retry_count_max`` is the consumer's limit, or else the group's ``retryMaxTimes``.
+    ``delay_level`` is None if the message has its own delivery time, 0 if the broker chooses, and
+    below 0 for a dead letter at once. ``is_ordered``: the group has queue locks.
     """
     if failure_count > retry_count_max or is_ordered or (delay_level or 0) < 0:
         return _DEAD_LETTER

@@ -1,9 +1,9 @@
-"""The Bloom filter that lets a pull skip messages without reading them.
+"""The Bloom filter by which a pull can skip messages without reading them.
 
 A broker with ``enableCalcFilterBitMap`` evaluates the SQL92 subscriptions of a topic when a message
-arrives and keeps the outcome as a bit map in the extended consume queue: each subscription that
-matches sets its ``k`` of ``m`` bits. A pull whose bits are not all set is spared the record; one
-whose bits are all set evaluates the expression again, since they may be those of others.
+arrives, and stores the result as a bit map in the extended consume queue: each subscription that
+matches sets its ``k`` of ``m`` bits. A pull skips a message if one of its bits is not set;
+otherwise it evaluates the expression again, because other subscriptions may have set its bits.
 
 The positions of a subscription follow from the text ``group#topic``. Let ``h`` be the first half of
 its murmur3 (x64, 128 bits, seed 0), cut into a low and a high half of 32 bits; the i-th position,
@@ -13,7 +13,7 @@ p is bit ``p % 8`` of byte ``p / 8``.
 ``m`` and ``k`` follow from the accepted rate of errors and the expected number of subscriptions;
 Java's defaults, 20 % and 32, give 112 and 3.
 
-Answers to Java's ``BloomFilter``, ``BloomFilterData`` and ``BitsArray``.
+Counterpart of Java's ``BloomFilter``, ``BloomFilterData`` and ``BitsArray``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BLOCK: Final = struct.Struct("<QQ")
 
 
 class BloomFilter:
-    """The geometry of the bit maps of one broker."""
+    """Size and hash count of the bit maps of one broker."""
 
     __slots__ = ("bit_count", "hash_count")
 
@@ -62,16 +62,16 @@ class BloomFilter:
         return tuple(found)
 
     def is_valid(self, bit_count: int, positions: Iterable[int]) -> bool:
-        """Whether stored positions were made by a filter of this geometry."""
+        """Whether stored positions are from a filter with the same size and hash count."""
         return bit_count == self.bit_count and sum(1 for _ in positions) == self.hash_count
 
     def empty(self) -> bytearray:
-        """A bit map without bits."""
+        """A bit map with no bit set."""
         return bytearray(self.bit_count // 8)
 
 
 def set_bits(bit_map: bytearray, positions: Iterable[int]) -> None:
-    """Note in ``bit_map`` that the subscription with these positions matches."""
+    """Set the bits of a subscription that matches."""
     for position in positions:
         bit_map[position >> 3] |= 1 << (position & 7)
 
@@ -99,7 +99,7 @@ def murmur3(data: bytes) -> tuple[int, int]:
         h2 ^= _mixed_2(k2)
         h2 = ((_rotated(h2, 31) + h1) * 5 + 0x3849_5AB5) & _MASK
     k1, k2 = _BLOCK.unpack(data[whole:].ljust(16, b"\0"))
-    h1 ^= _mixed_1(k1)  # of nothing, nothing
+    h1 ^= _mixed_1(k1)  # 0 for an empty tail
     h2 ^= _mixed_2(k2)
     h1 ^= len(data)
     h2 ^= len(data)

@@ -1,4 +1,4 @@
-"""The one error of filters that a client gets to see: its expression does not compile."""
+"""The error of filters that clients see: a subscription expression is invalid."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from skylark.core.errors import BrokerError
 
 
 class FilterSyntaxError(BrokerError):
-    """A subscription expression cannot be understood (SUBSCRIPTION_PARSE_FAILED).
+    """A subscription expression is invalid (SUBSCRIPTION_PARSE_FAILED).
 
-    ``position`` is the index of the character at which it went wrong; None in what a broker says,
-    which has words of its own for it.
+    ``position`` is the index of the invalid character; None in an error that a broker reported,
+    whose text has its own description of the place.
     """
 
     code = 23
@@ -28,5 +28,5 @@ class FilterSyntaxError(BrokerError):
         self.position = position
 
     def again(self) -> FilterSyntaxError:
-        """A fresh copy to raise: one that was raised before carries its old traceback."""
+        """A copy to raise, without the traceback of the original."""
         return FilterSyntaxError(self.problem, position=self.position, hint=self.hint)

@@ -1,8 +1,8 @@
-"""Values as a JVM compares them: what SQL92 filters mean by numbers, strings and booleans.
+"""Java values: how SQL92 filters parse and compare numbers, strings and booleans, as a JVM does.
 
-A filter must choose the same messages here as on a Java broker, down to the corners, so a value
-has a Java class: :class:`Int` and :class:`Long` for whole numbers, ``float`` for Double, ``str``
-for String (every property is one), ``bool`` for Boolean, ``None`` for null.
+A filter must select the same messages as a Java broker in all cases, so a value has a Java class:
+:class:`Int` and :class:`Long` for whole numbers, ``float`` for Double, ``str`` for String (every
+property is one), ``bool`` for Boolean, ``None`` for null.
 
 * A string is parsed as the *class of the other side*: ``Integer.valueOf``, ``Long.valueOf`` or
   ``Double.valueOf``. So "3.0" is no Int, and "3000000000" is a Long but no Int.
@@ -40,7 +40,7 @@ LONG_MAX: Final = 2**63 - 1
 
 
 class EvaluationError(Exception):
-    """Java would have thrown: the whole expression matches nothing."""
+    """Java would throw here: the expression does not match."""
 
 
 _is_whole = re.compile(r"[+-]?\d+").fullmatch  # digits of any script, as Character.digit takes
@@ -55,7 +55,7 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))  # what String.trim cuts off
 
 
 def _parse_whole(text: str, low: int, high: int) -> int:
-    # Java looks at single UTF-16 units, so digits beyond them are none.
+    # Java checks single UTF-16 units, so a digit of two units is not a digit.
     if _is_whole(text) is None or (not text.isascii() and max(text) > "\uffff"):
         raise EvaluationError(f"{text!r:.50} is no whole number")
     try:
@@ -102,7 +102,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def negated(number: Number) -> Number:
-    """The number with the other sign, of the same class; literals have no overflow here."""
+    """The number with the other sign, of the same class; literals cannot overflow."""
     return type(number)(-number)
 
 
@@ -127,8 +127,8 @@ _PARSERS: Final[dict[type, Callable[[str], Number | bool]]] = {
 
 def compare(left: JavaValue, right: JavaValue) -> int:
     """How two values that are not null compare: negative, zero or positive."""
-    assert left is not None, "null is the business of the caller"
-    assert right is not None, "null is the business of the caller"
+    assert left is not None, "the caller handles null"
+    assert right is not None, "the caller handles null"
     left_class, right_class = type(left), type(right)
     if left_class is not right_class:
         if left_class is bool:
@@ -142,7 +142,7 @@ def compare(left: JavaValue, right: JavaValue) -> int:
         elif right_class is bool:
             return -1
     if isinstance(left, str) or isinstance(right, str):
-        return -1 if left != right else 0  # only asked whether equal
+        return -1 if left != right else 0  # callers only test for equality
     if isinstance(left, float) or isinstance(right, float):
         return compare_doubles(float(left), float(right))
     return (left > right) - (left < right)

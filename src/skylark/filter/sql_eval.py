@@ -1,21 +1,21 @@
-"""SQL92 filters, last step: a tree becomes a function that says whether a message matches.
+"""The evaluation of SQL92 filters: compiles the syntax tree into a function of a message.
 
     wanted = compile_sql("a BETWEEN 3 AND 9 AND region IN ('eu', 'us')")
     wanted.matches({"a": "5", "region": "eu"})         # a mapping
     wanted.matches_raw(b"a\\x015\\x02region\\x01eu\\x02")     # the property string of a record
 
-Every node is compiled once into a closure over its operands; the common ones (a property against a
-literal) into one closure for the whole node. A closure takes a *lookup*, a function from the name
-of a property to its value or ``None``. From a record only the properties asked for are taken out.
+Every node is compiled once into a closure over its operands; common forms (a property compared with
+a literal) into one closure for the whole node. A closure takes a *lookup*, a function from the name
+of a property to its value or ``None``. Only the properties that are looked up are decoded.
 
-Where Java throws, because a string is no number of the kind the other side has for example, the
-whole expression matches nothing, even inside of OR. Otherwise a message matches if the result is
-true, not false or null.
+Where Java throws, for example because a string is not a number of the required kind, the whole
+expression does not match, even inside of OR. Otherwise a message matches if the result is true, not
+false or null.
 
-Compiled expressions are kept, as many as ``CACHED_EXPRESSIONS_MAX``, and so are refusals: a client
+Compiled expressions and syntax errors are cached, up to ``CACHED_EXPRESSIONS_MAX``: a client
 repeats its subscription with every heartbeat.
 
-Answers to Java's expression classes and ``ExpressionMessageFilter.isMatchedByCommitLog``.
+Counterpart of Java's expression classes and ``ExpressionMessageFilter.isMatchedByCommitLog``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SQL92 filters, first step: text to tokens, one at a time.
+"""The lexer of SQL92 filters: splits the text into tokens, one at a time.
 
 =========  =====================================================================================
 NAME       ``[A-Za-z_$][A-Za-z0-9_$]*`` that is no keyword; case counts
@@ -10,14 +10,14 @@ SYMBOL     ``= <> < <= > >= ( ) , + -``
 END        behind the last token
 =========  =====================================================================================
 
-Between tokens stand blanks and comments, ``-- to the end of the line`` and ``/* */``. The longest
-token wins. Three things surprise, and are Java's: a line comment needs its line end (without one,
-``--`` is two minus signs), ``007`` is three tokens, and so are two in ``0L``.
+Between tokens there may be blanks and comments, ``-- to the end of the line`` and ``/* */``. The
+longest token wins. Three surprising rules are Java's: a line comment needs its line end (without
+one, ``--`` is two minus signs), ``007`` is three tokens, and ``0L`` is two.
 
-Tokens are made on demand because the parser reads no further than its grammar needs: what follows
-the first token behind an expression may be anything.
+Tokens are made on demand, because the parser reads only one token beyond the expression: the text
+after that may be anything.
 
-Answers to Java's ``SelectorParserTokenManager``.
+Counterpart of Java's ``SelectorParserTokenManager``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from skylark.filter.errors import FilterSyntaxError
 
 
 class Kind(enum.Enum):
-    """What a token is; the value is what error messages call it."""
+    """The kind of a token; the value is its name in error messages."""
 
     NAME = "name"
     KEYWORD = "keyword"
@@ -89,11 +89,11 @@ class Lexer:
     def __init__(self, text: str) -> None:
         self._text = text
         self._position = 0
-        # Known from the start, so that a text full of "--" is not searched again and again.
+        # Computed once, so that a text with many "--" is not searched each time.
         self._last_line_end = max(text.rfind("\n"), text.rfind("\r"))
 
     def next(self) -> Token:
-        """The next token; at the end, END again and again."""
+        """The next token; END at the end, also when called again."""
         start = self._skip()
         if start == len(self._text):
             return Token(Kind.END, "", start)
@@ -101,7 +101,7 @@ class Lexer:
         if found is None:
             char = self._text[start]
             raise FilterSyntaxError(
-                f"{char!r} begins nothing known", position=start, hint=_HINTS.get(char)
+                f"unexpected character {char!r}", position=start, hint=_HINTS.get(char)
             )
         self._position = found.end()
         assert found.lastgroup is not None, "every branch of the pattern has a name"
@@ -115,10 +115,10 @@ class Lexer:
         text = self._text
         while True:
             found = _blanks(text, self._position)
-            assert found is not None, "the pattern matches nothing, too"
+            assert found is not None, "the pattern also matches the empty text"
             self._position = found.end()
             if not (text.startswith("--", self._position) and self._position < self._last_line_end):
                 return self._position
             line_end = _line_end(text, self._position)
-            assert line_end is not None, "there is one at or behind this place"
+            assert line_end is not None, "there is one at or after this position"
             self._position = line_end.end()

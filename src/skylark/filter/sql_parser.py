@@ -1,4 +1,4 @@
-"""SQL92 filters, from tokens to a tree, by recursive descent::
+"""The parser of SQL92 filters: from tokens to a syntax tree, by recursive descent::
 
     or         := and {OR and}
     and        := equality {AND equality}
@@ -9,19 +9,19 @@
                         | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string}
     unary      := ('+' | '-' | NOT) unary | literal | name | '(' or ')'
 
-The whole is an ``or`` that is boolean. Reading stops behind it: as in Java, what follows is
-ignored, so that ``a LIKE 'b'`` is the bare property ``a``; :attr:`Parsed.unread_from` tells.
+An expression is an ``or`` that is boolean. As in Java, the text after it is ignored, so that
+``a LIKE 'b'`` is the bare property ``a``; :attr:`Parsed.unread_from` is where that text starts.
 NOT binds tightly: ``NOT a = 1`` compares ``NOT a`` with 1.
 
-Refused, beside what the grammar does not know: ``=`` and ``<>`` with NULL, or with TRUE or FALSE
-on the left of another literal; an order of strings or booleans; BETWEEN with its literals in the
-wrong order; IN on anything but a property; whole numbers beyond 64 bits; the float 0.0.
+Also invalid: ``=`` and ``<>`` with NULL, or with TRUE or FALSE on the left of another literal; an
+order of strings or booleans; BETWEEN with its literals in the wrong order; IN on anything but a
+property; whole numbers beyond 64 bits; the float 0.0.
 
-The text, the number of operators and the nesting are limited. The parser needs five Python frames
-per pair of brackets and the evaluation one per level of the tree, so that the recursion limit of
-the interpreter is never met.
+The size of the text, the number of operators and the nesting are limited. The parser needs five
+Python frames per pair of brackets and the evaluation one per level of the tree, so the recursion
+limit of the interpreter is never reached.
 
-Answers to Java's ``SelectorParser`` and the factory methods of its expression classes.
+Counterpart of Java's ``SelectorParser`` and the factory methods of its expression classes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""SQL92 filters, second step: what an expression means, as a tree.
+"""The syntax tree of SQL92 filters: the nodes and their meaning.
 
 :mod:`skylark.filter.sql_parser` builds it, :mod:`skylark.filter.sql_eval` turns it into functions.
 Values are those of :mod:`skylark.filter.java_values`; a *boolean* node yields ``True``, ``False``
 or ``None`` (null, "unknown").
 
-Some forms of the language are others in disguise and have no node: ``a <> b`` is
-``Not(Equal(a, b))``, ``a IS NOT NULL`` is ``Not(IsNull(a))``, a ``+`` is nothing at all. Chains of
-AND and of OR are one node each, however they were put in brackets: evaluated from left to right
-until one operand decides, they mean the same.
+Some forms have no node because they equal others: ``a <> b`` is ``Not(Equal(a, b))``,
+``a IS NOT NULL`` is ``Not(IsNull(a))``, and ``+a`` is ``a``. A chain of AND or of OR is one node,
+with or without brackets: operands are evaluated from left to right until one decides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Property(Node, frozen=True):
-    """A property of the message: a string, or null if it has none of the name."""
+    """A property of the message: a string, or null if the message does not have it."""
 
     name: str
 
@@ -44,7 +43,7 @@ class Literal(Node, frozen=True):
 
 
 class Negate(Node, frozen=True):
-    """``-x``: of a number its negative, of anything else null. Not a constant for any check."""
+    """``-x``: the negative of a number, null for anything else. Checks do not see a constant."""
 
     operand: Node
 
@@ -53,7 +52,7 @@ class Negate(Node, frozen=True):
 
 
 class BooleanCast(Node, frozen=True):
-    """A bare property where a boolean is due: false if present (no string is true), else null."""
+    """A property in place of a boolean: false if present (no string is true), else null."""
 
     operand: Property
 
@@ -124,7 +123,7 @@ class Compare(Node, frozen=True):
 class Between(Node, frozen=True):
     """``v BETWEEN l AND h`` is ``v >= l AND v <= h``; with NOT it is ``v < l OR v > h``.
 
-    A node of its own so that ``v`` is evaluated once: written out, n levels of it would cost 2^n.
+    A separate node, so that ``v`` is evaluated once: written out, n levels would cost 2^n.
     """
 
     value: Node
@@ -148,9 +147,9 @@ class In(Node, frozen=True):
 
 
 class TextMatch(Node, frozen=True):
-    """CONTAINS, STARTSWITH, ENDSWITH: false for what is no string, with NOT as without.
+    """CONTAINS, STARTSWITH, ENDSWITH: false if the operand is not a string, with and without NOT.
 
-    With an empty needle the operand is not even evaluated.
+    With an empty needle the operand is not evaluated.
     """
 
     test: TextTest

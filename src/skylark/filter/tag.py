@@ -1,13 +1,13 @@
 """Filters by tag: ``TagA || TagB``, or ``*`` for every message.
 
-A broker knows of a tag only its 32-bit hash, which stands in the consume queue. It lets through
-every message whose hash is among those of the subscription, unrelated tags with an equal hash
-included; the consumer compares the tags themselves (:meth:`TagFilter.matches_tag`).
+A broker filters by the 32-bit hash of the tag in the consume queue. A message whose tag has the
+same hash as one of the subscription passes; the consumer compares the tags themselves
+(:meth:`TagFilter.matches_tag`).
 
-The queue's field has 64 bits. Java compares the lower 32, and so do we: in the queue of delayed
-messages, where a due time stands instead of a hash, any number may come along.
+The field of the queue has 64 bits. Java compares the lower 32, and so do we: the queue of delayed
+messages has a delivery time there instead of a hash, which may be any number.
 
-Answers to Java's ``FilterAPI`` and ``ExpressionMessageFilter.isMatchedByConsumeQueue``.
+Counterpart of Java's ``FilterAPI`` and ``ExpressionMessageFilter.isMatchedByConsumeQueue``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CODES_COMPARED_MAX: Final = 4  # above, one binary search beats comparing with 
 
 
 class TagFilter:
-    """Which tags a subscription wants; ``codes`` is ``None`` if it wants all messages."""
+    """The tags of a subscription; ``codes`` is ``None`` if it takes all messages."""
 
     __slots__ = ("_sorted_codes", "codes", "tags")
 
@@ -45,7 +45,7 @@ class TagFilter:
 
     @classmethod
     def of_subscription(cls, sub_string: str, code_set: Iterable[int]) -> TagFilter:
-        """The filter of what a client says in its heartbeat: the hashes are as it computed them."""
+        """The filter of a subscription in a heartbeat, with the hashes that the client computed."""
         return cls(None if sub_string == SUBSCRIBE_ALL else code_set)
 
     def matches(self, tags_code: int) -> bool:
@@ -73,14 +73,14 @@ class TagFilter:
         return passed
 
     def matches_tag(self, tag: str | None) -> bool:
-        """Whether a message with this tag is wanted: the consumer's check, free of collisions."""
+        """Whether a message with this tag passes: the consumer's check, without collisions."""
         return not self.tags or tag in self.tags
 
 
 def parse_tags(expression: str | None) -> TagFilter:
-    """The filter of a tag expression; nothing, an empty one and ``*`` want all messages.
+    """The filter of a tag expression; None, an empty one and ``*`` match all messages.
 
-    Only separators are a :class:`FilterSyntaxError`; only blanks between them want nothing.
+    Raises :class:`FilterSyntaxError` for separators only; blanks between separators match nothing.
     """
     if not expression or expression == SUBSCRIBE_ALL:
         return TagFilter(None)

@@ -50,7 +50,7 @@ REGISTERED_TIMEOUT_S: Final = 30.0
 _LOOK_INTERVAL_S: Final = 0.01
 #: Delay before a broker that has died is started again.
 RESTART: Final = Backoff(first_s=1.0, most_s=60.0)
-#: Who runs for so long has recovered from whatever it was.
+#: A broker that runs for this long has recovered; its failures count from zero again.
 STEADY_S: Final = 60.0
 
 

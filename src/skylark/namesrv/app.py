@@ -1,4 +1,4 @@
-"""The name server as an object: build, ``await start()``, use, ``await stop()``.
+"""The name server: wiring, start and stop.
 
 ::
 
@@ -7,13 +7,13 @@
     print(server.address)        # 127.0.0.1:41233
     await server.stop()
 
-Only wiring happens here::
+The parts::
 
     connection -> Dispatcher -> NamesrvHandlers -> RouteTables, KvTable -> RouteAnswers
     connection closed, timer -> Liveness -> RouteTables -> notices by RemotingClient
 
-Stopping begins with :class:`Liveness`: the connections that end because *we* go must not look like
-brokers that died. Answers to ``NamesrvController``.
+:class:`Liveness` stops first, so that connections which this server closes are not taken for
+brokers that died. Counterpart of Java's ``NamesrvController``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from skylark.core.clock import Clock, LoopClock
-from skylark.core.metrics import Registry
+from skylark.core.metrics import Counter, Registry
 from skylark.core.names import Address
 from skylark.namesrv.atomic_file import ReplaceFile, SavedFile, read_file, replace_file
 from skylark.namesrv.config import NamesrvConfig
 from skylark.namesrv.handlers import NamesrvHandlers
 from skylark.namesrv.kv import KvTable
 from skylark.namesrv.liveness import Liveness
-from skylark.namesrv.metrics import RequestCounter, add_gauges
 from skylark.namesrv.route_responses import RouteAnswers
 from skylark.namesrv.routes import RouteTables
 from skylark.net.client import RemotingClient
+from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher, Interceptor
 from skylark.net.limits import NetLimits
 from skylark.net.metrics_http import MetricsServer
 from skylark.net.server import RemotingServer
 from skylark.net.transport import Network, TcpNetwork
+from skylark.wire.catalogue import name_of
+from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class NameServer:
         own_brokers: Collection[str] = (),
         replace: ReplaceFile = replace_file,
     ) -> None:
-        """``own_brokers``: names of brokers behind our own address, see ``answers``."""
+        """``own_brokers``: names of brokers behind our address, see ``route_responses``."""
         config = config or NamesrvConfig()
         network = network or TcpNetwork()
         clock = clock or LoopClock()
@@ -95,7 +97,7 @@ class NameServer:
             serialize_type=config.serialize_type.value,
         )
         self._server.on_close(self._liveness.connection_closed)
-        add_gauges(self.metrics, self.tables, lambda: len(self._server.connections))
+        self._add_gauges()
         self._metrics_server: MetricsServer | None = None
         if config.metrics_port is not None:
             self._metrics_server = MetricsServer(
@@ -106,19 +108,38 @@ class NameServer:
                 port=config.metrics_port,
             )
 
+    def _add_gauges(self) -> None:
+        tables, gauge = self.tables, self.metrics.gauge
+        gauge(
+            "skylark_namesrv_brokers",
+            "Brokers registered and alive.",
+            callback=lambda: tables.live_broker_count,
+        )
+        gauge("skylark_namesrv_topics", "Topics with a route.", callback=lambda: tables.topic_count)
+        gauge(
+            "skylark_namesrv_removals_waiting",
+            "Removals of brokers that are queued.",
+            callback=lambda: tables.removal_count,
+        )
+        gauge(
+            "skylark_namesrv_connections",
+            "Open connections.",
+            callback=lambda: len(self._server.connections),
+        )
+
     @property
     def config(self) -> NamesrvConfig:
-        """The settings as they are now; request 318 changes them."""
+        """The current settings; request 318 changes them."""
         return self.handlers.config
 
     @property
     def address(self) -> Address:
-        """Where it listens; ``str()`` gives ``host:port``."""
+        """The address it listens on; ``str()`` gives ``host:port``."""
         return Address(*self._server.address)
 
     @property
     def metrics_address(self) -> Address | None:
-        """Where Prometheus may ask; None without ``metricsPort``."""
+        """The address of the metrics endpoint; None without ``metricsPort``."""
         return None if self._metrics_server is None else Address(*self._metrics_server.address)
 
     async def start(self) -> None:
@@ -145,16 +166,16 @@ class NameServer:
         await self._server.start(config.bind_address, config.listen_port)
         await self._liveness.start()
         if config.is_loopback:
-            log.info("name server on %s, for this machine only (bindAddress)", self.address)
+            log.info("name server listens on %s, this machine only (bindAddress)", self.address)
         else:
             log.warning(
-                "name server on %s, open to other machines without access control:"
-                " whoever reaches this port can redirect producers and consumers",
+                "name server listens on %s, open to other machines without access control:"
+                " any client of this port can redirect producers and consumers",
                 self.address,
             )
 
     async def stop(self) -> None:
-        """Answer what is in hand, close all connections, free the port."""
+        """Finish running requests, close all connections, free the port."""
         if self._metrics_server is not None:
             await self._metrics_server.stop()
         await self._liveness.stop()
@@ -162,8 +183,35 @@ class NameServer:
         await self._client.close()
 
     def clock_advanced(self, _from_ms: int, _to_ms: int, clients_alive: bool) -> None:
-        """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
+        """Hook for ``VirtualClock.on_advance``: brokers do not expire when a test moves time."""
         if clients_alive:
             self.tables.renew_all(self._clock.steady_ms())
             for connection in self._server.connections:
                 connection.touch()
+
+
+class RequestCounter:
+    """An interceptor that counts requests by name and response code."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._metric = registry.counter(
+            "skylark_namesrv_requests_total",
+            "Requests handled, by name and response code.",
+            ["request", "code"],
+        )
+        self._children: dict[tuple[int, int], Counter] = {}
+
+    def before(self, _connection: Connection, _request: Command) -> None:
+        return None
+
+    def after(
+        self, _connection: Connection, request: Command, response: Command | None
+    ) -> Command | None:
+        if response is not None:
+            key = (request.code, response.code)
+            child = self._children.get(key)
+            if child is None:
+                child = self._metric.labels(name_of(request.code), str(int(response.code)))
+                self._children[key] = child
+            child.value += 1
+        return response

@@ -1,9 +1,8 @@
-"""Small files that are rewritten whole: the KV table and the settings.
+"""Atomic files: the KV table and the settings of the name server, rewritten as a whole.
 
 :func:`replace_file` writes a new file beside the old one, syncs it and renames it over the old
-one, so that a crash leaves the old content or the new, never a part. The content before the change
-is kept as ``.bak``, as Java does. The name server keeps nothing else on disk, hence no file layer
-of its own; tests inject another writer.
+one, so a crash leaves either the old or the new content. The old content is kept as ``.bak``, as in
+Java. The name server has no other files; tests inject another writer.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-#: Puts the content in the place of the file's old one, all or nothing; may raise OSError.
+#: Replaces the content of a file atomically; may raise OSError.
 ReplaceFile = Callable[[Path, bytes], None]
 
 
 def read_file(path: Path, size_max: int) -> bytes | None:
-    """The content, None without such a file; one byte more than ``size_max`` shows a larger one."""
+    """The content, None without such a file; returns ``size_max`` + 1 bytes of a larger file."""
     try:
         with path.open("rb") as file:
             return file.read(size_max + 1)
@@ -28,7 +27,7 @@ def read_file(path: Path, size_max: int) -> bytes | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of a file, making its folders where they are missing."""
+    """Replace the content of a file; creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".tmp")
     with new.open("wb") as file:
@@ -46,10 +45,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 class SavedFile:
-    """A file that follows a table in memory. Without a path the table is in memory only.
+    """The file of a table in memory. Without a path nothing is saved.
 
-    Writes run in a thread, one at a time. Each encodes the table when its turn comes, so the last
-    one to run has written the newest state.
+    Writes run in a thread, one at a time. Each encodes the table when it starts, so the last write
+    has the newest state.
     """
 
     def __init__(self, path: Path | None, replace: ReplaceFile = replace_file) -> None:
@@ -58,7 +57,7 @@ class SavedFile:
         self._turn = asyncio.Lock()
 
     async def save(self, encode: Callable[[], bytes]) -> None:
-        """Write what ``encode`` gives; raises OSError."""
+        """Write the result of ``encode``; raises OSError."""
         if self._path is None:
             return
         async with self._turn:

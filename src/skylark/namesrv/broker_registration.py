@@ -1,34 +1,30 @@
-"""What a broker announces, what is kept of it, and which of two announcements wins.
+"""Broker registrations: their content, what is stored, and which of two registrations wins.
 
 A broker sends REGISTER_BROKER with its *whole* table of topics when it starts and every 30 s, and
-with a *single* topic (sometimes a few) right after that topic was made or changed. Each carries
-the broker's :class:`DataVersion`, which grows by one with every change. The broker sends from
-several threads, so the two kinds overtake each other, and its table is written while it is being
-changed, so a table may claim a version whose change it lacks.
+with a *single* topic (sometimes a few) after that topic was created or changed. Each contains the
+broker's :class:`DataVersion`, which grows by one with every change. The broker sends from several
+threads, so registrations may arrive out of order, and its table is encoded while it changes, so a
+table may have a version without the change of that version.
 
-Apache's rules alone lose a topic in such cases: a single topic that comes before the first whole
-table is refused and forgotten; a change that is announced under a version already known is taken
-for known; a table that was overtaken on its way undoes the change that overtook it. The topic then
-has no route, or an old one, until the broker happens to announce it again. Here the outcome does
-not depend on the order. Five rules beside Java's:
+Apache's rules lose a topic in such cases: a single topic that arrives before the first whole table
+is refused; a change with a version already known is ignored; a late table reverts a newer change.
+The topic then has no route, or an old one, until the broker registers it again. Here the outcome
+does not depend on the order. Five rules in addition to Java's:
 
-1. **Early.** A refused single topic leaves nothing visible behind. It is remembered for its
-   connection and announced again by ourselves once the broker is known, unless the whole table
-   that made it known is newer.
-2. **Late.** Each topic remembers the version that it was announced with. For
-   :data:`IN_FLIGHT_MS` an older version on the same connection neither changes nor deletes it, nor
-   does a whole table of the same version if the topic came alone. The time limit makes the rule
-   harmless: a broker that really went back is believed after that.
-3. **Silent.** Where Java compares versions only, what the broker says of a topic is compared as
-   well. Wiped permissions survive this, because they change what we serve, not what was said.
-4. **Gap.** A single topic moves the known version on only if it is the next change. Otherwise the
-   known version stays, so that the next whole table, or QUERY_DATA_VERSION, reveals what is
-   missing.
-5. **Part.** Only a whole table may delete topics (``deleteTopicWithBrokerRegistration``). A table
-   without the topic that every broker has under its own name is not whole.
+1. **Early.** A refused single topic is kept for its connection and registered once the broker is
+   known, unless the whole table that made it known is newer.
+2. **Late.** Each topic has the version of its registration. For :data:`IN_FLIGHT_MS` an older
+   version on the same connection neither changes nor deletes it, nor does a whole table of the same
+   version if the topic came alone. After that time a broker that really went back is believed.
+3. **Silent.** Where Java compares only versions, the content is compared as well. Wiped permissions
+   survive this, because they are stored apart from the registered ones.
+4. **Gap.** A single topic advances the known version only if it is the next change. Otherwise the
+   known version stays, so that the next whole table, or QUERY_DATA_VERSION, shows what is missing.
+5. **Part.** Only a whole table may delete topics (``deleteTopicWithBrokerRegistration``). Every
+   broker has a topic with its own name; a table without it is not whole.
 
-Version order is componentwise: a broker whose store was wiped starts counting anew, with a younger
-time stamp, and is not "older".
+Versions are compared componentwise: a broker whose store was deleted restarts its counter, with a
+later time stamp, and is not "older".
 """
 
 from __future__ import annotations
@@ -42,14 +38,14 @@ from skylark.wire.bodies.config import TopicConfig, TopicQueueMappingInfo
 from skylark.wire.bodies.route_body import QueueData
 
 MASTER_ID: Final = 0
-#: A broker that does not say otherwise is given up after this silence.
+#: Default time without a heartbeat after which a broker is removed.
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
-#: How long an announcement can be on its way: brokers give up on one after 24 s.
+#: How long a registration can be in flight: brokers give up after 24 s.
 IN_FLIGHT_MS: Final = 30_000
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """One REGISTER_BROKER, decoded. ``connection`` is only ever compared by identity."""
+    """One decoded REGISTER_BROKER. ``connection`` is only compared by identity."""
 
     cluster: str
     broker_name: str
@@ -63,7 +59,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     filter_servers: list[str] = []
     zone_name: str | None = None
     heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS
-    #: None: a broker too old to know of acting masters.
+    #: None: a broker that is too old for acting masters.
     enable_acting_master: bool | None = None
 
     @property
@@ -76,12 +72,12 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, kw_only=True):
-    """The answer to a registration, and who else has to know."""
+    """The result of a registration, with notices to send."""
 
     master_addr: str | None = None
     ha_server_addr: str | None = None
     notices: list[MinBrokerChanged] = []
-    #: New topics that found no room.
+    #: New topics beyond the limit.
     topics_left_out: int = 0
 
 
@@ -96,7 +92,7 @@ class MinBrokerChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queues(NamedTuple):
-    """What a broker says of one topic, as far as routes go."""
+    """The registered fields of one topic that routes need."""
 
     read_count: int
     write_count: int
@@ -111,20 +107,20 @@ def queues_of(config: TopicConfig | QueueData) -> Queues:
 
 
 class TopicOnBroker(msgspec.Struct, kw_only=True):
-    """A topic on one broker group: what was said of it, and what is served."""
+    """A topic on one broker group: the registered fields and the permission in routes."""
 
     announced: Queues
-    #: As served: differs from what was announced after a wipe, or while a slave acts as master.
+    #: Permission in routes: differs from the registered one after a wipe, or with an acting master.
     perm: int
     #: None after REGISTER_TOPIC_IN_NAMESRV, which has no version and counts as newest.
     version: DataVersion | None = None
-    #: Announced by a part of the table, which is written after the change that it is about.
+    #: Registered by a partial table, which is encoded after its change.
     alone: bool = True
     connection: object = None
     announced_ms: int = 0
 
     def overtook(self, registration: Registration, now_ms: int, *, whole: bool) -> bool:
-        """Whether the registration was under way when this newer announcement came (rule 2)."""
+        """Whether the registration was in flight when this newer one arrived (rule 2)."""
         if (
             self.connection is not registration.connection
             or now_ms - self.announced_ms >= IN_FLIGHT_MS
@@ -135,7 +131,7 @@ class TopicOnBroker(msgspec.Struct, kw_only=True):
         return whole and self.alone and self.version == registration.version
 
     def confirm(self, registration: Registration, now_ms: int, *, whole: bool) -> None:
-        """Note by whom, when and under which version this was last announced."""
+        """Record connection, time and version of the last registration."""
         self.version = registration.version
         self.alone = not whole
         self.connection = registration.connection
@@ -143,7 +139,7 @@ class TopicOnBroker(msgspec.Struct, kw_only=True):
 
 
 class LiveBroker(msgspec.Struct, kw_only=True, eq=False):
-    """A broker that is registered and not silent. A new object with every registration."""
+    """A registered, live broker. Every registration creates a new object."""
 
     broker_name: str
     broker_id: int
@@ -158,7 +154,7 @@ class LiveBroker(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker to remove. ``live`` is its entry at the time: a later registration wins."""
+    """A broker to remove. ``live`` is its entry when queued: a later registration wins."""
 
     cluster: str
     broker_name: str
@@ -172,7 +168,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_older(version: DataVersion, other: DataVersion) -> bool:
-    """Whether ``version`` came before ``other`` in one life of a broker."""
+    """Whether ``version`` is before ``other``, without a reset of the broker in between."""
     return (
         version != other
         and version.state_version <= other.state_version
@@ -184,7 +180,7 @@ def is_older(version: DataVersion, other: DataVersion) -> bool:
 def known_version(
     live: LiveBroker | None, registration: Registration, *, whole: bool, now_ms: int
 ) -> tuple[DataVersion, int]:
-    """Up to which version all is known after this registration, and since when (rules 2 and 4)."""
+    """The version up to which all changes are known, and since when (rules 2 and 4)."""
     new = registration.version
     if live is None:
         return (new if whole else DataVersion()), now_ms

@@ -1,18 +1,18 @@
-"""Settings of the name server: Java's keys, Java's defaults, and a few of our own.
+"""Settings of the name server: Java's keys and defaults, and some that only Skylark has.
 
 A properties file written for ``mqnamesrv`` loads unchanged. Its keys fall in two groups:
 
-* :class:`NamesrvConfig` holds what has an effect here. Request 318 changes the object at run time;
-  what is read once at start (:data:`READ_AT_START`) then waits for the next start, as in Java.
-* :class:`IgnoredSettings` holds what belongs to the thread pools and Netty options of the Java
-  process, or to features that live elsewhere. It is accepted and shown by request 319, so that
-  tools find every key they know, and changes nothing.
+* :class:`NamesrvConfig` has the settings with an effect. Request 318 changes them at run time;
+  those that are read once (:data:`READ_AT_START`) take effect at the next start, as in Java.
+* :class:`IgnoredSettings` has those for thread pools and Netty options of the Java process, or for
+  features that are elsewhere here. They are accepted, and request 319 returns them, so that tools
+  find every key they know; they have no effect.
 
 Two differences from Java. ``bindAddress`` is loopback unless set, because a name server has no
-access control of its own: whoever reaches it can redirect producers. And the serialize type, a
-system property in Java, is a key like any other.
+access control: any client that reaches it can redirect producers. And the serialize type, a system
+property in Java, is a key like any other.
 
-Answers to ``NamesrvConfig`` and ``NettyServerConfig``.
+Counterpart of Java's ``NamesrvConfig`` and ``NettyServerConfig``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from skylark.core.config import Config, Setting
 from skylark.core.names import is_loopback
 from skylark.wire.command import SerializeType
 
-#: Never changed by request 318, whatever ``configBlackList`` says.
+#: Request 318 never changes these, whether ``configBlackList`` has them or not.
 ALWAYS_BLACK_LISTED = frozenset(
     {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}
 )
-#: Read when a name server is made, and never again: a change waits for the next start.
+#: Read once, when a name server is created: a change takes effect at the next start.
 READ_AT_START = frozenset(
     {
         "bindAddress",
@@ -44,7 +44,7 @@ READ_AT_START = frozenset(
 
 
 class IgnoredSettings(Config, frozen=True, kw_only=True):
-    """Keys of the Java process that are accepted, shown and without effect."""
+    """Keys of the Java process, accepted and returned but without effect."""
 
     product_env_name: Annotated[
         str, Setting("Ignored: name of the environment that clusterTest asks.")
@@ -103,7 +103,7 @@ class IgnoredSettings(Config, frozen=True, kw_only=True):
 
 
 class NamesrvConfig(Config, frozen=True, kw_only=True):
-    """What a name server is told at its start."""
+    """The settings of a name server."""
 
     # --- where -----------------------------------------------------------------------------------
     bind_address: Annotated[
@@ -182,7 +182,7 @@ class NamesrvConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
 
-    # --- limits of our own -----------------------------------------------------------------------
+    # --- limits that only Skylark has ------------------------------------------------------------
     connection_count_max: Annotated[
         int, Setting("Connections at a time; a further one is closed.", minimum=1)
     ] = 10_000

@@ -1,12 +1,12 @@
-"""One function per request code: header and body in, tables asked or changed, answer out.
+"""The request handlers of the name server, one function per request code.
 
-Everything that only touches memory is a hot handler and runs where its bytes were read, so the
-registrations of one connection are taken in the order in which they came. Cold are the requests
-that write a file: KV changes and new settings.
+Requests that only touch memory have hot handlers, which run while the bytes are being read, so the
+registrations of one connection are handled in order. Requests that write a file (KV changes and new
+settings) have cold handlers.
 
-Answers have Java's codes, remarks and ext fields. Where Java fills a typed response header, the
-ext map is there even when it is empty, also in a refusal. Answers to ``ClientRequestProcessor`` and
-``DefaultRequestProcessor``.
+Responses have Java's codes, remarks and ext fields. If Java has a typed response header, the ext
+map is present even if it is empty, also in a refusal. Counterpart of Java's
+``ClientRequestProcessor`` and ``DefaultRequestProcessor``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class NamesrvHandlers:
-    """The requests that a name server understands."""
+    """The handlers of all requests that a name server supports."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class NamesrvHandlers:
         self._started_at = clock.monotonic()
 
     def start_waiting(self) -> None:
-        """The time of ``needWaitForService`` begins now."""
+        """Start the waiting time of ``needWaitForService``."""
         self._started_at = self._clock.monotonic()
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each function answers."""
+        """Register the handlers with the dispatcher."""
         hot = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
             RequestCode.REGISTER_BROKER: self.register_broker,
@@ -105,7 +105,7 @@ class NamesrvHandlers:
         try:
             header = decode_ext(headers.GetRouteInfoRequestHeader, request.ext)
         except HeaderFieldError:
-            return _no_route(request, "null")  # what Java looks for when no topic is named
+            return _no_route(request, "null")  # as Java, which searches for null
         config = self.config
         if config.need_wait_for_service:
             waited_s = self._clock.monotonic() - self._started_at
@@ -142,7 +142,7 @@ class NamesrvHandlers:
         header = decode_ext(headers.RegisterBrokerRequestHeader, request.ext)
         body = request.body or b""
         if header.body_crc32 != 0 and header.body_crc32 != register_body_crc(body):
-            log.warning("%r: registration of %s damaged", connection, header.broker_name)
+            log.warning("%r sent a damaged registration of %s", connection, header.broker_name)
             return response_to(request, ResponseCode.SYSTEM_ERROR, "crc32 not match", ext={})
         content = decode_register_body(body, version=request.version, compressed=header.compressed)
         table = content.topic_config_serialize_wrapper
@@ -235,7 +235,7 @@ class NamesrvHandlers:
         """WIPE_WRITE_PERM_OF_BROKER (205)."""
         header = decode_ext(headers.WipeWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, False)
-        log.info("%r: no sends to %s any more, %d topics", connection, header.broker_name, count)
+        log.info("%r disabled sends to %s, %d topics", connection, header.broker_name, count)
         return success(
             request, header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
         )
@@ -244,7 +244,7 @@ class NamesrvHandlers:
         """ADD_WRITE_PERM_OF_BROKER (327)."""
         header = decode_ext(headers.AddWritePermOfBrokerRequestHeader, request.ext)
         count = self._tables.set_writable(header.broker_name, True)
-        log.info("%r: sends to %s again, %d topics", connection, header.broker_name, count)
+        log.info("%r enabled sends to %s, %d topics", connection, header.broker_name, count)
         return success(
             request, header=headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
         )

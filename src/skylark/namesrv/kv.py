@@ -1,13 +1,13 @@
-"""The KV table: namespace -> key -> value, set by operators and kept in a file.
+"""The key-value table: namespace -> key -> value, set by operators and kept in a file.
 
-One namespace has a meaning of its own: ``ORDER_TOPIC_CONFIG`` names topics whose queues have a
-fixed order (``topic -> broker-a:4;broker-b:4``). Brokers receive it when they register.
+One namespace has a special meaning: ``ORDER_TOPIC_CONFIG`` names topics whose queues have a fixed
+order (``topic -> broker-a:4;broker-b:4``). Brokers receive it when they register.
 
-The file is JSON as Java lays it out, ``{"configTable":{"namespace":{"key":"value"}}}``, so either
-name server continues the other's. It is rewritten whole with every change (see
+The file is JSON in Java's layout, ``{"configTable":{"namespace":{"key":"value"}}}``, so a Java name
+server can continue with it, and vice versa. Every change rewrites it as a whole (see
 :mod:`skylark.namesrv.atomic_file`). A namespace stays when its last key is deleted, as in Java.
 
-Answers to ``KVConfigManager``.
+Counterpart of Java's ``KVConfigManager``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KvTable:
         self._table: dict[str, dict[str, str]] = {}
 
     def load(self, content: bytes) -> None:
-        """Take over the content of a file; raises ConfigError."""
+        """Load the content of a file; raises ConfigError."""
         try:
             self._table = decode_body(KvFile, content, size_max=self._size_max).config_table
         except RemoteProtocolError as error:
@@ -73,6 +73,6 @@ class KvTable:
         self.version += 1
 
     def delete(self, namespace: str, key: str) -> None:
-        """Forget a value; one that does not exist is fine."""
+        """Delete a value, if it exists."""
         self._table.get(namespace, {}).pop(key, None)
         self.version += 1

@@ -1,14 +1,13 @@
-"""Which brokers are gone: silent ones, closed connections, and those that said goodbye.
+"""Liveness of brokers: removes silent ones, those that unregister, and those that disconnect.
 
-The decisions are those of :class:`~skylark.namesrv.routes.RouteTables`. This is the runner beside
-it: a timer that scans for silent brokers (first after 5 s, then every
-``scanNotActiveBrokerInterval``), one pass at the end of the loop turn for all removals that were
-queued meanwhile, and the one-way notices (905) that a changed smallest broker id asks for. They go
-to the brokers' own ports, 300 ms each, and nobody waits for them.
+:class:`~skylark.namesrv.routes.RouteTables` decides; this module runs it: a timer scans for silent
+brokers (first after 5 s, then every ``scanNotActiveBrokerInterval``), queued removals are done
+together at the end of the loop turn, and one-way notices (905) of a changed smallest broker id are
+sent to the brokers' ports, with a timeout of 300 ms each, in the background.
 
 Silence is measured on the monotonic clock: a step of the wall clock must not expire all brokers.
 
-Answers to ``BrokerHousekeepingService`` and the scheduled scan of ``NamesrvController``.
+Counterpart of Java's ``BrokerHousekeepingService`` and the scheduled scan of ``NamesrvController``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NOTICE_COUNT_MAX: Final = 1_000
 
 
 class Liveness:
-    """Watches brokers; started and stopped with the name server."""
+    """Expires brokers and sends notices; starts and stops with the name server."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Liveness:
         await self._notices.cancel_and_wait()
 
     def connection_closed(self, connection: Connection, _error: Exception | None) -> None:
-        """A connection has ended: its broker, if it is one's, is gone."""
+        """Remove the brokers of a connection that has ended."""
         self._tables.connection_closed(connection)
         self.drain_soon()
 
@@ -77,10 +76,10 @@ class Liveness:
             self._drain = asyncio.get_running_loop().call_soon(self._drain_now)
 
     def notify(self, notices: Iterable[MinBrokerChanged]) -> None:
-        """Send notices; failures are logged, for the brokers find out by themselves later."""
+        """Send notices; failures are only logged, because brokers find out later anyway."""
         for notice in notices:
             log.info(
-                "smallest broker id is now %d at %s, telling %s",
+                "the smallest broker id is now %d at %s; notifying %s",
                 notice.min_broker_id,
                 notice.min_broker_addr,
                 ", ".join(notice.recipients),
@@ -89,7 +88,7 @@ class Liveness:
                 try:
                     self._notices.spawn(self._send(address, notice), name=address)
                 except LifecycleError as error:
-                    log.warning("no notice to %s: %s", address, error)
+                    log.warning("cannot notify %s: %s", address, error)
 
     def _scan(self) -> None:
         for connection in self._tables.expire(self._clock.steady_ms()):
@@ -113,4 +112,4 @@ class Liveness:
         try:
             await self._client.oneway(address, request, NOTICE_TIMEOUT_S)
         except SkylarkError as error:
-            log.warning("no notice of the new smallest broker id to %s: %s", address, error)
+            log.warning("cannot notify %s of the new smallest broker id: %s", address, error)

@@ -1,19 +1,19 @@
-"""Route answers as bytes, kept until a table changes.
+"""Encoded route responses, cached until a table changes.
 
-Every client asks for each of its topics every 30 s, and the answer changes rarely. So the encoded
-body is kept per (topic, dialect) and dropped as a whole when the tables change, which their
-version counters tell.
+Every client requests the route of each of its topics every 30 s, and routes change rarely. So the
+encoded body is cached per (topic, dialect); the version counters of the tables show when the cache
+must be cleared.
 
-Two dialects: clients from 4.9.4 on, and those that ask for it, get standard JSON with quoted
+Two dialects: clients from 4.9.4 on, and those that request it, get standard JSON with quoted
 integer keys; older ones get fastjson's bare keys. Cluster information (106) always has bare keys.
 
-**Zones.** A client that names its zone gets the brokers of that zone, and those without a master,
-because then any slave is better than none.
+**Zones.** A client with a zone gets the brokers of that zone, and brokers without a master, because
+any slave is better than none.
 
-**Own brokers.** Behind port mapping the address that a broker announces is not the one that
-reaches it, but the address by which the client reached *us* does. For the brokers named in
-``own_brokers`` (``skylark up`` names those that it started) the host is replaced by the local one
-of the asking connection. Off unless brokers are named.
+**Own brokers.** With port mapping the announced address of a broker may be unreachable, while the
+address at which the client reached *this* server works. For the brokers in ``own_brokers``
+(``skylark up`` names those that it started) the host is replaced by the local address of the
+client's connection. Without names there is no replacement.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from skylark.wire.bodies.common_body import TopicList
 from skylark.wire.bodies.route_body import BrokerData, TopicRouteData
 from skylark.wire.fastjson import encode_body
 
-#: Answers kept at a time; when full, all are dropped.
+#: Cached responses; the cache is cleared when it is full.
 CACHED_COUNT_MAX: Final = 50_000
-#: Bytes of them.
+#: Bytes of cached responses.
 CACHED_SIZE_MAX: Final = 64 * 1024 * 1024
 
-#: topic (None for the cluster), standard JSON or not, local host of the asking connection
+#: topic (None for the cluster), standard JSON or not, local host of the connection
 _Key = tuple[str | None, bool, str]
 
 
 class RouteAnswers:
-    """Answers that tell where brokers are; those to 105 and 106 are encoded."""
+    """Builds responses with addresses of brokers; those to 105 and 106 are encoded and cached."""
 
     def __init__(self, tables: RouteTables, kv: KvTable, own_brokers: Collection[str] = ()) -> None:
         self._tables = tables
@@ -59,7 +59,7 @@ class RouteAnswers:
         local_host: str,
         zone: str | None = None,
     ) -> bytes | None:
-        """The body of a route answer; None if the topic has no route."""
+        """The body of a route response; None if the topic has no route."""
         key = (topic, standard, local_host if self._own_brokers else "")
         if zone is None:
             found = self._lookup(key)
@@ -88,7 +88,7 @@ class RouteAnswers:
         return self._keep(key, encode_body(info))
 
     def system_topics(self, local_host: str) -> TopicList:
-        """The topics of clusters and brokers, and where to ask a broker for the others."""
+        """The topics of clusters and brokers, and the address of a broker that has the others."""
         found = self._tables.system_topics()
         for broker in self._tables.cluster_info().broker_addr_table.values():
             if found.broker_addr in broker.broker_addrs.values():
@@ -123,7 +123,7 @@ class RouteAnswers:
 
 
 def with_host(address: str, host: str) -> str:
-    """``address`` with another host; unchanged if it is no ``host:port``."""
+    """``address`` with another host; unchanged if it is not ``host:port``."""
     try:
         return str(Address(host, parse_address(address).port))
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The route tables: which broker has which topic, at which address, and who is alive.
+"""The route tables: which broker has which topic, its addresses, and which brokers are alive.
 
 ::
 
@@ -7,18 +7,17 @@
     clusters  cluster -> broker names                                         clusterAddrTable
     live      (cluster, address) -> last sign of life, version, connection    brokerLiveTable
 
-Nothing here does I/O, waits, or reads a clock: requests come in as calls with ``now_ms`` (of any
-clock that does not step back), and what must happen outside comes back as a value
-(:class:`MinBrokerChanged` notices to send, connections to close). All state is in memory; a
-restarted name server learns it from the brokers within their registration period.
+The tables do no I/O and read no clock: methods take ``now_ms`` (of any clock that never steps back)
+and return what the caller has to do (:class:`MinBrokerChanged` notices to send, connections to
+close). All state is in memory; after a restart the brokers register again within their period.
 
-``version`` counts every change that a query could show. Whoever caches answers compares it.
+``version`` counts every change that a query could show; caches compare it.
 
-Removals are queued and done together by :meth:`RouteTables.drain_removals`: a rack that goes dark
-costs one pass over the topics, not one per broker. A removal names the entry that it means, so a
-broker that registered again meanwhile stays.
+Removals are queued and done together by :meth:`RouteTables.drain_removals`: the failure of a whole
+rack costs one pass over the topics, not one per broker. A removal refers to the entry at its time,
+so a broker that has registered again meanwhile stays.
 
-Answers are ordered by name, so that every name server of a set gives the same bytes. Answers to
+Responses are ordered by name, so that all name servers return the same bytes. Counterpart of Java's
 ``RouteInfoManager`` and ``BatchUnregistrationService``.
 """
 
@@ -54,12 +53,12 @@ from skylark.wire.codes import Perm
 
 log = logging.getLogger(__name__)
 
-#: Refused announcements that are remembered, of all brokers together (registration, rule 1).
+#: Refused registrations that are kept, of all brokers together (broker_registration, rule 1).
 EARLY_COUNT_MAX: Final = 1_000
 
 
 class RouteTables:
-    """All that the name server knows about brokers and topics."""
+    """The brokers and topics of a name server."""
 
     def __init__(self, config: NamesrvConfig) -> None:
         self._config = config
@@ -72,7 +71,7 @@ class RouteTables:
         self._removals: list[Removal] = []
 
     def reconfigure(self, config: NamesrvConfig) -> None:
-        """Go on with other settings."""
+        """Apply changed settings."""
         self._config = config
         self._broker_version += 1
 
@@ -96,10 +95,10 @@ class RouteTables:
     # --- registration ---------------------------------------------------------------------------
 
     def register(self, registration: Registration, now_ms: int) -> Registered:
-        """Take in what a broker announces; raises BrokerError when it is refused."""
+        """Apply a registration; raises BrokerError if it is refused."""
         result = self._register(registration, now_ms)
         for early in self._take_early(registration):
-            log.info("topic %s, refused before, is taken now", next(iter(early.topics)))
+            log.info("registering topic %s, which came too early", next(iter(early.topics)))
             result.topics_left_out += self._register(early, now_ms).topics_left_out
         return result
 
@@ -107,7 +106,7 @@ class RouteTables:
         broker_id = registration.broker_id
         broker = self._brokers.get(registration.broker_name)
         before = {} if broker is None else broker.broker_addrs
-        # An address stands in a group once: a slave that became master leaves its old id.
+        # A group has an address once: a slave that became master leaves its old id.
         addrs = {
             id_: addr
             for id_, addr in before.items()
@@ -135,7 +134,7 @@ class RouteTables:
         return result
 
     def _is_superseded(self, registration: Registration, addrs: dict[int, str]) -> bool:
-        """Whether another address holds this id with a newer epoch: an old master came back."""
+        """Whether another address has this id with a newer epoch: an old master came back."""
         holder = addrs.get(registration.broker_id)
         if holder is None or holder == registration.broker_addr:
             return False
@@ -143,7 +142,7 @@ class RouteTables:
         if live is None or live.version.state_version <= registration.version.state_version:
             return False
         log.warning(
-            "broker %s id %d at %s is ignored: %s holds that id with the newer epoch %d",
+            "ignoring broker %s id %d at %s: %s has that id with the newer epoch %d",
             registration.broker_name,
             registration.broker_id,
             registration.broker_addr,
@@ -153,7 +152,7 @@ class RouteTables:
         return True
 
     def _enter(self, registration: Registration, addrs: dict[int, str]) -> BrokerData:
-        """Put the broker into its row and its cluster."""
+        """Add or update the broker and its cluster."""
         name = registration.broker_name
         broker = self._brokers.get(name)
         if broker is None:
@@ -185,7 +184,7 @@ class RouteTables:
         whole: bool,
         is_first: bool,
     ) -> int:
-        """Topics come from the master, or from the slave that would stand in for it."""
+        """Take topics only from the master, or from the slave that may act as master."""
         is_prime_slave = (
             registration.enable_acting_master is not None
             and registration.broker_id != MASTER_ID
@@ -232,7 +231,7 @@ class RouteTables:
         )
 
     def _answer(self, registration: Registration, broker: BrokerData) -> Registered:
-        """A slave is told where its master is, if that is alive."""
+        """The result of a registration: for a slave, with the address of its live master."""
         master_addr = broker.broker_addrs.get(MASTER_ID)
         if registration.broker_id != MASTER_ID and master_addr is not None:
             master = self._live.get((registration.cluster, master_addr))
@@ -241,7 +240,7 @@ class RouteTables:
         return Registered()
 
     def _take_early(self, registration: Registration) -> list[Registration]:
-        """What was refused before this broker was known, as far as this table is not newer."""
+        """Remove and return the refused registrations of this broker that are not older."""
         if not self._early:
             return []
         ours = [each for each in self._early if each.identity == registration.identity]
@@ -261,7 +260,7 @@ class RouteTables:
         """REGISTER_TOPIC_IN_NAMESRV: merge; nothing at all if one of the brokers is unknown."""
         for data in queue_datas:
             if data.broker_name not in self._brokers:
-                log.warning("topic %s not taken: no broker %s here", topic, data.broker_name)
+                log.warning("ignoring topic %s of unknown broker %s", topic, data.broker_name)
                 return
         self._topics.announce_one(
             topic,
@@ -272,17 +271,17 @@ class RouteTables:
         )
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, on all brokers or on those of one cluster; unknown ones are fine."""
+        """Delete a topic on all brokers or on those of one cluster, if it exists."""
         self._topics.delete(topic, self._clusters.get(cluster, ()) if cluster else None)
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """WIPE or ADD_WRITE_PERM_OF_BROKER; returns how many topics the broker has."""
         return self._topics.set_writable(broker_name, writable)
 
-    # --- life and death of brokers --------------------------------------------------------------
+    # --- liveness and removal of brokers --------------------------------------------------------
 
     def heartbeat(self, cluster: str, broker_addr: str, now_ms: int) -> None:
-        """A sign of life; that of an unknown broker means nothing."""
+        """Record a heartbeat; ignores unknown brokers."""
         live = self._live.get((cluster, broker_addr))
         if live is not None:
             live.last_update_ms = now_ms
@@ -290,7 +289,7 @@ class RouteTables:
     def query_version(
         self, cluster: str, broker_addr: str, version: DataVersion | None, now_ms: int
     ) -> tuple[bool, DataVersion | None]:
-        """QUERY_DATA_VERSION: whether the broker should register, and what is known here."""
+        """QUERY_DATA_VERSION: whether the broker should register, and the version known here."""
         self.heartbeat(cluster, broker_addr, now_ms)
         live = self._live.get((cluster, broker_addr))
         if live is None:
@@ -300,7 +299,7 @@ class RouteTables:
     def remove(self, cluster: str, broker_name: str, broker_addr: str, broker_id: int) -> bool:
         """Queue the removal of a broker; False when the queue is full."""
         if len(self._removals) >= self._config.un_register_broker_queue_capacity:
-            log.warning("no room to queue the removal of %s at %s", broker_name, broker_addr)
+            log.warning("cannot remove %s at %s: the queue is full", broker_name, broker_addr)
             return False
         removal = Removal(
             cluster=cluster,
@@ -332,12 +331,12 @@ class RouteTables:
         return connections
 
     def renew_all(self, now_ms: int) -> None:
-        """Count every broker as heard of just now: virtual time moved on without them."""
+        """Count every broker as just heard from: virtual time moved on without heartbeats."""
         for live in self._live.values():
             live.last_update_ms = now_ms
 
     def drain_removals(self) -> list[MinBrokerChanged]:
-        """Do all queued removals; returns who has to know."""
+        """Do all queued removals; returns the notices to send."""
         removals, self._removals = self._removals, []
         gone: set[str] = set()
         reduced: dict[str, str | None] = {}  # broker name -> address that had the smallest id
@@ -439,7 +438,7 @@ class RouteTables:
         return TopicList(topic_list=self._topics.names_by_flag(wanted))
 
     def system_topics(self) -> TopicList:
-        """Names of clusters and brokers, each a topic; and a broker to ask for the others."""
+        """Names of clusters and brokers, each a topic; and a broker that knows the others."""
         names = set(self._clusters).union(*self._clusters.values())
         rows = (broker.broker_addrs for _, broker in sorted(self._brokers.items()))
         return TopicList(
@@ -449,7 +448,7 @@ class RouteTables:
 
 
 def _copy_broker(broker: BrokerData, *, may_act: bool = False) -> BrokerData:
-    """A copy for an answer; ``may_act`` lets the smallest slave stand in for a missing master."""
+    """A copy for a response; ``may_act``: the smallest slave replaces a missing master."""
     addrs = dict(broker.broker_addrs)
     if may_act and broker.enable_acting_master and MASTER_ID not in addrs:
         stand_in = addrs.pop(min(addrs))
@@ -470,7 +469,7 @@ def _min_changed(
     smallest = min(addrs)
     recipients = list(addrs.values())
     if offline_addr is None and len(addrs) > 1:
-        recipients.remove(addrs[smallest])  # it knows: it has just registered
+        recipients.remove(addrs[smallest])  # it has just registered itself
     return MinBrokerChanged(
         recipients=recipients,
         min_broker_id=smallest,

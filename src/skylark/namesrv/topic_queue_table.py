@@ -1,10 +1,11 @@
-"""The table of topics: topic -> broker name -> queues, permission and version announced.
+"""The topic queue table: topic -> broker name -> queues, permission and registered version.
 
-Beside it stand the mappings of static topics. Brokers write here through their registrations
-(:meth:`TopicTable.announce`), operators through the permission and delete requests. Which of two
-announcements wins is the subject of :mod:`skylark.namesrv.broker_registration`.
+It also has the mappings of static topics. Registrations of brokers change it
+(:meth:`TopicTable.announce`), and requests of operators (permissions, deletion).
+:mod:`skylark.namesrv.broker_registration` decides which of two registrations wins.
 
 ``version`` counts every change that a query could show. A topic without brokers does not exist.
+Counterpart of ``topicQueueTable`` in Java's ``RouteInfoManager``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicTable:
-    """Topics and where they are."""
+    """Topics and their brokers."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -35,7 +36,7 @@ class TopicTable:
     # --- announcements --------------------------------------------------------------------------
 
     def is_whole(self, registration: Registration) -> bool:
-        """Whether a registration carries the broker's whole table, as far as one can tell."""
+        """Whether a registration has the broker's whole table (rule 5)."""
         name = registration.broker_name
         own_topic_known = name in self._topics.get(name, ())
         return len(registration.topics) != 1 and (
@@ -52,9 +53,9 @@ class TopicTable:
         perm_mask: int,
         topic_count_max: int,
     ) -> int:
-        """Merge the announced topics; returns how many found no room.
+        """Merge the registered topics; returns how many were beyond the limit.
 
-        ``changed``: the registration is the first one, or has another version than the one known.
+        ``changed``: the registration is the first one, or has another version than the known one.
         """
         name = registration.broker_name
         left_out = 0
@@ -90,7 +91,7 @@ class TopicTable:
                 self.version += 1
 
     def delete_missing(self, registration: Registration, now_ms: int) -> None:
-        """Forget the broker's topics that its whole table lacks. Static topics forbid this."""
+        """Delete the broker's topics that its whole table lacks, unless it has static topics."""
         if not registration.topics or registration.mappings:
             return
         name = registration.broker_name
@@ -102,7 +103,7 @@ class TopicTable:
             and not on_brokers[name].overtook(registration, now_ms, whole=True)
         ]
         for topic in missing:
-            log.info("topic %s is gone on broker %s", topic, name)
+            log.info("deleting topic %s of broker %s: its table lacks it", topic, name)
             self.delete(topic, (name,))
 
     def announce_one(
@@ -114,7 +115,7 @@ class TopicTable:
         *,
         topic_count_max: int,
     ) -> None:
-        """A topic alone, without version (REGISTER_TOPIC_IN_NAMESRV)."""
+        """Merge one topic without a version (REGISTER_TOPIC_IN_NAMESRV)."""
         if topic not in self._topics and len(self._topics) >= topic_count_max:
             raise BrokerError(
                 f"the name server knows {len(self._topics)} topics, the limit",
@@ -144,7 +145,7 @@ class TopicTable:
         return count
 
     def delete(self, topic: str, broker_names: Iterable[str] | None = None) -> None:
-        """Forget a topic on some brokers, or everywhere."""
+        """Delete a topic on some brokers, or on all."""
         if broker_names is None:
             self._topics.pop(topic, None)
             self._mappings.pop(topic, None)
@@ -154,7 +155,7 @@ class TopicTable:
         self.version += 1
 
     def lose(self, gone: set[str], masterless: set[str]) -> None:
-        """One pass: topics leave brokers that are gone, and are not written without a master."""
+        """In one pass, delete topics of ``gone`` brokers and make ``masterless`` ones read-only."""
         emptied = []
         for topic, on_brokers in self._topics.items():
             for name in gone:

@@ -1,16 +1,16 @@
-"""Answers that wait for slaves: one acknowledgement releases all that it covers, in order.
+"""The acknowledgement wait: puts that wait until enough slaves have acknowledged them.
 
-With ``brokerRole=SYNC_MASTER`` and ``inSyncReplicas`` of 2 or more a put is answered when the disk
-is done with it, as the flush setting has it, and when enough slaves have acknowledged its end
-(:class:`skylark.replication.master.Confirmed`). If that takes longer than ``slaveTimeout``, it is
-FLUSH_SLAVE_TIMEOUT; the message is stored in either case. The status of the replicas wins over that
-of the disk, as in Java. With ``haCompatible4x`` a put does not wait where no slave is near:
-SLAVE_NOT_AVAILABLE.
+With ``brokerRole=SYNC_MASTER`` and ``inSyncReplicas`` of 2 or more, a put completes when it is
+flushed, as the flush setting demands, and when enough slaves have acknowledged its end
+(:class:`skylark.replication.master.Confirmed`). After ``slaveTimeout`` its status is
+FLUSH_SLAVE_TIMEOUT; the message is stored all the same. The status of the replicas takes precedence
+over that of the disk, as in Java. With ``haCompatible4x`` a put does not wait if no slave is near:
+its status is SLAVE_NOT_AVAILABLE.
 
-Puts come in order of offset, and all wait equally long; so one queue and one timer do. If
-``slaveTimeout`` is made shorter, that holds for those who wait, too, which keeps them in order.
+Puts arrive in order of offset and have the same timeout, so one queue and one timer are enough. A
+shorter ``slaveTimeout`` also applies to waiting puts, which keeps them in order.
 
-Answers to Java's ``GroupTransferService``.
+Counterpart of Java's ``GroupTransferService``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class _Pending:
         self._answer = answer
 
     def flushed(self, status: PutStatus) -> None:
-        """The disk is done."""
+        """The put is flushed, or need not be."""
         self._disk = status
         self._answer_if_done()
 
     def replicated(self, status: PutStatus) -> None:
-        """The slaves are done, or are not waited for."""
+        """The slaves have acknowledged the put, or it does not wait for them."""
         self.status = status
         self._answer_if_done()
 
@@ -60,7 +60,7 @@ class _Pending:
 
 
 class AckWaiters:
-    """Holds back answers until enough slaves have the message."""
+    """Delays the results of puts until enough slaves have the message."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AckWaiters:
         *,
         is_slave_near: Callable[[], bool],
     ) -> None:
-        """``is_slave_near`` is asked with ``haCompatible4x`` only, which is not changed later."""
+        """``is_slave_near`` is used with ``haCompatible4x`` only, which does not change later."""
         self._timeout_s = config.slave_timeout / 1000
         self._is_slave_near = is_slave_near if config.ha_compatible4x else None
         self._scheduler = scheduler
@@ -86,7 +86,7 @@ class AckWaiters:
         return len(self._waiting)
 
     def join(self, end_offset: int, answer: PutWaiter) -> PutWaiter:
-        """Wait for slaves; what to call with the status of the disk, instead of ``answer``."""
+        """Wait for slaves; returns the waiter to call with the status of the disk."""
         deadline = self._scheduler.monotonic() + self._timeout_s
         pending = _Pending(end_offset, deadline, answer)
         if end_offset <= self._confirmed_offset:
@@ -102,14 +102,14 @@ class AckWaiters:
         return pending.flushed
 
     def confirm(self, log_offset: int) -> None:
-        """Enough slaves have everything before this offset."""
+        """Complete all puts before this offset: enough slaves have them."""
         self._confirmed_offset = max(self._confirmed_offset, log_offset)
         waiting = self._waiting
         while waiting and waiting[0].end_offset <= log_offset:
             waiting.popleft().replicated(PutStatus.PUT_OK)
 
     def follow(self, config: ReplicationConfig) -> None:
-        """Wait as other settings have it; for nobody, if no slave is needed."""
+        """Apply changed settings; releases all puts if no slave is needed."""
         self._timeout_s = config.slave_timeout / 1000
         if not config.acks_needed:
             while self._waiting:
@@ -120,7 +120,7 @@ class AckWaiters:
         self._set_timer()
 
     def stop(self) -> None:
-        """Let nobody wait any longer."""
+        """Release all puts, with FLUSH_SLAVE_TIMEOUT."""
         self._stopped = True
         while self._waiting:
             self._time_out()
@@ -133,7 +133,7 @@ class AckWaiters:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """For whoever has waited longest."""
+        """Set the timer for the first put of the queue."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

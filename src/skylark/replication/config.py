@@ -1,9 +1,10 @@
 """Settings of replication: Java's keys and defaults, and three that only Skylark has.
 
-``brokerRole`` is the store's, ``haListenPort`` the broker's. As in 5.x a SYNC_MASTER waits for
-slaves only if ``inSyncReplicas`` is 2 or more; ``haCompatible4x`` brings back the rules of 4.x.
+``brokerRole`` is a setting of the store, ``haListenPort`` of the broker. As in 5.x a SYNC_MASTER
+waits for slaves only if ``inSyncReplicas`` is 2 or more; ``haCompatible4x`` selects the rules of
+4.x.
 
-Answers to the part of Java's ``MessageStoreConfig`` whose names begin with ``ha``, and some more.
+Counterpart of the ``ha`` settings of Java's ``MessageStoreConfig``, and some others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REPLICAS_MAX: Final = 1_000
 
 
 class ReplicationConfig(Config, frozen=True, kw_only=True):
-    """How master and slave follow each other."""
+    """Settings of replication, for masters and slaves."""
 
     ha_send_heartbeat_interval: Annotated[
         int, Setting("Silence after which either end says that it lives.", unit="ms", minimum=1)

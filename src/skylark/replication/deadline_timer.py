@@ -1,9 +1,8 @@
-"""The clock of a pure state machine: what time it is, and a call when its deadline has come.
+"""A timer for a deadline that changes often, for the state machines of replication.
 
-Both ends of replication name a deadline (``Master.deadline``, ``Slave.deadline``) that moves with
-nearly every event. A timer for each would be made and cancelled all the time; so the one that is
-set stays, unless the deadline is earlier. It may come too early: the machine then finds that
-nothing is due, and names the next deadline.
+``Master.deadline`` and ``Slave.deadline`` change with nearly every event. To avoid setting and
+cancelling a timer each time, the timer that is set stays, unless the new deadline is earlier. It
+may fire too early: the machine then finds nothing due, and the next deadline is set.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from skylark.core.clock import Clock, TimerHandle
 
 
 class DeadlineTimer:
-    """Calls ``tick`` no later than the deadline, with the time for which it was set."""
+    """Calls ``tick`` no later than the deadline, with the time for which it was set.
+
+    Times are those of ``Clock.steady_ms``.
+    """
 
     def __init__(self, clock: Clock, tick: Callable[[int], None]) -> None:
         self._clock = clock
@@ -22,12 +24,8 @@ class DeadlineTimer:
         self._handle: TimerHandle | None = None
         self._due_ms = 0
 
-    def now_ms(self) -> int:
-        """Milliseconds that never step back."""
-        return int(self._clock.monotonic() * 1000)
-
     def set(self, deadline_ms: int | None) -> None:
-        """Have the timer run by then; with None it need not run."""
+        """Run the timer by then; None: there is no deadline."""
         if deadline_ms is None:
             return
         if self._handle is not None:
@@ -35,7 +33,8 @@ class DeadlineTimer:
                 return
             self._handle.cancel()
         self._due_ms = deadline_ms
-        self._handle = self._clock.call_at(deadline_ms / 1000, self._run)
+        delay_s = (deadline_ms - self._clock.steady_ms()) / 1000
+        self._handle = self._clock.call_later(delay_s, self._run)
 
     def cancel(self) -> None:
         if self._handle is not None:

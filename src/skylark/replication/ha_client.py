@@ -1,16 +1,16 @@
-"""The slave's link to its master: the shell around :mod:`skylark.replication.slave`.
+"""The HA client: copies the master's log to a slave; the shell around ``replication.slave``.
 
-It turns what the socket, the log and the clock do into events, and carries out the instructions::
+It turns activity of socket, log and clock into events, and carries out the instructions::
 
     master's frames --> HaFrameBuffer --> FrameArrived     Append --> ReplicaLog
     flush --> on_growth --> LogMoved                       Report --> 8 bytes to the master
                                                            CompareTail --> LOG_CHECK by remoting
 
-All frames of a chunk are appended before one report for all of them leaves; views follow in later
-turns (:mod:`skylark.store.replica_log`). Memory is bounded by one frame, and one record that is not
-complete; a full disk ends the link, and the next one begins where the log does. A master that sends
-as fast as it can is read from in shares, so that the clients of a slave are served between them
-(:mod:`skylark.net.turn_share`).
+One report acknowledges all frames of a chunk, after they are appended; queues and index follow in
+later turns (:mod:`skylark.store.replica_log`). Memory is bounded by one frame and one incomplete
+record. A full disk closes the connection; the next one continues at the end of the log. Bytes are
+read in shares (:mod:`skylark.net.turn_share`), so that a fast master does not delay the clients of
+the slave.
 
 Counterpart of Java's ``DefaultHAClient``.
 """
@@ -60,10 +60,10 @@ from skylark.wire.ha_frame import HaFrameBuffer, encode_report
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3.0
-_UNREAD_REPORTS_MAX: Final = 64 << 10  # bytes; a master that reads none gets no more
+_UNREAD_REPORTS_MAX: Final = 64 << 10  # bytes; above this, no more reports are written
 _RATE_MS: Final = 1_000
 
-#: Asks the master about bytes of ours: log offset, size, checksum. See ``log_check``.
+#: Compares bytes with the master's: log offset, size, checksum. See ``log_check``.
 TailChecker = Callable[[int, int, int], Awaitable[TailAnswer]]
 
 
@@ -82,7 +82,7 @@ class _MasterLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no common class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's have no common class
 
     def data_received(self, data: bytes) -> None:
         self._client.received(self, data, self._frames)
@@ -93,7 +93,7 @@ class _MasterLink(asyncio.Protocol):
         self._client.lost(self, "the master closed it" if exc is None else str(exc))
 
     def report(self, log_end: int) -> None:
-        """Tell the master how far we are."""
+        """Send the master the end of our log."""
         transport = self._transport
         if transport is not None and transport.get_write_buffer_size() < _UNREAD_REPORTS_MAX:
             transport.write(encode_report(log_end))
@@ -105,7 +105,7 @@ class _MasterLink(asyncio.Protocol):
 
 
 class HaClient:
-    """Keeps the log of a slave's store like that of its master."""
+    """Copies the log of a master to the store of a slave."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class HaClient:
         *,
         check_tail: TailChecker | None = None,
     ) -> None:
-        """Without ``check_tail`` every master is trusted. The store is opened, as a slave."""
+        """Without ``check_tail`` there is no log check. The store must be open, as a slave."""
         assert store.replica is not None, "the store of a slave, opened"
         self._store = store
         self._log = store.replica
@@ -126,39 +126,39 @@ class HaClient:
         self.slave = Slave(config)
         self._tasks = Tasks("ha-client", limit=64)
         self._link: _MasterLink | None = None
-        self._attempt: asyncio.Task[None] | None = None  # to connect, or a question
+        self._attempt: asyncio.Task[None] | None = None  # connection attempt or log check
         self._events: deque[SlaveEvent] = deque()
         self._is_handling = False
         self._timer = DeadlineTimer(clock, self._tick)
         self._is_stopped = False
         self._received_size = 0
-        self._rate = _Rate(0, self._timer.now_ms())
+        self._rate = _Rate(0, clock.steady_ms())
 
     # ---- life ------------------------------------------------------------------------------------
 
     def start(self, master_address: str | None) -> None:
-        """Follow a master; None: wait until :meth:`set_master` says which."""
+        """Follow a master; None: wait for :meth:`set_master`."""
         self._store.on_growth = self._log_moved
         self._log.on_damage = self._damaged
         self.set_master(master_address)
 
     def set_master(self, address: str | None) -> None:
-        """The address of the master's HA port, as registration told; the same changes nothing."""
+        """Follow the master with this HA address; the current address changes nothing."""
         self._handle(MasterFound(address))
 
     def follow(self, config: ReplicationConfig) -> None:
-        """Work by other settings; those that are read at start must be what they were."""
+        """Apply changed settings; those that are read at start must not have changed."""
         self._handle(SettingsChanged(config))
 
     async def stop(self) -> None:
-        """Close the link; the store stays as it is."""
+        """Close the connection; the store stays open."""
         self._is_stopped = True
         self._store.on_growth = self._log.on_damage = None
         self._timer.cancel()
         self._disconnect()
         await self._tasks.cancel_and_wait()
 
-    # ---- what happens ----------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def received(self, link: _MasterLink, data: bytes, frames: HaFrameBuffer) -> None:
         """Bytes came from the master."""
@@ -187,17 +187,17 @@ class HaClient:
     def _damaged(self, problem: str) -> None:
         self._handle(Lost(problem, is_fault=True))
 
-    # ---- what is to be done ----------------------------------------------------------------------
+    # ---- instructions ----------------------------------------------------------------------------
 
     def _handle(self, event: SlaveEvent, due_ms: int = 0) -> None:
-        """Take an event, and those that follow from carrying out its instructions."""
+        """Handle an event, and the events that its instructions cause."""
         if self._is_stopped:
             return
         self._events.append(event)
         if self._is_handling:
             return
         self._is_handling = True
-        now_ms = max(due_ms, self._timer.now_ms())  # a timer may fire a little early
+        now_ms = max(due_ms, self._clock.steady_ms())  # a timer may fire a little early
         try:
             while self._events:
                 for instruction in self.slave.handle(self._events.popleft(), now_ms):
@@ -249,10 +249,10 @@ class HaClient:
         if link is not None:
             link.abort()
 
-    # ---- connecting and asking -------------------------------------------------------------------
+    # ---- connection attempts and log checks ------------------------------------------------------
 
     def _attempt_to(self, work: Callable[[], Awaitable[SlaveEvent]], name: str) -> None:
-        """Start what takes time; its event is dropped if something else is begun meanwhile."""
+        """Start asynchronous work; its event is dropped if another attempt starts meanwhile."""
 
         async def run() -> None:
             event = await work()
@@ -272,7 +272,7 @@ class HaClient:
         except (TransportError, ConfigError) as error:
             return Lost(str(error))
         except asyncio.CancelledError:
-            link.abort()  # it may just have been made
+            link.abort()  # the connection may just have been made
             raise
         self._link = link
         try:
@@ -285,8 +285,8 @@ class HaClient:
         if self._check_tail is None:
             return TailCompared(TailAnswer.UNSUPPORTED)
         crc = self._log.checksum(question.log_offset, question.size)
-        if crc is None:  # retention was faster
-            return Lost(f"the own log at {question.log_offset} is gone")
+        if crc is None:  # retention has deleted it meanwhile
+            return Lost(f"this log at {question.log_offset} was deleted")
         return TailCompared(await self._check_tail(question.log_offset, question.size, crc))
 
     def _position(self) -> LogPosition:
@@ -299,11 +299,11 @@ class HaClient:
             tail_size=0 if tail is None else tail.size,
         )
 
-    # ---- what others ask -------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The answer to GET_BROKER_HA_STATUS at a slave."""
-        slave, now_ms = self.slave, self._timer.now_ms()
+        """The response body of GET_BROKER_HA_STATUS at a slave."""
+        slave, now_ms = self.slave, self._clock.steady_ms()
         before, self._rate = self._rate, _Rate(self._received_size, now_ms)
         rate = (self._received_size - before.received) * 1000
         wall_ms = self._clock.now_ms() - now_ms

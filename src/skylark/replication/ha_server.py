@@ -1,22 +1,21 @@
-"""The master's HA port: the shell around :mod:`skylark.replication.master`.
+"""The HA server: serves slaves on the master's HA port; the shell around ``replication.master``.
 
-It turns what sockets, the log and the clock do into events, and carries out the instructions::
+It turns activity of sockets, log and clock into events, and carries out the instructions::
 
     reports of a slave --> ReportBuffer --> SlaveReported      Transfer --> head + view of the file
     put, flush, commit --> on_growth --> LogChanged            Drop --> the connection is aborted
     transport is empty again --> SlaveDrained                  Confirmed --> AckWaiters
 
-Bytes go from the mapped file to the transport as views; a lease keeps their file until they have
-left. What a slave can pin or make us hold is one burst (:data:`~skylark.replication.master
-.BURST_SIZE`), and there are at most :data:`SLAVES_MAX` of them. It gets one burst per turn of the
-event loop, and its reports are read in shares (:mod:`skylark.net.turn_share`): producers and
-consumers are served between them.
+The transport gets bytes of the mapped file as views; a lease keeps the file open until they are
+sent. A slave can pin one burst (:data:`~skylark.replication.master.BURST_SIZE`), and there are at
+most :data:`SLAVES_MAX` slaves. A slave gets one burst per turn of the event loop, and its reports
+are read in shares (:mod:`skylark.net.turn_share`), so producers and consumers are served in
+between.
 
-**What is sent.** All that may be read: with SYNC_FLUSH what is on disk, and otherwise what is in
-the files. So nobody gets what a power cut could take back from a synchronous master: a slave that
-had it would be ahead.
+**What is sent.** With SYNC_FLUSH what is on disk, otherwise what is in the files. So a slave never
+has bytes that a synchronous master could lose in a power failure: it would be ahead of its master.
 
-Whatever a slave sends, it can only lose its own connection.
+Invalid bytes from a slave only close the connection of that slave.
 
 Counterpart of Java's ``DefaultHAService.AcceptSocketService`` and ``DefaultHAConnection``.
 """
@@ -60,7 +59,7 @@ from skylark.wire.ha_frame import ReportBuffer, encode_frame_head
 logger = logging.getLogger(__name__)
 
 SLAVES_MAX: Final = 64
-_RATE_MS: Final = 1_000  # over which the transfer rate is told
+_RATE_MS: Final = 1_000  # shortest time for a transfer rate
 
 
 class _SlaveLink(asyncio.Protocol):
@@ -75,11 +74,11 @@ class _SlaveLink(asyncio.Protocol):
         self._is_paused = False
         self.number = -1  # not accepted
 
-    # What the transport does
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no common class
-        self._transport.set_write_buffer_limits(high=0)  # resume_writing: all of it has left
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's have no common class
+        self._transport.set_write_buffer_limits(high=0)  # resume_writing: all bytes are sent
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "?"
         self._server.joined(self, address)
@@ -110,10 +109,10 @@ class _SlaveLink(asyncio.Protocol):
         self._release()
         self._server.left(self)
 
-    # What the server does
+    # Called by the server
 
     def send(self, pieces: list[bytes | memoryview], leases: list[Lease]) -> None:
-        """Write frames; the leases end when they have left."""
+        """Write frames; the leases end when they are sent."""
         assert self._transport is not None
         self._leases += leases
         self._transport.writelines(pieces)
@@ -122,7 +121,7 @@ class _SlaveLink(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Close at once."""
-        logger.warning("the link to slave %s ends: %s", self.number, reason)
+        logger.warning("closing the connection to slave %s: %s", self.number, reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -140,8 +139,8 @@ class _SlaveLink(asyncio.Protocol):
 class HaServer:
     """Serves the slaves of one store; ``start`` and ``stop`` once each.
 
-    ``waiters`` is there if puts may have to wait for slaves. While the server runs, and
-    ``inSyncReplicas`` has it so, :attr:`MessageStore.replicas` uses it.
+    ``waiters`` is None unless puts may have to wait for slaves. While the server runs and
+    ``inSyncReplicas`` demands it, :attr:`MessageStore.replicas` is set to it.
     """
 
     def __init__(
@@ -156,6 +155,7 @@ class HaServer:
         self._store = store
         self._files = store.log.files
         self._network = network
+        self._clock = clock
         self._slaves_max = slaves_max
         self._sends_flushed = store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.master = Master(config, file_size=self._files.file_size)
@@ -171,19 +171,19 @@ class HaServer:
         self._is_woken = False
         self._timer = DeadlineTimer(clock, self._tick)
         self._is_stopping = False
-        self._rates: dict[int, tuple[int, int]] = {}  # bytes at the last look, and its time
+        self._rates: dict[int, tuple[int, int]] = {}  # bytes and time at the last call
 
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address really bound. From now on puts may have to wait."""
+        """Listen; returns the bound address. From now on puts may have to wait."""
         self._listener = await self._network.listen(lambda: _SlaveLink(self), host, port)
         self._store.on_growth = self.wake
         self._set_replicas()
         return self._listener.addresses[0]
 
     def follow(self, config: ReplicationConfig) -> None:
-        """Work by other settings; those that are read at start must be what they were."""
+        """Apply changed settings; those that are read at start must not have changed."""
         if self._is_stopping:
             return
         needed, self._config = self._config.acks_needed, config
@@ -194,21 +194,21 @@ class HaServer:
                 self._set_replicas()
 
     def _set_replicas(self) -> None:
-        """Have puts wait for slaves, or not."""
+        """Make puts wait for slaves, or not."""
         is_needed = self._config.acks_needed > 0
         self._store.replicas = self.waiters if is_needed else None
         if self.waiters is not None and not is_needed:
             logger.warning(
-                "brokerRole=SYNC_MASTER waits for no slave with inSyncReplicas=1: set it to 2"
+                "brokerRole=SYNC_MASTER does not wait for slaves with inSyncReplicas=1: set it to 2"
             )
 
     def stop_listening(self) -> None:
-        """Take no further slaves; those that are connected stay."""
+        """Accept no more slaves; connected ones stay."""
         if self._listener is not None:
             self._listener.close()
 
     async def stop(self) -> None:
-        """Let nobody wait any longer, and close everything."""
+        """Release all waiting puts, and close all connections."""
         self._is_stopping = True
         self._store.on_growth = self._store.replicas = None
         if self.waiters is not None:
@@ -220,15 +220,15 @@ class HaServer:
             self._listener.close()
             await self._listener.wait_closed()
 
-    # ---- what happens ----------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be more to send: look after this turn of the loop."""
+        """Check for new bytes of the log after this turn of the loop."""
         if self._links and not self._is_woken:
             self._is_woken = True
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._check_log)
 
-    def _look(self) -> None:
+    def _check_log(self) -> None:
         self._is_woken = False
         if not self._is_stopping:
             self._handle(self._log_changed())
@@ -236,27 +236,27 @@ class HaServer:
     def joined(self, link: _SlaveLink, address: str) -> None:
         """A connection was accepted."""
         if self._is_stopping or len(self._links) >= self._slaves_max:
-            link.abort(f"{address} is one slave too many")
+            link.abort(f"{address} is beyond the limit of {self._slaves_max} slaves")
             return
         link.number = next(self._numbers)
         self._links[link.number] = link
-        logger.info("slave %s is %s", link.number, address)
+        logger.info("slave %s connected from %s", link.number, address)
         self._handle(self._log_changed())
         self._handle(SlaveJoined(link.number, address))
 
     def reported(self, link: _SlaveLink, log_end: int) -> None:
-        """A slave said how far it is."""
+        """A slave reported the end of its log."""
         if log_end > self.master.log_end:
-            self._handle(self._log_changed())  # else what is known is enough
+            self._handle(self._log_changed())
         self._handle(SlaveReported(link.number, log_end))
 
     def drained(self, link: _SlaveLink) -> None:
-        """All that was written has left."""
+        """The transport has sent all bytes."""
         if link.number in self._links and not self._is_stopping:
             self._handle(SlaveDrained(link.number))
 
     def left(self, link: _SlaveLink) -> None:
-        """A connection has ended, or is about to."""
+        """A connection has ended or will end."""
         if self._links.pop(link.number, None) is not None:
             self._rates.pop(link.number, None)
             self._handle(SlaveLeft(link.number))
@@ -266,12 +266,12 @@ class HaServer:
         log_end = files.flushed_where if self._sends_flushed else files.max_offset
         return LogChanged(files.min_offset, log_end)
 
-    # ---- what is to be done ----------------------------------------------------------------------
+    # ---- instructions ----------------------------------------------------------------------------
 
     def _handle(self, event: MasterEvent, due_ms: int = 0) -> None:
-        """Carry out what follows from an event, which may have been due at a certain time."""
+        """Carry out the instructions for an event; ``due_ms`` is when it was due."""
         transfers: dict[int, list[Transfer]] = defaultdict(list)
-        now_ms = max(due_ms, self._timer.now_ms())  # a timer may fire a little early
+        now_ms = max(due_ms, self._clock.steady_ms())  # a timer may fire a little early
         for instruction in self.master.handle(event, now_ms):
             match instruction:
                 case Transfer():
@@ -297,11 +297,11 @@ class HaServer:
             pieces.append(encode_frame_head(frame.log_offset, frame.size))
             if frame.size:
                 lease = self._store.log.lease(frame.log_offset, frame.size)
-                if lease is None:  # deleted in this very turn
+                if lease is None:  # the file was deleted in this turn
                     for taken in leases:
                         taken.release()
                     self.left(link)
-                    link.abort(f"the log at {frame.log_offset} is gone")
+                    link.abort(f"the log at {frame.log_offset} was deleted")
                     return
                 leases.append(lease)
                 pieces.append(lease.view)
@@ -309,12 +309,12 @@ class HaServer:
 
     def _tick(self, due_ms: int) -> None:
         self._handle(Tick(), due_ms)
-        self._handle(self._log_changed())  # retention may have moved its beginning
+        self._handle(self._log_changed())  # retention may have changed its start
 
-    # ---- what others ask -------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The answer to GET_BROKER_HA_STATUS at a master."""
+        """The response body of GET_BROKER_HA_STATUS at a master."""
         end = self._files.max_offset
         return HARuntimeInfo(
             master=True,
@@ -334,8 +334,8 @@ class HaServer:
         )
 
     def _rate(self, number: int, transferred: int) -> int:
-        """Bytes per second since the last time somebody asked."""
-        now_ms = self._timer.now_ms()
+        """Bytes per second since the last call."""
+        now_ms = self._clock.steady_ms()
         before, before_ms = self._rates.get(number, (0, now_ms - _RATE_MS))
         self._rates[number] = (transferred, now_ms)
         return (transferred - before) * 1000 // max(_RATE_MS, now_ms - before_ms)

@@ -1,7 +1,7 @@
-"""LOG_CHECK: do two Skylarks have the same bytes before an offset? Both ends of the question.
+"""The log check: LOG_CHECK compares the bytes before an offset in the logs of two Skylarks.
 
-A slave asks before it follows (:mod:`skylark.replication.slave`), with an offset and a size; the
-answer is the CRC-32 of these bytes, or a code::
+A slave sends it before it follows (:mod:`skylark.replication.slave`), with an offset and a size;
+the response has the CRC-32 of these bytes, or a code::
 
     0    crc32
     21   the log ends before the offset: the slave is ahead
@@ -27,7 +27,7 @@ from skylark.wire.command import Command, response_to
 from skylark.wire.fields import decode_ext, encode_ext
 from skylark.wire.headers.ha import LogCheckRequestHeader, LogCheckResponseHeader
 
-#: Bytes that one check may cover: they are read while everybody else waits.
+#: Bytes that one check may cover: the loop does nothing else while it reads them.
 CHECK_SIZE_MAX: Final = 1 << 20
 assert CHECK_SIZE_MAX >= TAIL_SIZE
 
@@ -36,7 +36,7 @@ Call = Callable[[Command], Awaitable[Command]]
 
 
 def answer_log_check(files: MappedFiles, request: Command) -> Command:
-    """The master's answer."""
+    """The response of the master."""
     header = decode_ext(LogCheckRequestHeader, request.ext)
     if not 0 < header.size <= min(CHECK_SIZE_MAX, header.log_offset):
         raise InvalidParameterError(
@@ -54,7 +54,7 @@ def answer_log_check(files: MappedFiles, request: Command) -> Command:
 
 
 async def ask_log_check(call: Call, log_offset: int, size: int, crc: int) -> TailAnswer:
-    """The slave's question: does the master have bytes with this checksum there?"""
+    """Ask the master whether it has bytes with this checksum there."""
     header = LogCheckRequestHeader(log_offset=log_offset, size=size)
     try:
         response = await call(Command(code=RequestCode.LOG_CHECK, ext=encode_ext(header)))

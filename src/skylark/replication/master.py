@@ -1,4 +1,4 @@
-"""The master's end of replication as a pure state machine: events in, instructions out.
+"""The master's side of replication, as a pure state machine: events in, instructions out.
 
 ::
 
@@ -11,26 +11,26 @@
       |                         +--> Confirmed(log offset)     enough slaves have all before it
       |                         +--> Notice(level, text)      for the log
 
-No socket, no file, no clock: times are milliseconds that never step back, and :attr:`deadline` says
-when the next Tick is due.
+The machine uses no socket, file or clock: times are milliseconds that never step back, and
+:attr:`Master.deadline` is when the next Tick is due.
 
-A slave's first report says where it wants to go on::
+A slave's first report is the offset at which it wants to continue::
 
-    0                       start of the last file, as Java does; all with haSyncFromStart
-    below the log's start   BELOW: it gets heartbeats only and must be made anew
+    0                       start of the last file, as in Java; all with haSyncFromStart
+    below the log's start   BELOW: it gets heartbeats only and needs a new, empty store
     beyond the log's end    AHEAD: the same. The master has lost what this slave has
     anything else           FOLLOWING, from there
 
-Every further report acknowledges. What a slave acknowledges counts only as far as it was sent on
-this connection or lies before where it began: a slave that is ahead holds other bytes there than
-the next puts will write, and must not vouch for them (in Java it does). A slave stays AHEAD for
-as long as it is connected, also when the log has passed its offset.
+Every further report is an acknowledgement. It counts only for bytes that were sent on this
+connection or lie before its first report: a slave that is ahead has other bytes there than the next
+puts will write, and must not acknowledge them (in Java it does). A slave stays AHEAD as long as it
+is connected, even after the log has passed its offset.
 
-Frames are at most ``haTransferBatchSize`` long and never cross the end of a file. Up to
-:data:`BURST_SIZE` is under way to a slave before the shell must say that it left (SlaveDrained):
-that bounds what a slave which does not read costs.
+A frame has at most ``haTransferBatchSize`` bytes and never crosses the end of a file. After
+:data:`BURST_SIZE` bytes the machine waits until the shell has sent them (SlaveDrained); that bounds
+the memory for a slave that does not read.
 
-Answers to Java's ``DefaultHAService`` and ``DefaultHAConnection``.
+Counterpart of Java's ``DefaultHAService`` and ``DefaultHAConnection``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ import msgspec
 from skylark.replication.config import ReplicationConfig
 
 BURST_SIZE: Final = 1 << 20
-_THROTTLE_MS: Final = 100  # a throttled slave gets its share in pieces of so long
+_THROTTLE_MS: Final = 100  # interval at which a throttled slave gets its share
 
 
 class SlaveState(enum.Enum):
-    """What a master does with a slave."""
+    """State of a slave at its master."""
 
     JOINED = "has not reported yet"
     FOLLOWING = "gets the log"
@@ -61,7 +61,7 @@ class SlaveState(enum.Enum):
 
 
 class LogChanged(msgspec.Struct, gc=False):
-    """What of the log may be sent."""
+    """The range of the log that may be sent has changed."""
 
     min_offset: int
     log_end: int
@@ -75,14 +75,14 @@ class SlaveJoined(msgspec.Struct, gc=False):
 
 
 class SlaveReported(msgspec.Struct, gc=False):
-    """The last complete report of what was read."""
+    """A slave has reported the end of its log; only the last report of a read counts."""
 
     slave: int
     log_end: int
 
 
 class SlaveDrained(msgspec.Struct, gc=False):
-    """All that was to be transferred has left this process."""
+    """All transferred bytes have been sent."""
 
     slave: int
 
@@ -94,7 +94,7 @@ class SlaveLeft(msgspec.Struct, gc=False):
 
 
 class SettingsChanged(msgspec.Struct, gc=False):
-    """Other settings hold from now on, for what is under way as well."""
+    """Settings have changed, also for connected slaves."""
 
     config: ReplicationConfig
 
@@ -120,7 +120,7 @@ class Transfer(msgspec.Struct, gc=False):
 
 
 class Drop(msgspec.Struct, gc=False):
-    """Close the connection; the slave is forgotten already."""
+    """Close the connection; the slave is already removed."""
 
     slave: int
     reason: str
@@ -133,7 +133,7 @@ class Confirmed(msgspec.Struct, gc=False):
 
 
 class Notice(msgspec.Struct, gc=False):
-    """Something for the log, with a level of :mod:`logging`."""
+    """A log message, with a level of :mod:`logging`."""
 
     level: int
     text: str
@@ -163,7 +163,7 @@ class SlaveView(msgspec.Struct, gc=False):
 
 
 class Master:
-    """Everything a master knows about its slaves."""
+    """The master's state of its slaves."""
 
     def __init__(self, config: ReplicationConfig, *, file_size: int) -> None:
         self._use(config)
@@ -171,9 +171,9 @@ class Master:
         self._slaves: dict[int, SlaveView] = {}
         self.min_offset = 0
         self.log_end = 0
-        #: The newest of all Confirmed.
+        #: Offset of the last Confirmed.
         self.confirmed_offset = -1
-        #: The farthest that any slave ever acknowledged (Java: push2SlaveMaxOffset).
+        #: The highest offset that any slave has acknowledged (Java: push2SlaveMaxOffset).
         self.ack_offset_max = 0
 
     def _use(self, config: ReplicationConfig) -> None:
@@ -181,15 +181,15 @@ class Master:
         self._rate = config.bytes_per_second
         self._burst_size = max(BURST_SIZE, config.ha_transfer_batch_size)
 
-    # ---- what others ask -------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     @property
     def slaves(self) -> list[SlaveView]:
-        """All that are connected."""
+        """All connected slaves."""
         return list(self._slaves.values())
 
     def is_in_sync(self, slave: SlaveView) -> bool:
-        """Whether a slave is near enough to count as a copy."""
+        """Whether a slave is close enough to count as a replica."""
         gap = self.log_end - slave.ack_offset
         return slave.ack_offset >= 0 and gap < self._config.ha_max_gap_not_in_sync
 
@@ -200,13 +200,13 @@ class Master:
 
     @property
     def is_slave_near(self) -> bool:
-        """The rule of 4.x: somebody is connected, and somebody acknowledged not long ago."""
+        """The rule of 4.x: a slave is connected, and the highest acknowledgement is close."""
         gap = self.log_end - self.ack_offset_max
         return bool(self._slaves) and gap < self._config.ha_slave_fallbehind_max
 
     @property
     def deadline(self) -> int | None:
-        """When something is due unless an event comes first, in the time of ``handle``."""
+        """When the next Tick is due, unless an event comes first; in the time of ``handle``."""
         return min((self._due(slave) for slave in self._slaves.values()), default=None)
 
     def _due(self, slave: SlaveView) -> int:
@@ -218,10 +218,10 @@ class Master:
                 due = min(due, slave.budget_ms + _THROTTLE_MS)
         return due
 
-    # ---- what happens ----------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: MasterEvent, now_ms: int) -> list[MasterInstruction]:
-        """Take an event; return what is to be done, in order."""
+        """Handle an event; returns the instructions to carry out, in order."""
         match event:
             case LogChanged():
                 self.min_offset, self.log_end = event.min_offset, event.log_end
@@ -277,7 +277,7 @@ class Master:
             return
         elif log_end > slave.next_offset:
             yield self._drop(
-                slave, f"it acknowledges {log_end}, and was sent no more than {slave.next_offset}"
+                slave, f"it acknowledged {log_end}, but was sent only up to {slave.next_offset}"
             )
             return
         else:
@@ -296,8 +296,8 @@ class Master:
             text = f"slave {slave.address} is empty and gets the log from {slave.next_offset} on"
             if slave.next_offset > self.min_offset:
                 text += (
-                    f", not what lies between {self.min_offset} and that; haSyncFromStart=true"
-                    " sends an empty slave everything"
+                    f", but not from its start at {self.min_offset}; set haSyncFromStart=true to"
+                    " send an empty slave the whole log"
                 )
                 yield Notice(logging.WARNING, text)
             else:
@@ -306,15 +306,15 @@ class Master:
             slave.state = SlaveState.AHEAD
             yield Notice(
                 logging.ERROR,
-                f"slave {slave.address} has the log up to {log_end}, and this master ends at"
+                f"slave {slave.address} has the log up to {log_end}, but this master ends at"
                 f" {self.log_end}: it gets nothing. It may have the only copy of what this master"
-                " lost; save it, or make the slave anew",
+                " lost; save its store, or start the slave with an empty one",
             )
         elif not self._still_has(slave):
             yield self._below(slave)
         else:
             slave.ack_offset = log_end
-            yield Notice(logging.INFO, f"slave {slave.address} goes on at {log_end}")
+            yield Notice(logging.INFO, f"slave {slave.address} continues at {log_end}")
 
     def _first_offset(self) -> int:
         if self._config.ha_sync_from_start:
@@ -328,8 +328,8 @@ class Master:
         slave.state = SlaveState.BELOW
         return Notice(
             logging.ERROR,
-            f"slave {slave.address} wants the log from {slave.next_offset} on, and it begins at"
-            f" {self.min_offset}: it gets nothing. Make the slave anew, with an empty store",
+            f"slave {slave.address} needs the log from {slave.next_offset} on, but it begins at"
+            f" {self.min_offset}: it gets nothing. Start the slave with an empty store",
         )
 
     def _confirm(self) -> Iterator[MasterInstruction]:
@@ -355,7 +355,7 @@ class Master:
         ]
 
     def _send(self, slave: SlaveView, now_ms: int) -> Iterator[MasterInstruction]:
-        """Send what there is, up to a burst."""
+        """Send the rest of the log, up to a burst."""
         if slave.state is not SlaveState.FOLLOWING or slave.is_draining:
             return
         if not self._still_has(slave):
@@ -390,7 +390,7 @@ class Master:
         return size
 
     def _fill_budget(self, slave: SlaveView, now_ms: int) -> None:
-        """Never more than the share of a piece: who was idle must not flood afterwards."""
+        """Add what was earned since, up to the share of one interval: no bursts after idle time."""
         assert self._rate is not None
         share = self._rate * _THROTTLE_MS / 1000
         earned = self._rate * (now_ms - slave.budget_ms) / 1000

@@ -1,15 +1,16 @@
-"""Replication as the broker sees it: one object, whichever role the broker has.
+"""The replication service of a broker: one interface for masters and slaves.
 
 ::
 
     master   start(host, port)     listen for slaves
-    slave    start(...), then set_master(ha address, address) whenever registration says who it is
+    slave    start(...), then set_master(ha address, address) when registration has found it
     both     follow(settings), runtime_info, log_check, status; stop
 
-Before the store of a slave is followed, its master is asked by an ordinary request whether the logs
-agree; ``call`` sends it (see :mod:`skylark.replication.log_check`). A slave that knows its master
-by ``haMasterAddress`` only, which is an HA port, waits for registration to name the ordinary one.
-Without name servers nobody will: then it trusts its master, as it would trust one of Apache's.
+Before a slave follows its master, it compares the logs by a request to the master's ordinary port;
+``call`` sends it (see :mod:`skylark.replication.log_check`). A slave that knows only
+``haMasterAddress``, which is an HA port, waits until registration returns the ordinary address.
+Without name servers there is no registration: then it follows without a log check, as it follows an
+Apache master.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.ha_body import HARuntimeInfo
 from skylark.wire.command import Command
 
-#: Sends a request to an ordinary address and returns the answer, whatever its code.
+#: Sends a request to an ordinary address and returns the response, with any code.
 CallAddress = Callable[[str, Command], Awaitable[Command]]
 
 
 class ReplicationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How replication stands, for metrics and people; what does not apply to a role is 0."""
+    """State of replication, for metrics and logs; what does not apply to a role is 0."""
 
     is_master: bool
     slave_count: int = 0
     in_sync_count: int = 0  #: slaves that are in sync
-    behind_bytes: int = 0  #: master: by which the farthest slave is behind
+    behind_bytes: int = 0  #: master: lag of the slave that is furthest behind
     waiting_count: int = 0  #: puts that wait for slaves
     timeout_count: int = 0  #: puts that no slave acknowledged in time
     phase: str | None = None  #: slave: what it does
@@ -70,7 +71,7 @@ class Replication:
         call: CallAddress,
         has_name_servers: Callable[[], bool],
     ) -> None:
-        """``has_name_servers``: whether there is anybody to tell a slave who its master is."""
+        """``has_name_servers``: whether registration can find the master of a slave."""
         self._store = store
         self._config = config
         self._network = network
@@ -93,7 +94,7 @@ class Replication:
             await self.server.start(host, port)
 
     def follow(self, config: ReplicationConfig) -> None:
-        """Work by changed settings; those that are read at start must be what they were."""
+        """Apply changed settings; those that are read at start must not have changed."""
         self._config = config
         if self.server is not None:
             self.server.follow(config)
@@ -101,24 +102,24 @@ class Replication:
             self.client.follow(config)
 
     def stop_listening(self) -> None:
-        """Take no further slaves: the first step of a stop, which may take a while."""
+        """Accept no more slaves: the first step of a stop, which may take a while."""
         if self.server is not None:
             self.server.stop_listening()
 
     def release(self) -> None:
-        """Let no put wait for slaves any longer, now or later."""
+        """Release all puts that wait for slaves, and let no further one wait."""
         if self.server is not None and self.server.waiters is not None:
             self.server.waiters.stop()
 
     async def stop(self) -> None:
-        """End all links; puts that still wait for slaves are answered."""
+        """Close all connections, and release the puts that wait for slaves."""
         if self.server is not None:
             await self.server.stop()
         if self.client is not None:
             await self.client.stop()
 
     def set_master(self, ha_address: str | None, address: str | None) -> None:
-        """Who the master is, as registration told; ``haMasterAddress`` wins over ``ha_address``."""
+        """Set the registered master; ``haMasterAddress`` takes precedence over ``ha_address``."""
         self._master_address = address
         if self.client is not None:
             self.client.set_master(self._config.ha_master_address or ha_address)
@@ -133,14 +134,14 @@ class Replication:
 
         return await ask_log_check(call, log_offset, size, crc)
 
-    # ---- what others ask -------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     def log_check(self, request: Command) -> Command:
-        """The answer to LOG_CHECK."""
+        """The response to LOG_CHECK."""
         return answer_log_check(self._store.log.files, request)
 
     def runtime_info(self) -> HARuntimeInfo:
-        """The answer to GET_BROKER_HA_STATUS."""
+        """The response body of GET_BROKER_HA_STATUS."""
         if self.server is not None:
             return self.server.runtime_info()
         if self.client is not None:

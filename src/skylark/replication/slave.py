@@ -1,4 +1,4 @@
-"""The slave's end of replication as a pure state machine: events in, instructions out.
+"""The slave's side of replication, as a pure state machine: events in, instructions out.
 
 ::
 
@@ -8,22 +8,22 @@
                                                          |
                                                   different: DIVERGED, or cut and check again
 
-Before a slave follows, it asks the master, by the private request LOG_CHECK, whether the last bytes
-of its log are the master's, too. A master that lost its tail in a crash answers no, or that it has
-no such bytes. The slave may then hold the only copy of acknowledged messages: it stops, keeps its
-files, and says so. Only with ``haTruncateAhead`` it looks for the last offset up to which the two
-logs agree (by bisection: what agrees there agrees before it), gives up the rest, and follows. A
-Java master does not know the request, and is followed on trust, as Java does.
+Before a slave follows its master, it compares the last bytes of its log with the master's, by the
+private request LOG_CHECK. If the master has other bytes there, or none because it lost them in a
+crash, the slave may hold the only copy of acknowledged messages: it stops, keeps its files, and
+logs an error. Only with ``haTruncateAhead`` does it search (by bisection) for the last offset up to
+which the two logs agree, truncate its log there, and follow. A Java master does not know the
+request; the slave then follows without a check, as Java does.
 
-The check comes after the connection and before the first report, so that the same process of the
-master answers both: had it ended in between, the connection would be gone.
+The check is made after the connection and before the first report, so that the same process of the
+master serves both: if that process had ended in between, the connection would be lost.
 
-What is reported is *durable*: with SYNC_FLUSH the end of what the disk has. The first report, from
-which the master goes on, must be the end of the log, so it waits until the disk has everything.
+The slave reports its *durable* end: with SYNC_FLUSH, what is on disk. The first report tells the
+master where to continue, so it must be the end of the log: it waits for the disk.
 
-Frames must continue each other. Only an empty log takes whatever offset comes first.
+Frames must be contiguous. Only an empty log accepts any first offset.
 
-Answers to Java's ``DefaultHAClient``.
+Counterpart of Java's ``DefaultHAClient``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from skylark.core.backoff import Backoff
 from skylark.replication.config import ReplicationConfig
 from skylark.replication.master import Notice, SettingsChanged
 
-#: Pause after a protocol error, and the longest one between attempts.
-RETRY_MS: Final = 5_000
-#: Pause after the first failure; each further one in a row doubles it.
-RETRY_FIRST_MS: Final = 100
+#: Pauses between attempts to connect; after a protocol error, the longest one.
+RETRY: Final = Backoff(first_s=0.1, most_s=5.0)
 #: Bytes compared at each step of the search for the last common offset.
 SEARCH_SIZE: Final = 4096
-#: Where the search stops. A record that both have may be given up, and comes again.
+#: Range at which the search stops. A record that both logs have may be truncated and copied again.
 SEARCH_END: Final = 64
 
 
@@ -59,21 +58,21 @@ class SlavePhase(enum.Enum):
 
 
 class TailAnswer(enum.Enum):
-    """What the master says about bytes of ours."""
+    """The master's answer about bytes of the slave's log."""
 
     SAME = "the master has the same bytes"
     DIFFERENT = "the master has other bytes there"
     AHEAD = "the master's log ends before"
     GONE = "the master no longer has these bytes"
-    UNSUPPORTED = "the master does not know the question"
-    UNREACHABLE = "there was no answer"
+    UNSUPPORTED = "the master does not know the request"
+    UNREACHABLE = "there was no response"
 
 
 # ---- events --------------------------------------------------------------------------------------
 
 
 class LogPosition(msgspec.Struct, gc=False):
-    """Where the slave's own log stands."""
+    """Offsets of the slave's log."""
 
     min_offset: int
     log_end: int
@@ -89,13 +88,13 @@ class MasterFound(msgspec.Struct, gc=False):
 
 
 class Connected(msgspec.Struct, gc=False):
-    """The connection is made. Also when the log was cut as told."""
+    """The connection is made, or the log was truncated after Cut."""
 
     position: LogPosition
 
 
 class Lost(msgspec.Struct, gc=False):
-    """There is no connection, or no longer; ``is_fault``: because of what was sent on it."""
+    """The connection failed or ended; ``is_fault``: because of an error in what was sent."""
 
     reason: str
     is_fault: bool = False
@@ -115,7 +114,7 @@ class FrameArrived(msgspec.Struct, gc=False):
 
 
 class LogMoved(msgspec.Struct, gc=False):
-    """Something was appended, or more is durable."""
+    """The end or the durable end of the log has changed."""
 
     log_end: int
     durable_end: int
@@ -134,13 +133,13 @@ SlaveEvent: TypeAlias = (
 
 
 class Connect(msgspec.Struct, gc=False):
-    """Connect; Connected or Lost follows."""
+    """Connect to the master; Connected or Lost follows."""
 
     address: str
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """Close the connection, or give up the attempt; nothing follows."""
+    """Close the connection, or cancel the attempt; no event follows."""
 
 
 class CompareTail(msgspec.Struct, gc=False):
@@ -151,7 +150,7 @@ class CompareTail(msgspec.Struct, gc=False):
 
 
 class Cut(msgspec.Struct, gc=False):
-    """Give up the log from the last record on that ends behind this offset; Connected follows."""
+    """Truncate the log at the last record that ends behind this offset; Connected follows."""
 
     log_offset: int
 
@@ -164,7 +163,7 @@ class Append(msgspec.Struct, gc=False):
 
 
 class Report(msgspec.Struct, gc=False):
-    """Tell the master."""
+    """Send the master the durable end of the log."""
 
     log_end: int
 
@@ -173,7 +172,7 @@ SlaveInstruction: TypeAlias = Connect | Disconnect | CompareTail | Cut | Append 
 
 
 class _Search(msgspec.Struct, gc=False):
-    """For the last common offset: ``low`` is common, as far as known, and ``high`` is not."""
+    """Bisection for the last common offset: the logs agree at ``low`` and differ at ``high``."""
 
     low: int
     high: int
@@ -181,7 +180,7 @@ class _Search(msgspec.Struct, gc=False):
 
 
 class Slave:
-    """Follows one master at a time."""
+    """The slave's state; it follows one master at a time."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
@@ -196,14 +195,14 @@ class Slave:
         self._durable_end = 0
         self._received_end = 0
         self._reported_end = -1  # -1: not on this connection
-        self._retry_ms = RETRY_FIRST_MS
+        self._failures = 0  # in a row
         self._retry_at_ms = 0
         self._search: _Search | None = None
-        self._trusts = False  # said once that the master cannot compare
+        self._trusts = False  # logged that the master cannot compare
 
     @property
     def deadline(self) -> int | None:
-        """When something is due unless an event comes first."""
+        """When the next Tick is due, unless an event comes first."""
         match self.phase:
             case SlavePhase.STOPPED | SlavePhase.DIVERGED:
                 return None
@@ -215,7 +214,7 @@ class Slave:
         return due
 
     def handle(self, event: SlaveEvent, now_ms: int) -> list[SlaveInstruction]:
-        """Take an event; return what is to be done, in order."""
+        """Handle an event; returns the instructions to carry out, in order."""
         match event:
             case FrameArrived():
                 return self._frame_arrived(event, now_ms)
@@ -246,7 +245,7 @@ class Slave:
         if self.phase in _WITH_CONNECTION:
             instructions.append(Disconnect())
         self.divergence = None
-        self._retry_ms = RETRY_FIRST_MS
+        self._failures = 0
         if address is None:
             self.phase = SlavePhase.STOPPED
             return instructions
@@ -271,11 +270,11 @@ class Slave:
     def _give_up(
         self, reason: str, now_ms: int, *, level: int, is_fault: bool
     ) -> list[SlaveInstruction]:
-        """Close whatever there is, and try again after a while."""
-        pause_ms = RETRY_MS if is_fault else self._retry_ms
-        self._retry_ms = min(RETRY_MS, 2 * self._retry_ms)
-        self._wait(now_ms, pause_ms)
-        text = f"the link to master {self.master_address} ends: {reason}"
+        """Close the connection, and try again after a pause."""
+        self._failures += 1
+        pause_s = RETRY.most_s if is_fault else RETRY.pause_s(self._failures)
+        self._wait(now_ms, round(pause_s * 1000))
+        text = f"closing the connection to master {self.master_address}: {reason}"
         return [Disconnect(), Notice(level, text)]
 
     def _ticked(self, now_ms: int) -> list[SlaveInstruction]:
@@ -315,7 +314,7 @@ class Slave:
         self.last_read_ms = now_ms
         is_first = search.middle == search.high
         if answer is TailAnswer.UNREACHABLE:
-            reason = "the master does not answer whether the logs agree"
+            reason = "the master did not respond to the log check"
             return self._give_up(reason, now_ms, level=logging.WARNING, is_fault=False)
         if not is_first:
             return self._search_on(search, answer)
@@ -324,13 +323,16 @@ class Slave:
         notices: list[SlaveInstruction] = []
         if answer is TailAnswer.GONE:
             text = (
-                f"this log ends at {self.log_end}, which master {self.master_address} has deleted"
-                " already: nothing can be copied. Begin with an empty store"
+                f"this log ends at {self.log_end}, but master {self.master_address} has already"
+                " deleted the log there: nothing can be copied. Start with an empty store"
             )
             notices.append(Notice(logging.ERROR, text))
         elif answer is TailAnswer.UNSUPPORTED and not self._trusts:
             self._trusts = True
-            text = f"master {self.master_address} cannot say whether the logs agree: it is trusted"
+            text = (
+                f"master {self.master_address} does not support the log check:"
+                " following it without one"
+            )
             notices.append(Notice(logging.INFO, text))
         return notices + self._follow(now_ms)
 
@@ -342,9 +344,9 @@ class Slave:
             f"this log ends at {self.log_end}, and {answer.value} (master {self.master_address})"
         )
         text = (
-            f"diverged: {self.divergence}. It may be the only copy of acknowledged messages, so it"
-            " stays as it is and follows no more. Choose: make this broker the master; or begin"
-            " with an empty store; or set haTruncateAhead=true to give up what the master lacks"
+            f"diverged: {self.divergence}. This may be the only copy of acknowledged messages, so"
+            " the slave keeps it and stops following. Choose: make this broker the master; or start"
+            " with an empty store; or set haTruncateAhead=true to delete what the master lacks"
         )
         return [Disconnect(), Notice(logging.ERROR, text)]
 
@@ -371,7 +373,7 @@ class Slave:
         durable_end = self._durable_end
         if self._reported_end < 0:
             if durable_end < self.log_end:
-                return []  # the master goes on behind the first report: it must be the end
+                return []  # the master continues at the first report: it must be the end
         elif durable_end <= self._reported_end:
             idle = now_ms - self.last_report_ms
             if idle < self._config.ha_send_heartbeat_interval:
@@ -384,18 +386,18 @@ class Slave:
         if self.phase is not SlavePhase.FOLLOWING:
             return []
         self.last_read_ms = now_ms
-        self._retry_ms = RETRY_FIRST_MS
+        self._failures = 0
         instructions: list[SlaveInstruction] = []
         if self._received_end != frame.log_offset:
             if self._received_end:
-                reason = f"it sends {frame.log_offset}, and {self._received_end} comes next"
+                reason = f"it sent offset {frame.log_offset} instead of {self._received_end}"
                 return self._give_up(reason, now_ms, level=logging.ERROR, is_fault=True)
             if frame.body:
                 self._received_end = frame.log_offset
                 text = (
-                    f"this log begins at {frame.log_offset}: what master {self.master_address} has"
-                    " before it is not copied. To have everything, set haSyncFromStart=true there"
-                    " and begin with an empty store"
+                    f"this log begins at {frame.log_offset}: earlier messages of master"
+                    f" {self.master_address} are not copied. To copy all, set haSyncFromStart=true"
+                    " there and start with an empty store"
                 )
                 instructions.append(Notice(logging.WARNING, text))
         if frame.body:

@@ -1,25 +1,24 @@
-"""The seeded fault plan: one source of all misfortune in a test, so that a failure can be replayed.
+"""The fault plan: decides by seed all faults of a test, so that a failure can be replayed.
 
 A *fault point* is a name that a wrapper visits: ``files.sync``, ``memory.deliver``,
-``proxy.to_server``, ``request.310``. At each visit the wrapper asks :meth:`FaultPlan.draw` what is
-to happen. Rules say what: at scripted positions, or by chance::
+``proxy.to_server``, ``request.310``. At each visit the wrapper calls :meth:`FaultPlan.draw`, which
+returns the fault to carry out. Rules define faults at scripted positions, or by chance::
 
     plan = FaultPlan(seed=7)
     plan.at("files.sync", nth=3, error=errno.EIO)
     plan.chance("proxy.to_client", 0.01, action=FaultAction.CUT, limit=5)
 
 * A rule's point may end in ``*`` and then matches every point with that prefix. The first rule
-  that fires decides; rules are asked in the order in which they were added.
-* Chance is drawn from a stream of its own per name, derived from the seed: one more visit to one
-  point does not shift what happens at another.
-* ``drawn`` is what the plan decided, ``hits`` what really took effect, counted by the wrapper that
-  knows (a cut with nothing in flight is drawn, but hits nothing). A fault run in which nothing hit
-  proves nothing.
+  that fires decides, in the order in which rules were added.
+* Each name has a separate random stream, derived from the seed: one more visit to one point does
+  not change what happens at another.
+* ``drawn`` counts what the plan decided, ``hits`` what took effect, as the wrapper reports it (a
+  cut with nothing in flight is drawn, but is no hit). A run without hits proves nothing.
 * ``str(plan)`` is one line with the seed, the rules and the hits: print it with a failure.
 
 Wrappers: :mod:`skylark.testing.faulty_file_system`, :mod:`skylark.testing.memory_net`,
-:mod:`skylark.testing.tcp_proxy`, and :class:`FaultInterceptor` for requests inside a server. A plan
-may be shared by all of them and by several threads.
+:mod:`skylark.testing.tcp_proxy`, and :mod:`skylark.testing.request_faults` inside a server. They
+and several threads may share a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 LOG_SIZE_MAX = 10_000
 
@@ -47,20 +46,20 @@ class FaultAction(enum.Enum):
     DUPLICATE = "duplicate"  # do it twice
     SPLIT = "split"  # deliver in two pieces, cut at a drawn position
     HALVE = "halve"  # deliver the first half of what is in flight, then cut
-    STALL = "stall"  # deliver nothing more in this direction until told to go on
+    STALL = "stall"  # deliver nothing more in this direction until ``resume``
     CLOSE = "close"  # end the connection in order (FIN)
     CUT = "cut"  # end the connection at once (RST)
 
 
 class Gate:
-    """Where a hanging call waits until the test lets it go. Starts closed."""
+    """Blocks a hanging call until the test opens it. Starts closed."""
 
     def __init__(self) -> None:
         self._opened = threading.Event()
         self._reached = threading.Event()
 
     def open(self) -> None:
-        """Let everybody through, now and later."""
+        """Let all calls pass, now and later."""
         self._opened.set()
 
     def pass_through(self) -> None:
@@ -69,7 +68,7 @@ class Gate:
         self._opened.wait()
 
     def wait_reached(self, timeout_s: float = 10.0) -> bool:
-        """Wait until somebody stands at the gate; False if nobody came in time."""
+        """Wait until a call blocks at the gate; False after the timeout."""
         return self._reached.wait(timeout_s)
 
 
@@ -198,7 +197,7 @@ class FaultPlan:
             self._rules.clear()
 
     def draw(self, point: str, detail: str = "") -> Fault:
-        """Visit ``point``; what comes back is for the caller to carry out and count."""
+        """Visit ``point``; the caller carries out the returned fault and counts it."""
         with self._lock:
             self.visits[point] += 1
             chosen = NO_FAULT
@@ -217,12 +216,12 @@ class FaultPlan:
             self.hits[f"{point}/{action.value}"] += 1
 
     def note(self, point: str, action: FaultAction, detail: str) -> None:
-        """Log a choice that a wrapper made by itself, from a stream of this plan."""
+        """Log a decision that a wrapper made itself, from a stream of this plan."""
         with self._lock:
             self._log.append(Decision(point, self.visits[point], Fault(action), detail))
 
     def stream(self, name: str) -> random.Random:
-        """The random numbers of ``name``: the same for the same seed, whatever else is drawn."""
+        """The random stream of ``name``: depends only on the seed and the name."""
         with self._lock:
             return self._stream(name)
 
@@ -238,7 +237,7 @@ class FaultPlan:
             return list(self._log)
 
     def replay_line(self) -> str:
-        """One line that says how to see this again."""
+        """One line with the seed, the rules and the hits."""
         with self._lock:
             rules = " ".join(map(str, self._rules)) or "none"
             hits = " ".join(f"{name}={count}" for name, count in sorted(self.hits.items()))
@@ -269,33 +268,7 @@ def _fault(action: FaultAction | None, error: int, delay_ms: int, gate: Gate | N
         elif gate is not None:
             action = FaultAction.HANG
         else:
-            raise ValueError("say what is to happen: action, error, delay_ms or gate")
+            raise ValueError("give an action, error, delay_ms or gate")
     if (action is FaultAction.HANG) != (gate is not None):
         raise ValueError("a gate and the action HANG belong together")
     return Fault(action, error, delay_ms, gate)
-
-
-class HasCode(Protocol):
-    """A request or response: all that a decision needs of it."""
-
-    code: int
-
-
-class FaultInterceptor:
-    """Decides about requests inside a server; carrying it out belongs to the network layer.
-
-    Points: ``request.CODE`` before the handler runs and ``response.CODE`` (the request's code)
-    before the answer leaves: losing a request and losing its answer are different misfortunes.
-    Actions: DROP (no answer), DELAY, DUPLICATE, ERROR (answer with this code), CLOSE, CUT.
-    """
-
-    def __init__(self, plan: FaultPlan) -> None:
-        self.plan = plan
-
-    def decide(self, command: HasCode) -> Fault:
-        """What happens to this request before it is handled."""
-        return self.plan.draw(f"request.{command.code}")
-
-    def decide_response(self, command: HasCode) -> Fault:
-        """What happens to the answer to this request."""
-        return self.plan.draw(f"response.{command.code}")

@@ -1,7 +1,7 @@
 """A file system in memory that fills up, fails, hangs and loses power, by seed.
 
-:class:`FaultyFileSystem` keeps the promises of :mod:`skylark.store.file_system` and breaks whatever
-they leave open. Writes are visible at once and durable only after ``sync``; names are durable only
+:class:`FaultyFileSystem` implements the contract of :mod:`skylark.store.file_system` in the least
+favourable way. Writes are visible at once and durable only after ``sync``; names are durable only
 after ``sync_directory`` (the model is in :mod:`skylark.testing.memory_disk`)::
 
     disk = FaultyFileSystem(FaultPlan(seed))

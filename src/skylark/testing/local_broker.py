@@ -1,4 +1,4 @@
-"""A name server and a broker in the process of the test, on its event loop.
+"""A local broker for tests: a name server and a broker in the process of the test, on its loop.
 
 ::
 
@@ -6,22 +6,22 @@
         topic = await b.topic()
         async with b.producer() as producer, b.consumer() as consumer: ...
 
-It is the code that ``skylark up`` runs, with its friendly defaults, on small files in a temporary
-folder that is gone at the end. Settings have their Java names and come as keywords or as a mapping.
+It runs the code of ``skylark up``, with the same defaults, on small files in a temporary folder
+that is deleted at the end. Settings have their Java names, as keywords or in a mapping.
 
 ==================  ==============================================================================
-``transport``       ``"memory"``: no sockets. Only clients that are given ``b.options`` find the
-                    broker; ``b.namesrv`` is a name that leads nowhere, rather than to whatever
-                    listens on this machine. ``"loopback"``: free ports of 127.0.0.1, for clients of
-                    every kind.
+``transport``       ``"memory"``: no sockets. Only clients with ``b.options`` reach the broker;
+                    ``b.namesrv`` is a name that does not resolve, so that no other client connects
+                    to some server of this machine. ``"loopback"``: free ports of 127.0.0.1, for
+                    all clients.
 ``clock``           ``"virtual"``: time stands still until ``await b.clock.advance(hours=2)``, which
-                    fires what falls due on the way, in order: delayed messages, retries, checks of
-                    transactions, retention. Clients with ``b.options`` share it.
+                    runs everything that becomes due, in order: delayed messages, retries, checks of
+                    transactions, retention. Clients with ``b.options`` share the clock.
 ==================  ==============================================================================
 
 On virtual time the broker saves its tables on the loop instead of in threads, which the clock could
-not see. Syncs of the log stay on their thread: nobody waits for them, except for senders with
-``flushDiskType=SYNC_FLUSH``, who await their result before they advance the clock.
+not see. Syncs of the log stay on their thread; only senders with ``flushDiskType=SYNC_FLUSH`` wait
+for them, and must await their result before they advance the clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SMALL_FILES: Final = {
     "maxHashSlotNum": "5000",
     "maxIndexNum": "20000",
 }
-#: What is thrown away need not be synced every second of virtual time; fewer timers, more speed.
+#: A temporary store need not be synced every second of virtual time: fewer timers.
 SELDOM_SYNCED: Final = {
     "flushIntervalCommitLog": "60000",
     "flushIntervalConsumeQueue": "60000",
@@ -91,7 +91,7 @@ _DECIDED: Final = frozenset(
 
 
 class LocalBroker:
-    """What :func:`broker` gives; not made by hand."""
+    """The object that :func:`broker` yields; do not create it yourself."""
 
     def __init__(self, clock: VirtualClock | None, network: Network, folder: Path) -> None:
         self.folder = folder  #: holds the store and all that goes with it
@@ -133,7 +133,7 @@ class LocalBroker:
 
     @property
     def broker(self) -> Broker:
-        """The broker itself, for whoever looks inside."""
+        """The broker itself, for tests of its internals."""
         assert self._broker is not None, "it was not started"
         return self._broker
 
@@ -150,23 +150,23 @@ class LocalBroker:
         return self._admin
 
     async def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:
-        """Make a topic that nobody has used before; its name."""
+        """Create a topic with a new name; returns the name."""
         name = _fresh(prefix)
         await self.admin.topics.create(name, queue_count=queue_count)
         return name
 
     async def group(self, prefix: str = "group") -> str:
-        """Make a consumer group that nobody has used before; its name."""
+        """Create a consumer group with a new name; returns the name."""
         name = _fresh(prefix)
         await self.admin.groups.create(name)
         return name
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic; one that is gone already is no error."""
+        """Delete a topic, if it exists."""
         await _unless_gone(self.admin.topics.delete(name))
 
     async def delete_group(self, name: str) -> None:
-        """Delete a group with its offsets, retries and dead letters, unless it is gone already."""
+        """Delete a group with its offsets, retries and dead letters, if it exists."""
         await _unless_gone(self.admin.groups.delete(name))
 
     def producer(self, group: str = "producers", **settings: Unpack[ProducerKeywords]) -> Producer:
@@ -174,7 +174,7 @@ class LocalBroker:
         return Producer(group, self.options, **settings)
 
     def consumer(self, group: str | None = None, **settings: Unpack[PushKeywords]) -> PushConsumer:
-        """A push consumer for ``async with``, in a group of its own unless one is given.
+        """A push consumer for ``async with``, in a new group unless one is given.
 
         Broadcasting consumers keep their offsets in the temporary folder.
         """
@@ -183,8 +183,8 @@ class LocalBroker:
 
     @property
     def faults(self) -> FaultPlan | None:
-        """What goes wrong with requests and answers of the broker: ``MessageFaults``, or any plan
-        with the points of :mod:`skylark.testing.request_faults`. None: nothing."""
+        """The faults of requests and responses: ``MessageFaults``, or any plan with the points of
+        :mod:`skylark.testing.request_faults`. None: no faults."""
         return self._faults
 
     @faults.setter
@@ -246,7 +246,7 @@ class LocalBroker:
         await self._exit.aclose()
 
     async def _in_time(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """Stop a part; on virtual time, with as much of it as that takes."""
+        """Stop a part; on virtual time, advances the clock as far as needed."""
         if self._virtual is None:
             await stop()
         else:
@@ -262,9 +262,9 @@ async def broker(
     faults: FaultPlan | None = None,
     **more_settings: Setting,
 ) -> AsyncIterator[LocalBroker]:
-    """A broker with its name server, for the length of an ``async with``; see the module.
+    """A broker with its name server, for an ``async with`` block; see the module.
 
-    Raises ConfigError for settings that do not exist, and whatever keeps a broker from starting.
+    Raises ConfigError for settings that do not exist, and all errors of the start of a broker.
     """
     texts = _texts({**(settings or {}), **more_settings})
     if clock not in ("real", "virtual") and not isinstance(clock, VirtualClock):
@@ -294,10 +294,10 @@ async def broker(
 
 
 def _texts(settings: Mapping[str, Setting]) -> dict[str, str]:
-    """Settings as a properties file has them; raises ConfigError for names that are none."""
+    """Settings as texts, as in a properties file; raises ConfigError for unknown names."""
     for key in settings:
         if key in _DECIDED:
-            raise ConfigError(f"{key}: a broker for tests decides this by itself")
+            raise ConfigError(f"{key}: a broker for tests determines this setting itself")
     for key, close in unknown_keys(BrokerConfig, settings).items():
         known = "`skylark broker -p` prints all"
         hint = known if close is None else f"did you mean {close}? {known}"

@@ -90,7 +90,7 @@ class FileNode:
         return node
 
     def resize(self, size: int) -> None:
-        """Cut or extend by a hole; the caller has made sure that nobody maps it."""
+        """Truncate, or extend by a hole; the caller has made sure that it is not mapped."""
         if size < len(self.content):
             del self.content[size:]
         self.content.extend(bytes(size - len(self.content)))
@@ -227,8 +227,8 @@ def mix_pages(old: bytes, new: bytes, odds: Odds, stream: random.Random) -> tupl
 class NameChange(NamedTuple):
     """An unsynced change of a directory: ``node`` leaves ``removed`` and appears as ``added``.
 
-    Applied without the changes before it, it takes the node from whatever name it has: a file never
-    has two names here, and a rename that survives alone has moved it all the same.
+    Applied without the changes before it, it removes the node from its current name: a file never
+    has two names here, also if only the rename survives.
     """
 
     node: Node

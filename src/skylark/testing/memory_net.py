@@ -9,7 +9,7 @@ follow asyncio's rules (the same test suite runs over both):
 * ``close`` lets what was written arrive, then the peer sees end of file; ``abort`` drops what was
   still buffered. ``connection_made`` comes first, ``connection_lost`` last and once; a cut gives
   both ends ``connection_lost(ConnectionResetError)``.
-* A protocol that raises loses its connection, and the loop's exception handler is told.
+* If a protocol raises, its connection ends, and the loop's exception handler is called.
 
 Not modelled: a backlog, ``sendfile``, TLS, and the RST that TCP sends when a socket with unread
 bytes is closed.

@@ -11,17 +11,16 @@
 =====================  ===========================================================================
 ``rocketmq``           a broker on free ports of loopback, on a thread of the test process: one for
                        the session, with pytest-xdist one for each worker
-``rocketmq_topic``     the name of a topic of this test's own, deleted afterwards
-``rocketmq_group``     the name of a consumer group of its own, deleted afterwards
-``rocketmq_settings``  none; a project that wants settings overrides it, Java name -> value
+``rocketmq_topic``     the name of a topic for this test only, deleted afterwards
+``rocketmq_group``     the name of a consumer group for this test only, deleted afterwards
+``rocketmq_settings``  no settings; a project may override it, Java name -> value
 =====================  ===========================================================================
 
-Nothing is skipped: a broker that cannot start is an error of the tests that need it, with its
-cause.
+If the broker cannot start, the tests that need it fail with the cause; they are not skipped.
 
-The marker ``faults`` makes the broker misbehave while the test itself runs, not during the set-up
-and end of its fixtures; :mod:`skylark.testing.message_faults` says how. ``rocketmq.faults`` is the
-plan. A test that fails reports the marker, with the seed, that gives the same faults again.
+The marker ``faults`` injects faults into the broker while the test itself runs, not during set-up
+and teardown of its fixtures (:mod:`skylark.testing.request_faults`). ``rocketmq.faults`` is the
+plan. The report of a failed test shows the marker, with the seed, that repeats the same faults.
 
 This module is loaded in every run of pytest: it imports Skylark only when a fixture is used.
 """
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from skylark.testing.message_faults import MessageFaults
+    from skylark.testing.request_faults import MessageFaults
     from skylark.testing.thread_broker import ThreadBroker
 
 MARKER = "faults"
@@ -112,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _plan(marker: pytest.Mark) -> MessageFaults:
     """What the marker asks for; what is wrong with it is an error of the test."""
     from skylark.core.errors import ConfigError
-    from skylark.testing.message_faults import MessageFaults
+    from skylark.testing.request_faults import MessageFaults
 
     for name in marker.kwargs:
         if name not in ARGUMENTS:

@@ -195,7 +195,7 @@ class _Flow:
             self._pass_due(self._proxy.clock.monotonic())
 
     def halve(self) -> None:
-        """Deliver the first half of what is held, whatever holds it, and end the connection."""
+        """Deliver the first half of the held bytes, even if stalled, and end the connection."""
         content = b"".join(data for _, data in self._held)
         if content:
             self._write(content[: len(content) // 2])

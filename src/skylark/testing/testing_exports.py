@@ -2,7 +2,7 @@
 
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.local_broker import LocalBroker, broker
-from skylark.testing.message_faults import MessageFaults
+from skylark.testing.request_faults import MessageFaults
 from skylark.testing.thread_broker import ThreadBroker, sync_broker
 from skylark.testing.virtual_clock import START_MS, NotDrainedError, VirtualClock
 

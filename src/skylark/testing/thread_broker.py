@@ -1,4 +1,4 @@
-"""A broker for tests without asyncio: on a thread of its own, reached through loopback.
+"""A broker for tests without asyncio: it runs on its own thread and listens on loopback.
 
 ::
 
@@ -6,8 +6,8 @@
         with skylark.sync.Producer("g", b.options) as producer:
             producer.send(Message(b.topic(), b"hello"))
 
-It is the one of :mod:`skylark.testing.local_broker` on free ports and real time; any client in any
-process of this machine may use it. All methods may be called from any thread.
+It is a :mod:`skylark.testing.local_broker` on free ports and real time; clients in any process of
+this machine can use it. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ THREAD_NAME: Final = "skylark-test-broker"
 
 
 class ThreadBroker:
-    """What :func:`sync_broker` gives; not made by hand."""
+    """The object that :func:`sync_broker` yields; do not create it yourself."""
 
     def __init__(self, settings: Mapping[str, Setting]) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class ThreadBroker:
 
     @property
     def namesrv(self) -> str:
-        """The address of the name server, for clients of every kind."""
+        """The address of the name server, for all clients."""
         return self._namesrv
 
     @property
@@ -53,24 +53,24 @@ class ThreadBroker:
         return self._local.options
 
     def topic(self, prefix: str = "topic", *, queue_count: int = 4) -> str:
-        """Make a topic that nobody has used before; its name."""
+        """Create a topic with a new name; returns the name."""
         return self._run(self._local.topic(prefix, queue_count=queue_count))
 
     def group(self, prefix: str = "group") -> str:
-        """Make a consumer group that nobody has used before; its name."""
+        """Create a consumer group with a new name; returns the name."""
         return self._run(self._local.group(prefix))
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; one that is gone already is no error."""
+        """Delete a topic, if it exists."""
         self._run(self._local.delete_topic(name))
 
     def delete_group(self, name: str) -> None:
-        """Delete a group with its offsets, retries and dead letters, unless it is gone already."""
+        """Delete a group with its offsets, retries and dead letters, if it exists."""
         self._run(self._local.delete_group(name))
 
     @property
     def faults(self) -> FaultPlan | None:
-        """What goes wrong with requests and answers of the broker; see ``LocalBroker.faults``."""
+        """The faults of requests and responses; see ``LocalBroker.faults``."""
         return self._faults
 
     @faults.setter
@@ -91,12 +91,12 @@ class ThreadBroker:
     # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Return when it serves; raises what keeps it from that."""
+        """Start it and wait until it serves; raises the error of its start."""
         self._thread.start()
         self._namesrv = self._started.result().namesrv
 
     def stop(self) -> None:
-        """Return when nothing of it is left; raises what went wrong at the end."""
+        """Stop it and wait for its thread; raises the error of its stop."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         if self._failure is not None:
@@ -121,9 +121,9 @@ class ThreadBroker:
 def sync_broker(
     settings: Mapping[str, Setting] | None = None, **more_settings: Setting
 ) -> Iterator[ThreadBroker]:
-    """A broker with its name server, for the length of a ``with``; settings by their Java names.
+    """A broker with its name server, for a ``with`` block; settings have their Java names.
 
-    Raises ConfigError for settings that do not exist, and whatever keeps a broker from starting.
+    Raises ConfigError for settings that do not exist, and all errors of the start of a broker.
     """
     made = ThreadBroker({**(settings or {}), **more_settings})
     made.start()

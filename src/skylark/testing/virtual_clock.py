@@ -1,4 +1,4 @@
-"""Virtual time: a clock that moves only when the test says so.
+"""The virtual clock: time that only a test moves.
 
 ::
 
@@ -8,22 +8,22 @@
     assert clock.now_ms() == START_MS + 120_000
 
 :meth:`VirtualClock.advance` runs the due timers one by one, ordered by time and, at equal times,
-by registration. The clock stands at a timer's own time while it runs, and after each one the loop
-is *drained*, so that tasks which it woke run to their next wait. Timers which they set within the
-same advance run in their turn.
+by registration. While a timer runs, the clock shows its time; after each timer the loop is
+*drained*, so that the tasks which it woke run to their next wait. Timers that they set within the
+same advance run, too.
 
-**Drained** means: for some turns in a row no callback was ready and no socket had an event. Data
-between two sockets of this process, on loopback or on the memory network, is therefore consumed
-before time moves on. Not seen is work outside the loops, such as an executor thread that syncs a
-file or resolves a name. Register a predicate with :meth:`VirtualClock.hold_while` and time stands
-still while it is true; otherwise await the result yourself before advancing. Threads may post with
-``call_soon_threadsafe`` at any time. uvloop does not show its queue of ready callbacks: there a
-fixed number of turns is run instead, enough for exchanges of a few steps.
+**Drained** means: for some turns in a row no callback was ready and no socket had an event. So data
+between two sockets of this process, on loopback or on the memory network, is consumed before time
+moves on. Work outside the loops is not seen, such as a thread that syncs a file or resolves a name:
+register a predicate with :meth:`VirtualClock.hold_while`, and time stands still while it is true,
+or await the result before advancing. Threads may use ``call_soon_threadsafe`` at any time. uvloop
+does not show its queue of ready callbacks; there a fixed number of turns is run instead, enough for
+exchanges of a few steps.
 
-Draining is bounded: a task that never waits raises :class:`NotDrainedError` instead of a hang.
+Draining is bounded: a task that never waits causes :class:`NotDrainedError` instead of a hang.
 
-**Several loops.** A client keeps its heartbeats on a loop thread of its own. A timer fires on the
-loop that set it, and draining covers every loop that ever set a timer on this clock.
+**Several loops.** A client runs its heartbeats on a separate loop thread. A timer fires on the loop
+that set it, and draining covers every loop that has set a timer on this clock.
 
 **Live clients.** Two hours of virtual time pass in a moment, in which no heartbeat over a real
 socket from another process can arrive. So advancing does not expire connections that are alive: a

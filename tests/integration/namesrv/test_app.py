@@ -69,13 +69,13 @@ async def test_the_port_is_free_after_stop() -> None:
     await second.stop()
 
 
-async def test_start_says_who_can_connect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_start_logs_which_machines_can_connect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with serving() as server:
             (record,) = [each for each in caplog.records if each.name == "skylark.namesrv.app"]
             assert record.levelno == logging.INFO
             assert record.getMessage() == (
-                f"name server on {server.address}, for this machine only (bindAddress)"
+                f"name server listens on {server.address}, this machine only (bindAddress)"
             )
 
 

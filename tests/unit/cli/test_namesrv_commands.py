@@ -86,7 +86,7 @@ def test_ready_answer_stop(tmp_path: Path, number: signal.Signals) -> None:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0
     assert stdout == ""
-    assert f"name server on {address}, for this machine only" in stderr
+    assert f"name server listens on {address}, this machine only" in stderr
     # the file that it was given has become the store of its settings
     assert "enableTopicList=true\n" in config.read_text()
 

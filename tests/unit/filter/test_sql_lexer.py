@@ -74,15 +74,15 @@ def test_the_end_comes_again_and_again() -> None:
         ("a / 2", 2, "no arithmetic"),
         ("a.b", 1, "no dots"),
         ("a;", 1, "no end mark"),
-        ("#", 0, "begins nothing known at character 1$"),
-        ("\u4e2d", 0, "begins nothing known"),
-        ("\u212a", 0, "begins nothing known"),  # the Kelvin sign is no K
-        ("a\u00a0b", 1, "begins nothing known"),
-        ("a\x0bb", 1, "begins nothing known"),
-        ("\0", 0, "begins nothing known"),
+        ("#", 0, "unexpected character '#' at character 1$"),
+        ("\u4e2d", 0, "unexpected character"),
+        ("\u212a", 0, "unexpected character"),  # the Kelvin sign is no K
+        ("a\u00a0b", 1, "unexpected character"),
+        ("a\x0bb", 1, "unexpected character"),
+        ("\0", 0, "unexpected character"),
     ],
 )
-def test_what_begins_no_token(text: str, position: int, hint: str) -> None:
+def test_characters_that_start_no_token(text: str, position: int, hint: str) -> None:
     with pytest.raises(FilterSyntaxError, match=hint) as caught:
         tokens(text)
     assert caught.value.position == position

@@ -70,7 +70,7 @@ def test_an_empty_slave_gets_the_last_file_and_another_goes_on_where_it_was() ->
     bench = Bench(5 * GIB // 2)
     assert bench.join(0)[1] == Transfer(1, 0x8000_0000, 32_768)
     assert bench.notices[-1].level == logging.WARNING
-    assert "not what lies between 0 and that; haSyncFromStart=true" in bench.notices[-1].text
+    assert "but not from its start at 0; set haSyncFromStart=true" in bench.notices[-1].text
     bench = Bench(1_000)
     assert bench.join(115) == [Confirmed(115), Transfer(1, 115, 885)]
 
@@ -139,7 +139,7 @@ def test_a_slave_below_the_log_gets_only_heartbeats_and_an_error_is_logged() -> 
     bench = Bench(5_000, min_offset=1_000, file_size=1_000)
     assert bench.join(999) == []
     assert bench.notices[-1].level == logging.ERROR
-    assert "wants the log from 999 on, and it begins at 1000" in bench.notices[-1].text
+    assert "needs the log from 999 on, but it begins at 1000" in bench.notices[-1].text
     assert bench.wait(10_000) == [Transfer(1, 999, 0), Transfer(1, 999, 0)]
     assert bench.handle(LogChanged(1_000, 6_000)) == []
     assert bench.master.in_sync_count == 0
@@ -157,11 +157,11 @@ def test_a_slave_that_retention_overtakes_gets_nothing_more() -> None:
     assert slave.ack_offset == -1
 
 
-def test_a_slave_that_is_ahead_vouches_for_nothing_even_when_the_log_passes_it() -> None:
+def test_a_slave_that_is_ahead_acknowledges_nothing_even_when_the_log_passes_it() -> None:
     bench = Bench(500)
     assert bench.join(700) == []
     assert bench.notices[-1].level == logging.ERROR
-    assert "has the log up to 700, and this master ends at 500" in bench.notices[-1].text
+    assert "has the log up to 700, but this master ends at 500" in bench.notices[-1].text
     assert bench.handle(LogChanged(0, 900)) == []
     assert bench.handle(SlaveReported(1, 700)) == []
     assert bench.wait(5_000) == [Transfer(1, 700, 0)]
@@ -173,7 +173,7 @@ def test_nobody_acknowledges_more_than_it_was_sent() -> None:
     bench = Bench(500)
     bench.join(500)
     assert bench.handle(SlaveReported(1, 501)) == [
-        Drop(1, "it acknowledges 501, and was sent no more than 500")
+        Drop(1, "it acknowledged 501, but was sent only up to 500")
     ]
     assert bench.handle(SlaveReported(1, 501)) == []  # late bytes of a dropped slave
 

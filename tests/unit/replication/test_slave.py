@@ -91,11 +91,11 @@ def test_a_slave_follows_once_its_end_is_the_masters() -> None:
     assert bench.handle(LogMoved(510, 510)) == []
 
 
-def test_a_java_master_is_trusted() -> None:
+def test_a_java_master_is_followed_without_a_log_check() -> None:
     bench = Bench()
     bench.connect(500)
     assert bench.handle(TailCompared(TailAnswer.UNSUPPORTED)) == [Report(500)]
-    assert "it is trusted" in bench.notices[-1].text
+    assert "does not support the log check" in bench.notices[-1].text
 
 
 @pytest.mark.spec("store.12.42")
@@ -104,7 +104,7 @@ def test_a_wrong_offset_ends_the_link_for_five_seconds() -> None:
         bench = Bench()
         bench.follow(500)
         assert bench.handle(FrameArrived(499, body)) == [Disconnect()]
-        assert "it sends 499, and 500 comes next" in bench.notices[-1].text
+        assert "it sent offset 499 instead of 500" in bench.notices[-1].text
         assert bench.wait(4_999) == []
         assert bench.wait(1) == [Connect(MASTER)]
 
@@ -186,7 +186,7 @@ def test_what_the_master_deleted_cannot_be_copied() -> None:
     bench.connect(500)
     assert bench.handle(TailCompared(TailAnswer.GONE)) == [Report(500)]
     assert bench.notices[-1].level == logging.ERROR
-    assert "Begin with an empty store" in bench.notices[-1].text
+    assert "Start with an empty store" in bench.notices[-1].text
 
 
 def test_without_an_answer_nothing_is_followed() -> None:

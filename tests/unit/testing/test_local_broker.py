@@ -108,7 +108,7 @@ async def test_settings_are_keywords_or_a_mapping_with_java_names() -> None:
     ("given", "why"),
     [
         ({"autoCreateTopicEnabled": True}, "did you mean autoCreateTopicEnable"),
-        ({"listenPort": 10911}, "decides this by itself"),
+        ({"listenPort": 10911}, "determines this setting itself"),
         ({"transport": "pigeon"}, "transport is"),
         ({"clock": "cuckoo"}, "clock is"),
     ],
