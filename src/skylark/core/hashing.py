@@ -222,16 +222,6 @@ class UniqueId(msgspec.Struct, frozen=True):
     month_ms: int
     counter: int
 
-    def nearest_time_ms(
-        self, now_ms: int, month_start_ms: Callable[[int], int] | None = None
-    ) -> int:
-        """When the id was drawn, if that was within the month before ``now_ms``."""
-        start_of = month_start_ms or local_month_start_ms
-        start = start_of(now_ms)
-        if start + self.month_ms >= now_ms:
-            start = start_of(start - 1)
-        return start + self.month_ms
-
 
 def decode_unique_id(message_id: str) -> UniqueId:
     """Take a unique id apart; anything else raises :class:`RemoteProtocolError`."""

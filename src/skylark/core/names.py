@@ -272,14 +272,6 @@ def unwrap_namespace(namespace: str | None, name: str) -> str:
     return prefix + rest.removeprefix(f"{namespace}%")
 
 
-def namespace_of(name: str) -> str:
-    """The namespace that a full name carries, or ``""``."""
-    if _is_system_name(name):
-        return ""
-    namespace, separator, _ = split_prefix(name)[1].partition("%")
-    return namespace if separator else ""
-
-
 def namespace_of_endpoint(endpoint: str) -> str | None:
     """``MQ_INST_x_y`` for an endpoint such as ``http://MQ_INST_x_y.host:80``, else None."""
     match = _INSTANCE_ENDPOINT.fullmatch(endpoint)
@@ -334,10 +326,6 @@ def parse_addresses(
     if len(parts) > ADDRESS_COUNT_MAX:
         raise ConfigError(f"{len(parts)} addresses exceed the limit of {ADDRESS_COUNT_MAX}")
     return tuple(parse_address(part, default_port=default_port) for part in parts)
-
-
-def format_addresses(addresses: Collection[Address]) -> str:
-    return ";".join(map(str, addresses))
 
 
 def is_loopback(host: str) -> bool:

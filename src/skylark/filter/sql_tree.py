@@ -26,8 +26,10 @@ class Node(msgspec.Struct, frozen=True):
     """Base of all nodes."""
 
     def children(self) -> tuple[Node, ...]:
-        """The nodes directly below."""
-        return ()
+        """The nodes directly below, in the order of the fields."""
+        values = (getattr(self, name) for name in self.__struct_fields__)
+        groups = (value if isinstance(value, tuple) else (value,) for value in values)
+        return tuple(child for group in groups for child in group if isinstance(child, Node))
 
 
 class Property(Node, frozen=True):
@@ -47,17 +49,11 @@ class Negate(Node, frozen=True):
 
     operand: Node
 
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
-
 
 class BooleanCast(Node, frozen=True):
     """A property in place of a boolean: false if present (no string is true), else null."""
 
     operand: Property
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
 
 
 class Not(Node, frozen=True):
@@ -65,26 +61,17 @@ class Not(Node, frozen=True):
 
     operand: Node
 
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
-
 
 class And(Node, frozen=True):
     """False at the first false operand; else null if one is null."""
 
     operands: tuple[Node, ...]
 
-    def children(self) -> tuple[Node, ...]:
-        return self.operands
-
 
 class Or(Node, frozen=True):
     """True at the first true operand; else null if one is null."""
 
     operands: tuple[Node, ...]
-
-    def children(self) -> tuple[Node, ...]:
-        return self.operands
 
 
 class Equal(Node, frozen=True):
@@ -93,17 +80,11 @@ class Equal(Node, frozen=True):
     left: Node
     right: Node
 
-    def children(self) -> tuple[Node, ...]:
-        return (self.left, self.right)
-
 
 class IsNull(Node, frozen=True):
     """Never null itself."""
 
     operand: Node
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
 
 
 class Compare(Node, frozen=True):
@@ -115,9 +96,6 @@ class Compare(Node, frozen=True):
     operator: Ordering
     left: Node
     right: Node
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.left, self.right)
 
 
 class Between(Node, frozen=True):
@@ -131,9 +109,6 @@ class Between(Node, frozen=True):
     high: Node
     negated: bool
 
-    def children(self) -> tuple[Node, ...]:
-        return (self.value, self.low, self.high)
-
 
 class In(Node, frozen=True):
     """Whether a property is one of some strings; null if it is missing, with NOT as without."""
@@ -141,9 +116,6 @@ class In(Node, frozen=True):
     operand: Property
     values: frozenset[str]
     negated: bool
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
 
 
 class TextMatch(Node, frozen=True):
@@ -156,9 +128,6 @@ class TextMatch(Node, frozen=True):
     operand: Node
     needle: str
     negated: bool
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.operand,)
 
 
 def depth(root: Node, depth_max: int) -> int:

@@ -225,12 +225,6 @@ def test_a_clock_set_back_a_little_counts_as_the_start_of_the_month() -> None:
     assert decode_unique_id(ids.next_id()).month_ms == (1 << 32) - 1_000_000
 
 
-def test_the_time_of_an_id_lies_within_the_last_month() -> None:
-    drawn = UniqueId(LOOPBACK, 1, 2, 1_000, 3)
-    assert drawn.nearest_time_ms(MONTHS[1] + 1_001, utc_month_start_ms) == MONTHS[1] + 1_000
-    assert drawn.nearest_time_ms(MONTHS[1] + 1_000, utc_month_start_ms) == MONTHS[0] + 1_000
-
-
 @pytest.mark.parametrize(
     ("zone", "time_ms", "expected"),
     [
