@@ -291,9 +291,7 @@ class BrokerGraph:
         if self.exporter.is_on:
             interceptors += (self.exporter.rpc_times,)
         window_s = self.live.current.busy_poll_micros / 1e6
-        self.busy_poller = (
-            BusyPoller(window_s) if window_s and isinstance(network, TcpNetwork) else None
-        )
+        self.poller = BusyPoller(window_s) if window_s and isinstance(network, TcpNetwork) else None
         self.server = self._server([*shared, self.pull_handlers], interceptors, network)
         self.fast_server = self._server(shared, interceptors, network)
 
@@ -452,8 +450,8 @@ class BrokerGraph:
         dispatcher = Dispatcher(interceptors, tasks_max=config.request_count_max)
         for handler in handlers:
             handler.add_to(dispatcher)
-        if self.busy_poller is not None:
-            dispatcher.after_runs = self.busy_poller.handled
+        if self.poller is not None:
+            dispatcher.after_runs = self.poller.handled
         return RemotingServer(
             dispatcher,
             network,
