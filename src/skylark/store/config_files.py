@@ -32,8 +32,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
+from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from skylark.core.errors import RemoteProtocolError
 from skylark.store.config_tables import (
@@ -51,8 +55,8 @@ from skylark.store.config_tables import (
 )
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import READ_FILE_SIZE_MAX, FileSystem
-from skylark.store.pretty_json import pretty
 from skylark.wire.fastjson import decode_body, encode_body
+from skylark.wire.fastjson_writer import write
 
 logger = logging.getLogger(__name__)
 
@@ -180,3 +184,54 @@ class ConfigFiles:
             path=path,
             hint=f"look at {path.name}.broken-1 and the others, then move them away",
         )
+
+
+# ---- pretty form ---------------------------------------------------------------------------------
+
+
+def pretty(value: Any) -> str:
+    """The text of a struct, dictionary or list."""
+    out: list[str] = []
+    _write(out, value, "\n")
+    return "".join(out)
+
+
+@cache
+def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """(attribute, ``"wireName"``) of a struct's fields, sorted by wire name."""
+    pairs = sorted((field.encode_name, field.name) for field in msgspec.structs.fields(struct))
+    return tuple((name, encode_basestring(wire_name)) for wire_name, name in pairs)
+
+
+def _write(out: list[str], value: Any, margin: str) -> None:
+    """Append the text of ``value``; ``margin`` is the line end and indentation around it."""
+    if type(value) is int:  # the most by far, in tables of offsets
+        out.append(repr(value))
+    elif isinstance(value, msgspec.Struct):
+        members = ((key, getattr(value, name)) for name, key in _members(type(value)))
+        _write_object(out, members, margin)
+    elif isinstance(value, dict):
+        _write_object(out, ((_key(key), member) for key, member in value.items()), margin)
+    elif isinstance(value, list) and value and not all(type(item) is int for item in value):
+        inner = margin + "\t"
+        for position, item in enumerate(value):
+            out.append(("," if position else "[") + inner)
+            _write(out, item, inner)
+        out.append(margin + "]")
+    else:
+        out.append(write(value))
+
+
+def _write_object(out: list[str], members: Any, margin: str) -> None:
+    inner = margin + "\t"
+    opening = "{"
+    for key, member in members:
+        if member is not None:
+            out.append(f"{opening}{inner}{key}:")
+            _write(out, member, inner)
+            opening = ","
+    out.append("{}" if opening == "{" else margin + "}")
+
+
+def _key(key: str | int) -> str:
+    return encode_basestring(key) if isinstance(key, str) else repr(key)

@@ -29,13 +29,12 @@ from typing import Final, NamedTuple
 
 from skylark.core.clock import TimerHandle
 from skylark.store.checkpoint import Checkpoint
-from skylark.store.commit_log import CommitLog
 from skylark.store.config import StoreConfig
 from skylark.store.dirty_ranges import SyncBatch, ViewSync
 from skylark.store.errors import StoreFileError
-from skylark.store.index import IndexService
-from skylark.store.owner_thread import Post, Scheduler, post_when_done
-from skylark.store.queue_registry import ConsumeQueues, FlushRound
+from skylark.store.owner_thread import Post, post_when_done
+from skylark.store.queue_registry import FlushRound
+from skylark.store.recovery import StoreParts
 from skylark.store.reput import Dispatch
 from skylark.store.running_flags import RunningFlags, StoreFlag
 
@@ -65,31 +64,26 @@ class ViewFlush:
 
     def __init__(
         self,
-        config: StoreConfig,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        index: IndexService | None,
+        parts: StoreParts,
         dispatch: Dispatch,
         views: ViewSync,
-        checkpoint: Checkpoint,
         flags: RunningFlags,
         *,
-        scheduler: Scheduler,
         executor: Executor,
         post: Post,
     ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
         self._dispatch = dispatch
         self._views = views
-        self._checkpoint = checkpoint
+        self._checkpoint = parts.checkpoint
         self._flags = flags
-        self._scheduler = scheduler
+        self._scheduler = parts.scheduler
         self._executor = executor
         self._post = post
-        self.follow(config)
-        self._sync_at = scheduler.monotonic()
+        self.follow(parts.config)
+        self._sync_at = self._scheduler.monotonic()
         self._timer: TimerHandle | None = None
         self._round: FlushRound | None = None
         self._vouched = _Vouched(0, 0)
@@ -151,7 +145,7 @@ class ViewFlush:
         self.start()
         end = self._log.max_offset
         if not self._marks or self._marks[-1][0] < end:
-            self._marks.append((end, self._log.last_store_timestamp))
+            self._marks.append((end, self._log.last.last_store_timestamp))
         if self._round is None and self._syncing is None:
             self._begin_round()
             self._write_some()
@@ -221,11 +215,11 @@ class ViewFlush:
 
     def _promote(self, checkpoint: Checkpoint, vouched: _Vouched) -> None:
         """Let a checkpoint say what is on disk once the views of a round are."""
-        flushed_where = self._log.files.flushed_where
+        flushed_where = self._log.flushed_where
         while self._marks and self._marks[0][0] <= flushed_where:
             checkpoint.physic_msg_timestamp = self._marks.popleft()[1]
         if self._log.max_offset <= flushed_where:
-            checkpoint.physic_msg_timestamp = self._log.last_store_timestamp
+            checkpoint.physic_msg_timestamp = self._log.last.last_store_timestamp
         if self._index is not None:
             checkpoint.index_msg_timestamp = self._index.full_timestamp
             if self._index.behind_from is not None:

@@ -133,9 +133,7 @@ class MappedFiles:
         files: FileSystem,
         allocator: Allocator,
         pool: TransientPool | None = None,
-        read_only: bool = False,
         random_access: bool = False,
-        force_after_ms: int = FORCE_AFTER_MS,
         open_files_max: int = OPEN_FILES_MAX,
         size_key: str = "mappedFileSizeCommitLog",
     ) -> None:
@@ -148,10 +146,9 @@ class MappedFiles:
         self.pool = pool
         self._file_system = files
         self._allocator = allocator
-        self._read_only = read_only
         self._random_access = random_access
         #: How long readers may keep a retired file, in milliseconds.
-        self.force_after_ms = force_after_ms
+        self.force_after_ms = FORCE_AFTER_MS
         self._open_files_max = open_files_max
         self._size_key = size_key
         self._opened: deque[MappedFile] = deque()  # those that may be closed, oldest first
@@ -202,7 +199,7 @@ class MappedFiles:
             raise CorruptLogError(
                 problem.message, file=str(problem.path), offset=problem.offset, hint=problem.hint
             )
-        if listing.empty is not None and not self._read_only:
+        if listing.empty is not None:
             logger.warning("%s is empty, left by an interrupted creation: removed", listing.empty)
             self._remove(listing.empty)
         self.files = [self._file(start) for start in listing.starts]
@@ -226,7 +223,6 @@ class MappedFiles:
         StoreFullError or another StoreError and changes nothing; calling again tries again. The
         caller ends the file it leaves (blank record, ``wrote = size``) before it appends again.
         """
-        self._check_writable()
         if self.files:
             start = self.last.end_offset
         else:
@@ -262,7 +258,6 @@ class MappedFiles:
         the flushed one: so the names are synced and the last file, and with it all files from
         ``unsynced_from`` on: a process that was killed may have left them in the page cache alone.
         """
-        self._check_writable()
         if offset > self.wrote_end:
             raise ValueError(f"{self.directory}: {offset} is behind the end, {self.wrote_end}")
         self.generation += 1
@@ -290,7 +285,6 @@ class MappedFiles:
 
     def retire_oldest(self, now: float) -> MappedFile | None:
         """Take the first file out of the log, unless it is the last; ``now`` is monotonic."""
-        self._check_writable()
         if len(self.files) < 2:
             return None
         file = self.files.pop(0)
@@ -395,7 +389,7 @@ class MappedFiles:
 
     def open_file(self, file: MappedFile) -> FileHandle:
         """Open for a :class:`MappedFile`, and close another one if there are too many."""
-        handle = self._file_system.open_file(file.path, writable=not self._read_only)
+        handle = self._file_system.open_file(file.path)
         if handle.size != self.file_size:
             handle.close()
             raise CorruptLogError(
@@ -463,7 +457,3 @@ class MappedFiles:
         except StoreFileMissingError:
             logger.warning("%s was already gone", path)
         self._file_system.sync_directory(self.directory)
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise StoreFileError("the log was opened for reading only", path=self.directory)

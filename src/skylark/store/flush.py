@@ -69,7 +69,6 @@ class FlushService(Rounds[SyncRange]):
         executor: Executor,
         post: Post,
         on_flushed: Callable[[int], None],
-        on_error: Callable[[StoreFileError], None],
         meanwhile: Callable[[int], None] | None = None,
         kernel_syncs: KernelSyncs | None = None,
     ) -> None:
@@ -91,7 +90,10 @@ class FlushService(Rounds[SyncRange]):
         self._timeout_s = config.sync_flush_timeout / 1000
         self._monotonic = scheduler.monotonic
         self._on_flushed = on_flushed
-        self._on_error = on_error
+        #: Syncs that failed; each of them was or will be repeated.
+        self.error_count = 0
+        #: The last of these failures.
+        self.last_error: StoreFileError | None = None
         self._do_meanwhile = meanwhile
         self._kernel_syncs = kernel_syncs
         self._told = files.flushed_where
@@ -217,7 +219,8 @@ class FlushService(Rounds[SyncRange]):
             self._files.mark_unsynced(item)
         except StoreFileError as second:
             logger.warning("unsynced pages were not marked: %s", second)
-        self._on_error(error)
+        self.error_count += 1
+        self.last_error = error
         return True
 
     def _notify(self) -> None:

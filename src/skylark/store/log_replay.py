@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from skylark.core.errors import CorruptLogError, StoreError
 from skylark.core.names import SCHEDULE_TOPIC
@@ -68,8 +68,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLICE_SIZE: Final = 4 << 20
+_HEAD_SLICE: Final = 4 << 10  # bytes read to check a single record
 SECTOR_SIZE: Final = 512  # a disk writes it whole or not at all
-_LOG_OFFSET_FIELD: Final = 6  # PHYSICALOFFSET in a head of any kind
+LOG_OFFSET_FIELD: Final = 6  # PHYSICALOFFSET in a head of any kind
 
 #: Whether a topic has queues of inner batches, as far as its settings are known.
 IsBatchTopic = Callable[[str], bool]
@@ -156,7 +157,7 @@ class LogScan:
             content = read_log(file, start, size, self._buffer)
             columns = self._scan(content, len(content))
             if columns.blank_count:
-                columns = self._scan(content, _first_blank(columns))
+                columns = self._scan(content, first_blank(columns))
             lost = self._first_lost(columns, start)
             if lost is not None:
                 columns = self._scan(content, lost)
@@ -217,7 +218,7 @@ class LogScan:
     def _is_in_place(self, content: bytes, stop: int) -> bool:
         if len(content) - stop < RECORD_HEAD_SIZE:
             return True  # too little to tell: a slice from here on will
-        return bool(RECORD_HEADS[0].unpack_from(content, stop)[_LOG_OFFSET_FIELD] == self.position)
+        return bool(RECORD_HEADS[0].unpack_from(content, stop)[LOG_OFFSET_FIELD] == self.position)
 
     def _leave(self, file: MappedFile, *, whole: bool) -> None:
         if not whole:
@@ -228,7 +229,22 @@ class LogScan:
         self.position = file.end_offset
 
 
-def _first_blank(columns: RecordColumns) -> int:
+class RecordHead(NamedTuple):
+    """Size and store time of one record."""
+
+    size: int
+    store_timestamp: int
+
+
+def record_at(log: MappedFiles, log_offset: int, verify: Verify | None = None) -> RecordHead | None:
+    """The record at a log offset; None if there is no valid one."""
+    columns = LogScan(log, log_offset, verify=verify, slice_size=_HEAD_SLICE).next()
+    if columns is None or columns.log_offset[0] != log_offset:
+        return None
+    return RecordHead(int(columns.total_size[0]), int(columns.store_timestamp[0]))
+
+
+def first_blank(columns: RecordColumns) -> int:
     """Position of the first of the blanks that a scan has passed over."""
     import numpy as np
 
@@ -293,35 +309,28 @@ class Replay:
 
     def add(self, columns: RecordColumns, log_from: int = 0) -> None:
         """Enter the records of a slice into the index, and those from an offset into queues."""
-        import numpy as np
-
-        records = _Records(columns)
-        shown = np.flatnonzero(visible_records(columns, log_from))
-        if len(shown):
-            self._enter(records, shown)
+        records = RecordTexts(columns)
+        self._enter(records, log_from)
         if self._index is not None and self._index.behind_from is None:
             index_records(records, self._index.put_record)
 
-    def _enter(self, records: _Records, shown: npt.NDArray[np.int64]) -> None:
-        """Group the visible records by queue, and give each queue its run."""
+    def _enter(self, records: RecordTexts, log_from: int) -> None:
+        """Append the visible records of each queue as one run."""
         import numpy as np
 
         columns = records.columns
-        queue_ids = columns.queue_id[shown].astype(np.int64) & 0xFFFF_FFFF
-        keys = records.topic_numbers[shown] << 32 | queue_ids
-        order = np.argsort(keys, kind="stable")
-        rows, keys = shown[order], keys[order]
-        codes = records.tags_codes(self._tags_codes)
+        rows, queue_runs = records.by_queue(log_from)
+        if not queue_runs:
+            return
         entries = np.empty(len(rows), cq_dtype())
         entries["log_offset"] = columns.log_offset[rows]
         entries["total_size"] = columns.total_size[rows]
-        entries["tags_code"] = np.array(codes, np.int64)[rows]
-        bounds = np.flatnonzero(np.diff(keys)) + 1
-        for first, last in zip([0, *bounds.tolist()], [*bounds.tolist(), len(rows)], strict=True):
+        entries["tags_code"] = records.tags_codes(self._tags_codes)[rows]
+        for first, last in queue_runs:
             self._enter_run(records, rows[first:last], entries[first:last])
 
     def _enter_run(
-        self, records: _Records, rows: npt.NDArray[np.int64], entries: npt.NDArray[Any]
+        self, records: RecordTexts, rows: npt.NDArray[np.int64], entries: npt.NDArray[Any]
     ) -> None:
         """Enter the records of one queue."""
         import numpy as np
@@ -347,7 +356,7 @@ class Replay:
         for row, tags_code in zip(rows.tolist(), entries["tags_code"].tolist(), strict=True):
             self._enter_one(records, row, queue, tags_code)
 
-    def _enter_one(self, records: _Records, row: int, queue: EntryQueue, tags_code: int) -> None:
+    def _enter_one(self, records: RecordTexts, row: int, queue: EntryQueue, tags_code: int) -> None:
         columns = records.columns
         entered = enter(
             queue,
@@ -368,7 +377,7 @@ class Replay:
             self.appended += 1
             self.grown.add(queue)
 
-    def _queue_of(self, records: _Records, row: int) -> EntryQueue | None:
+    def _queue_of(self, records: RecordTexts, row: int) -> EntryQueue | None:
         """The queue of a record; a new one is of the kind that its topic or the record says."""
         topic, queue_id = records.topic(row), int(records.columns.queue_id[row])
         queue = self._queues.get(topic, queue_id)
@@ -386,6 +395,16 @@ class Replay:
                 self._refused.add((topic, queue_id))
                 logger.error("records stay without queue entries: %s", error)  # noqa: TRY400
             return None
+
+
+def runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Start and end of each run of equal neighbours."""
+    import numpy as np
+
+    if not len(values):
+        return []
+    bounds = (np.flatnonzero(np.diff(values)) + 1).tolist()
+    return list(zip([0, *bounds], [*bounds, len(values)], strict=True))
 
 
 def visible_records(columns: RecordColumns, log_from: int = 0) -> npt.NDArray[np.bool_]:
@@ -409,7 +428,7 @@ class _TopicNumbers(dict[bytes, int]):
         return number
 
 
-class _Records:
+class RecordTexts:
     """The texts of a slice that views are made of, one element for each record."""
 
     def __init__(self, columns: RecordColumns) -> None:
@@ -431,15 +450,15 @@ class _Records:
             ],
             np.int64,
         )
-        self._names = list(numbers.by_name)
+        self.names = list(numbers.by_name)
         self._delayed = numbers.by_name.get(SCHEDULE_TOPIC)
         self.tags = self.values("TAGS")
 
     def topic(self, row: int) -> str:
-        return self._names[int(self.topic_numbers[row])]
+        return self.names[int(self.topic_numbers[row])]
 
     def topics(self) -> list[str]:
-        names = self._names
+        names = self.names
         return [names[number] for number in self.topic_numbers.tolist()]
 
     def values(self, name: str) -> list[bytes | None]:
@@ -454,7 +473,21 @@ class _Records:
         start = int(self.columns.properties_start[row])
         return self._buffer[start : start + int(self.columns.properties_size[row])]
 
-    def tags_codes(self, tags_codes: TagsCodes) -> list[int]:
+    def by_queue(self, log_from: int = 0) -> tuple[npt.NDArray[np.int64], list[tuple[int, int]]]:
+        """The visible records from an offset on, sorted by queue, and the part of each queue."""
+        import numpy as np
+
+        columns = self.columns
+        shown = np.flatnonzero(visible_records(columns, log_from))
+        queue_ids = columns.queue_id[shown].astype(np.int64) & 0xFFFF_FFFF
+        keys = self.topic_numbers[shown] << 32 | queue_ids
+        order = np.argsort(keys, kind="stable")
+        return shown[order], runs(keys[order])
+
+    def tags_codes(self, tags_codes: TagsCodes) -> npt.NDArray[np.int64]:
+        """The tags code of the queue entry of each record."""
+        import numpy as np
+
         codes = tags_codes.of_tags(self.tags)
         if self._delayed is not None:
             for row in (self.topic_numbers == self._delayed).nonzero()[0].tolist():
@@ -462,13 +495,13 @@ class _Records:
                 codes[row] = tags_codes.of(
                     SCHEDULE_TOPIC, self.tags[row], self.properties(row), stored
                 )
-        return codes
+        return np.array(codes, np.int64)
 
 
 PutRecord = Callable[[str, int, int, bytes | None, bytes | None, bytes | None], None]
 
 
-def index_records(records: _Records, put: PutRecord) -> None:
+def index_records(records: RecordTexts, put: PutRecord) -> None:
     """Hand over all records but rollbacks, in the order of the log."""
     columns = records.columns
     kinds = (columns.sys_flag & FLAG_TRANSACTION_MASK).tolist()
@@ -535,7 +568,7 @@ class IndexCatchUp:
         try:
             columns = scan.next(until)
             if columns is not None:
-                index_records(_Records(columns), index.replay_record)
+                index_records(RecordTexts(columns), index.replay_record)
                 index.error = None
             self._position = scan.position
             if scan.fault is not None:

@@ -193,20 +193,21 @@ class Reader:
             if found is not None:
                 return found
         count_max = min(count_max, COUNT_MAX)
-        in_memory, on_disk = self._limits(count_max, bytes_max, bulk)
-        slices = LogSlices(self._log.files)
+        limits = self._limits(count_max, bytes_max, bulk)
         scan = QueueScan(
-            *(self._log, slices, tags, properties),
+            self._log.files,
+            tags,
+            properties,
             offset=offset,
             stop_offset=self._stop_offset(queue, offset, count_max),
             count_max=count_max,
-            in_memory=in_memory,
-            on_disk=on_disk,
+            limits=limits,
             memory_size=self._memory_size,
         )
+        slices = scan.slices
         entry_count = scan.stop_offset - offset
         if is_plain:
-            entry_count = min(count_max, _returned_at_most(in_memory, on_disk))
+            entry_count = min(count_max, _returned_at_most(*limits))
         try:
             readable = self._look(queue, scan, max(1, entry_count))
         except BaseException:

@@ -41,7 +41,6 @@ from skylark.store.commit_log import CommitLog
 from skylark.store.config import BrokerRole, FlushDiskType, StoreConfig
 from skylark.store.consume_queue_flush import ViewFlush
 from skylark.store.dirty_ranges import ViewSync
-from skylark.store.errors import StoreFileError
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileLock, FileSystem
 from skylark.store.files import OsFileSystem
@@ -161,8 +160,6 @@ class MessageStore:
         self._commit: CommitService | None = None
         self._view_flush: ViewFlush | None = None
         self._catch_up: IndexCatchUp | None = None
-        #: Syncs of the log that failed; each was or will be repeated.
-        self.flush_errors = 0
 
     def follow(self, config: StoreConfig) -> None:
         """Work by changed settings; those that are read at start must be what they were.
@@ -188,6 +185,20 @@ class MessageStore:
         self._make_putter()
 
     # ---- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> StoreParts:
+        return StoreParts(
+            files=self._file_system,
+            config=self.config,
+            log=self.log.files,
+            queues=self.queues,
+            index=self.index,
+            tags_codes=self._tags_codes,
+            checkpoint=self.checkpoint,
+            abort=self._abort,
+            scheduler=self._scheduler,
+        )
 
     def _make_putter(self) -> None:
         self._putter = Putter(
@@ -228,16 +239,17 @@ class MessageStore:
             warm_up=warm_up,
             populate_ahead=0 if self._synchronous else POPULATE_AHEAD,
         )
-        return MappedFiles(
+        log_files = MappedFiles(
             config.commit_log_path,
             config.mapped_file_size_commit_log,
             files=self._file_system,
             allocator=allocator,
             pool=self._pool,
             random_access=not config.data_read_ahead_enable,
-            force_after_ms=config.destroy_maped_file_interval_forcibly,
             open_files_max=config.commit_log_open_files_max,
         )
+        log_files.force_after_ms = config.destroy_maped_file_interval_forcibly
+        return log_files
 
     def _make_queues(self) -> ConsumeQueues:
         config = self.config
@@ -278,7 +290,6 @@ class MessageStore:
             executor=self._log_worker,
             post=self._post,
             on_flushed=self._on_flushed,
-            on_error=self._on_flush_error,
             meanwhile=self.dispatch.prepare if self._waits_for_disk else None,
             kernel_syncs=self._kernel_syncs,
         )
@@ -292,27 +303,17 @@ class MessageStore:
                 on_committed=self._on_committed,
             )
         self._view_flush = ViewFlush(
-            config,
-            self.log,
-            self.queues,
-            self.index,
+            self._parts,
             self.dispatch,
             self._views,
-            self.checkpoint,
             self.flags,
-            scheduler=self._scheduler,
             executor=self._view_worker,
             post=self._post,
         )
         self.retention = Retention(
-            config,
-            self._file_system,
-            self.log,
-            self.queues,
-            self.index,
+            self._parts,
             self.flags,
             store_time_of=self.reader.store_time_of,
-            scheduler=self._scheduler,
             views_until=lambda: self.checkpoint.logics_physical_offset,
             on_delete=self._on_delete,
         )
@@ -323,14 +324,10 @@ class MessageStore:
         assert self._flush is not None
         assert self._view_flush is not None
         return ReplicaLog(
-            self.config,
-            self.log,
-            self.queues,
-            self.index,
+            self._parts,
             Replay(self.queues, self.index, self._tags_codes, is_batch_topic=is_batch_topic),
             self.dispatch,
             post=self._post,
-            scheduler=self._scheduler,
             wake_flush=self._flush.wake,
             flush_views_soon=self._view_flush.flush_soon,
             catch_up_index=self._catch_up_index,
@@ -354,20 +351,9 @@ class MessageStore:
         root = self.config.store_path_root_dir
         self._file_system.make_directories(root, durable=True)
         self._lock = self._file_system.lock(root / LOCK_NAME)
-        parts = StoreParts(
-            files=self._file_system,
-            config=self.config,
-            log=self.log.files,
-            queues=self.queues,
-            index=self.index,
-            tags_codes=self._tags_codes,
-            checkpoint=self.checkpoint,
-            abort=self._abort,
-            time=self._scheduler,
-        )
         try:
             report = recover(
-                parts,
+                self._parts,
                 process_id=os.getpid(),
                 is_batch_topic=is_batch_topic,
                 progress=progress,
@@ -527,6 +513,11 @@ class MessageStore:
             self._view_flush.flush_soon()
 
     @property
+    def flush_errors(self) -> int:
+        """Syncs of the log that failed; each of them was or will be repeated."""
+        return 0 if self._flush is None else self._flush.error_count
+
+    @property
     def is_busy(self) -> bool:
         """Whether sends should be refused before they get here (the transient pool is empty)."""
         return self._pool is not None and self._pool.is_empty
@@ -548,10 +539,6 @@ class MessageStore:
             self._flush.wake()
         if not self._synchronous and self.on_growth is not None:
             self.on_growth()
-
-    def _on_flush_error(self, error: StoreFileError) -> None:
-        """The flush goes on trying; what is not on disk is not acknowledged as such."""
-        self.flush_errors += 1
 
     # ---- an index that is behind -----------------------------------------------------------------
 

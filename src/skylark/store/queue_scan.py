@@ -33,7 +33,6 @@ from operator import add, le
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from skylark.store.commit_log import CommitLog
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.mapped_file import NO_BYTES, Lease
 from skylark.store.store_results import GetStatus
@@ -239,41 +238,38 @@ class QueueScan:
         "_offset",
         "_on_disk",
         "_properties",
-        "_slices",
         "_tags",
         "last_log_offset",
         "message_count",
         "next_offset",
+        "slices",
         "stop_offset",
         "stopped",
     )
 
     def __init__(
         self,
-        log: CommitLog,
-        slices: LogSlices,
+        files: MappedFiles,
         tags: TagMatcher | None,
         properties: PropertyMatcher | None,
         *,
         offset: int,
         stop_offset: int,
         count_max: int,
-        in_memory: ReadLimits,
-        on_disk: ReadLimits,
+        limits: tuple[ReadLimits, ReadLimits],
         memory_size: int,
     ) -> None:
-        files = log.files
+        """``limits``: for records in memory, and for those on disk."""
         self._file_size = files.file_size
         self._log_min = files.min_offset
         self._log_max = files.max_offset
         self._memory_from = self._log_max - memory_size
-        self._slices = slices
+        self.slices = LogSlices(files)
         self._tags = tags
         self._properties = properties
         self._offset = offset
         self._count_max = count_max
-        self._in_memory = in_memory
-        self._on_disk = on_disk
+        self._in_memory, self._on_disk = limits
         self._any_filtered = False  # an entry did not pass
         self.stop_offset = stop_offset
         self.next_offset = offset
@@ -296,7 +292,7 @@ class QueueScan:
 
     def rows(self, rows: Iterable[EntryRow]) -> None:
         """Look at entries one after the other, from ``next_offset`` on."""
-        tags, properties, slices = self._tags, self._properties, self._slices
+        tags, properties, slices = self._tags, self._properties, self.slices
         stop_offset, log_max, memory_from = self.stop_offset, self._log_max, self._memory_from
         count_max, in_memory, on_disk = self._count_max, self._in_memory, self._on_disk
         next_offset, last_log_offset = self.next_offset, self.last_log_offset
@@ -343,7 +339,7 @@ class QueueScan:
 
     def _reach(self, log_offset: int, end: int) -> bool:
         """Have the file of a record at hand; False if the record is gone, or never was one."""
-        slices = self._slices
+        slices = self.slices
         if log_offset < self._log_min and log_offset >= 0:
             return False
         if slices.turn_to(log_offset) and log_offset < end <= slices.file_end:
@@ -352,7 +348,7 @@ class QueueScan:
         return False
 
     def _passes(self, log_offset: int, end: int, properties: PropertyMatcher) -> bool:
-        raw = self._slices.properties(log_offset, end)
+        raw = self.slices.properties(log_offset, end)
         if raw is not None and properties.matches_raw(raw):
             return True
         self._any_filtered = True
@@ -410,7 +406,7 @@ class QueueScan:
             or (starts % self._file_size + sizes > self._file_size).any()
         ):
             return False
-        slices = self._slices
+        slices = self.slices
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
         run_starts = [int(starts[0]), *starts[breaks + 1].tolist()]
         run_ends = [*ends[breaks].tolist(), int(ends[-1])]

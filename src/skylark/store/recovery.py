@@ -65,11 +65,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from skylark.core.clock import TimeSource
 from skylark.core.errors import CorruptLogError
 from skylark.store.checkpoint import TIMESTAMP_MARGIN_MS, AbortFile, Checkpoint
 from skylark.store.config import StoreConfig
@@ -82,10 +81,13 @@ from skylark.store.log_replay import (
     IndexCatchUp,
     IsBatchTopic,
     LogScan,
+    RecordHead,
     Replay,
     read_log,
+    record_at,
     visible_records,
 )
+from skylark.store.owner_thread import Scheduler
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import BLANK_RECORD, BLANK_SIZE_MIN, MAGIC_BLANK
@@ -97,7 +99,6 @@ logger = logging.getLogger(__name__)
 #: Called with the bytes of the log that were read, and with all that may have to be.
 Progress = Callable[[int, int], None]
 
-_HEAD_SLICE: Final = 4 << 10  # what is read to look at a single record
 _ZERO_SLICE: Final = 1 << 20  # so many zeros in a row, and nothing follows in the file
 
 
@@ -113,7 +114,7 @@ class StoreParts:
     tags_codes: TagsCodes
     checkpoint: Checkpoint
     abort: AbortFile
-    time: TimeSource
+    scheduler: Scheduler
 
 
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,13 +164,6 @@ def recover(
     return _Recovery(parts, process_id, is_batch_topic, progress, index_later).run()
 
 
-class _Head(NamedTuple):
-    """What is asked of a single record."""
-
-    size: int
-    store_timestamp: int
-
-
 class _Recovery:
     """One run. The attributes are what the steps tell each other."""
 
@@ -201,7 +195,7 @@ class _Recovery:
         self._verify = _checksum(parts.config)
 
     def run(self) -> RecoveryReport:
-        monotonic = self._parts.time.monotonic
+        monotonic = self._parts.scheduler.monotonic
         began = monotonic()
         self._load()
         start = self._start()
@@ -524,13 +518,8 @@ class _Recovery:
 
     # ---- single records --------------------------------------------------------------------------
 
-    def _head(self, log_offset: int) -> _Head | None:
-        """The record at an offset, if there is a sound one."""
-        scan = LogScan(self._log, log_offset, verify=self._verify, slice_size=_HEAD_SLICE)
-        columns = scan.next()
-        if columns is None or columns.log_offset[0] != log_offset:
-            return None
-        return _Head(int(columns.total_size[0]), int(columns.store_timestamp[0]))
+    def _head(self, log_offset: int) -> RecordHead | None:
+        return record_at(self._log, log_offset, self._verify)
 
     def _store_time_of(self, log_offset: int) -> int | None:
         head = self._head(log_offset)

@@ -42,15 +42,13 @@ from zlib import crc32
 
 from skylark.core.clock import TimerHandle
 from skylark.core.errors import StoreError
-from skylark.store.commit_log import CommitLog
-from skylark.store.config import FlushDiskType, StoreConfig
+from skylark.store.config import FlushDiskType
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.file_sequence import MappedFiles
-from skylark.store.index import IndexService
-from skylark.store.log_replay import LogScan, Replay
-from skylark.store.owner_thread import Post, Scheduler
-from skylark.store.queue_registry import ConsumeQueues
+from skylark.store.log_replay import LogScan, Replay, record_at
+from skylark.store.owner_thread import Post
 from skylark.store.record_stream import RecordStream, RecordStreamError
+from skylark.store.recovery import StoreParts
 from skylark.store.reput import Dispatch
 from skylark.store.store_results import PutWaiter
 
@@ -108,29 +106,25 @@ class ReplicaLog:
 
     def __init__(
         self,
-        config: StoreConfig,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        index: IndexService | None,
+        parts: StoreParts,
         replay: Replay,
         dispatch: Dispatch,
         *,
         post: Post,
-        scheduler: Scheduler,
         wake_flush: Callable[[], None],
         flush_views_soon: Callable[[], None],
         catch_up_index: Callable[[], None],
         last_record_offset: int | None = None,
     ) -> None:
         """``last_record_offset``: where the last record begins, if recovery has seen it."""
-        self._log = log
-        self._files = log.files
-        self._queues = queues
-        self._index = index
+        config = parts.config
+        self._files = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
         self._replay = replay
         self._dispatch = dispatch
         self._post = post
-        self._scheduler = scheduler
+        self._scheduler = parts.scheduler
         self._wake_flush = wake_flush
         self._flush_views_soon = flush_views_soon
         self._catch_up_index = catch_up_index
@@ -396,8 +390,5 @@ class ReplicaLog:
         self._flush_views_soon()
 
     def _store_time_of(self, log_offset: int) -> int | None:
-        scan = LogScan(self._files, log_offset, slice_size=TAIL_SIZE)
-        columns = scan.next()
-        if columns is None or columns.log_offset[0] != log_offset:
-            return None
-        return int(columns.store_timestamp[0])
+        head = record_at(self._files, log_offset)
+        return None if head is None else head.store_timestamp

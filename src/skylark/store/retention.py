@@ -59,14 +59,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from skylark.core.clock import TimerHandle
 from skylark.core.names import is_system_topic
-from skylark.store.commit_log import CommitLog
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.errors import StoreFileError
-from skylark.store.file_system import DiskUsage, FileSystem
-from skylark.store.index import IndexService
-from skylark.store.owner_thread import Scheduler
-from skylark.store.queue_registry import QUEUE_DIRECTORY, ConsumeQueues
+from skylark.store.file_system import DiskUsage
+from skylark.store.queue_registry import QUEUE_DIRECTORY
+from skylark.store.recovery import StoreParts
 from skylark.store.running_flags import RunningFlags, StoreFlag
 
 logger = logging.getLogger(__name__)
@@ -204,15 +202,10 @@ class Retention:
 
     def __init__(
         self,
-        config: StoreConfig,
-        files: FileSystem,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        index: IndexService | None,
+        parts: StoreParts,
         flags: RunningFlags,
         *,
         store_time_of: Callable[[int], int | None],
-        scheduler: Scheduler,
         views_until: Callable[[], int] | None = None,
         on_delete: OnDelete | None = None,
         hour_of: Callable[[int], int] = local_hour,
@@ -221,14 +214,15 @@ class Retention:
 
         ``views_until``: records before this log offset have their queue entries on disk.
         """
-        self._file_system = files
-        self._log = log
-        self._queues = queues
-        self._index = index
+        config = parts.config
+        self._file_system = parts.files
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
         self._flags = flags
         self._store_time_of = store_time_of
         self._views_until = views_until
-        self._scheduler = scheduler
+        self._scheduler = parts.scheduler
         self._on_delete = on_delete
         self._hour_of = hour_of
         self._policy = RetentionPolicy(config)
@@ -278,7 +272,7 @@ class Retention:
         and those that have to make room for one file more.
         """
         count = self._policy.forecast(self._facts(), ahead_ms)
-        files = self._log.files
+        files = self._log
         return files.files[count - 1].end_offset if count else files.min_offset
 
     def clean_expired_queue(self, queue: EntryQueue, keep: Collection[str] = ()) -> bool:
@@ -287,7 +281,7 @@ class Retention:
         Those of system topics stay, and those of topics in ``keep``. The numbering of a deleted
         queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE, queue by queue)
         """
-        is_gone = 0 <= queue.max_log_offset < self._log.files.removed_until
+        is_gone = 0 <= queue.max_log_offset < self._log.removed_until
         is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
         if not is_gone or not is_idle or is_system_topic(queue.topic, keep):
             return False
@@ -305,7 +299,7 @@ class Retention:
         try:
             if now >= self._redelete_at:
                 self._redelete_at = now + self._redelete_interval_s
-                self._log.files.sweep(now)
+                self._log.sweep(now)
             facts = self._facts()
         except StoreFileError as error:
             logger.warning("old files stay for now: %s", error)
@@ -319,7 +313,7 @@ class Retention:
             self._step()
 
     def _facts(self) -> Facts:
-        files = self._log.files
+        files = self._log
         now_ms = self._scheduler.now_ms()
         return Facts(
             now_ms=now_ms,
@@ -342,7 +336,7 @@ class Retention:
 
     def _store_time(self, number: int) -> int | None:
         """The store time of the last record of a file that is not the last."""
-        file, following = self._log.files.files[number : number + 2]
+        file, following = self._log.files[number : number + 2]
         if not file.last_store_timestamp:
             store_time = self._store_time_of(following.start_offset)
             if store_time is None:
@@ -386,7 +380,7 @@ class Retention:
 
     def _delete_oldest(self, *, forced: bool) -> bool:
         """Take the oldest file out of the log; False if it may not go."""
-        files = self._log.files
+        files = self._log
         if len(files.files) < 2:
             return False
         file = files.files[0]
@@ -406,7 +400,7 @@ class Retention:
 
     def _beginning(self) -> tuple[int, int]:
         """Where the log begins for readers, and on disk."""
-        return self._log.min_offset, self._log.files.removed_until
+        return self._log.min_offset, self._log.removed_until
 
     def _follow(self) -> Iterator[float]:
         """Let the views begin where the log does."""

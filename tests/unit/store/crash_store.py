@@ -30,6 +30,7 @@ from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import MessageRecord, decode_record, pack_host
 from skylark.wire.properties import encode_properties
+from tests.unit.store.hands import Hands
 
 ROOT = Path("/store")
 HOST = pack_host("127.0.0.1", 10911)
@@ -45,10 +46,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Ticks:
-    """A time source that moves when told to."""
+class Ticks(Hands):
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ms = START_MS
 
     def now_ms(self) -> int:
@@ -73,7 +75,7 @@ class CrashStore:
         self.files = files
         self.root = root
         self.ticks = Ticks()
-        self.time = time or self.ticks
+        self.time: TimeSource = time or self.ticks
         self.config = StoreConfig(store_path_root_dir=root, **{**SMALL, **settings})
         config = self.config
         self.views = ViewSync(files)
@@ -133,7 +135,7 @@ class CrashStore:
             tags_codes=self.tags_codes,
             checkpoint=self.checkpoint,
             abort=self.abort,
-            time=self.time,
+            scheduler=self.ticks,
         )
         report = recover(
             parts,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from skylark.store.allocator import Allocator
+from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog, Draft
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import ConsumeQueue
@@ -16,6 +17,7 @@ from skylark.store.index import IndexService
 from skylark.store.message_reader import GetResult, Reader
 from skylark.store.put_message import Putter
 from skylark.store.queue_registry import ConsumeQueues
+from skylark.store.recovery import StoreParts
 from skylark.store.reput import Dispatch, TagsCodes
 from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
@@ -77,6 +79,18 @@ class SmallStore:
         self.dispatch = Dispatch(self.index, TagsCodes())
         self.putter = Putter(self.config, self.log, self.queues, self.dispatch, self.flags)
         self.reader = self.make_reader(ram_size=ram_size)
+        self.checkpoint = Checkpoint(files, root)
+        self.parts = StoreParts(
+            files=files,
+            config=self.config,
+            log=self.log.files,
+            queues=self.queues,
+            index=self.index,
+            tags_codes=TagsCodes(),
+            checkpoint=self.checkpoint,
+            abort=AbortFile(files, root),
+            scheduler=self.hands,
+        )
 
     def make_reader(self, *, ram_size: int = ALL_RAM, **settings: Any) -> Reader:
         """Another reader of the same store, with other settings."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from skylark.core.errors import LocalProtocolError
 from skylark.store.config_files import (
     BROKEN_FILES_MAX,
     CONSUMER_OFFSETS,
@@ -15,6 +18,7 @@ from skylark.store.config_files import (
     TOPICS,
     BrokenConfigError,
     ConfigFiles,
+    pretty,
 )
 from skylark.store.config_tables import ConsumerOffsetTable, TimerMetricsTable, TopicTable
 from skylark.store.errors import StoreFileError
@@ -22,9 +26,10 @@ from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.common_body import Body, DataVersion
 from skylark.wire.bodies.config import TopicConfig
 from skylark.wire.bodies.slave_sync_body import TimerMetric
+from skylark.wire.fastjson_reader import parse
 
 NAME = CONSUMER_OFFSETS.name
 
@@ -317,3 +322,52 @@ def test_a_crash_while_a_broken_file_is_set_aside() -> None:
             assert TWO[:-1] in [
                 disk.read_file(directory / entry.name) for entry in disk.list_directory(directory)
             ]
+
+
+# ---- pretty form; whole files of Java's are in tests/golden --------------------------------------
+
+
+class Part(Body, kw_only=True):
+    zone: str | None = None
+    any_flag: bool = True
+    items: list[Any] = msgspec.field(default_factory=list)
+    by_queue: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+def test_members_are_sorted_and_nulls_left_out() -> None:
+    text = '{\n\t"anyFlag":true,\n\t"byQueue":{},\n\t"items":[]\n}'
+    assert pretty(Part()) == text
+    assert pretty(Part(zone="z")) == text.replace("[]", '[],\n\t"zone":"z"')
+
+
+def test_integer_keys_are_bare_and_on_lines_of_their_own() -> None:
+    assert pretty({"t": {10: 1, -1: 2}}) == '{\n\t"t":{\n\t\t10:1,\n\t\t-1:2\n\t}\n}'
+
+
+def test_dictionaries_keep_their_order() -> None:
+    assert list(parse(pretty({"b": 1, "a": 2, "": None}))) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ([], "[]"),
+        ([1, -2], "[1,-2]"),
+        (["a", "b"], '[\n\t"a",\n\t"b"\n]'),
+        ([[1], []], "[\n\t[1],\n\t[]\n]"),
+        ([{}, {"a": 1}], '[\n\t{},\n\t{\n\t\t"a":1\n\t}\n]'),
+    ],
+)
+def test_lists(items: list[Any], text: str) -> None:
+    assert pretty(items) == text
+
+
+def test_scalars() -> None:
+    assert pretty({"a": True, "b": 1.0, "c": "\t\u4e2d\x7f", "d": False}) == (
+        '{\n\t"a":true,\n\t"b":1.0,\n\t"c":"\\t\u4e2d\x7f",\n\t"d":false\n}'
+    )
+
+
+def test_what_has_no_form_is_our_mistake() -> None:
+    with pytest.raises(LocalProtocolError, match="bytes has no JSON form"):
+        pretty({"a": b"x"})

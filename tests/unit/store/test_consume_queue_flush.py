@@ -25,17 +25,12 @@ class Flushing:
         self.system.make_directories(ROOT)
         self.store = SmallStore(self.system, ROOT)
         self.hands = self.store.hands
-        self.checkpoint = Checkpoint(self.system, ROOT)
+        self.checkpoint = self.store.checkpoint
         self.flush = ViewFlush(
-            self.store.config,
-            self.store.log,
-            self.store.queues,
-            self.store.index,
+            self.store.parts,
             self.store.dispatch,
             self.store.views,
-            self.checkpoint,
             self.store.flags,
-            scheduler=self.hands,
             executor=self.hands,
             post=self.hands.post,
         )

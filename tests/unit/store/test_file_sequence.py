@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from skylark.core.errors import CorruptLogError
 from skylark.store.allocator import Allocator
-from skylark.store.errors import StoreFileError
 from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
@@ -198,36 +196,13 @@ def test_problems_are_listed_for_a_check_without_opening_anything(
     make_log(files, directory, 4)
     files.remove(directory / file_name(SIZE))
     files.truncate(directory / file_name(3 * SIZE), 7)
-    log = MappedFiles(directory, SIZE, files=files, allocator=Allocator(files), read_only=True)
+    log = MappedFiles(directory, SIZE, files=files, allocator=Allocator(files))
     listing = log.examine()
     assert [(problem.offset, problem.path.name) for problem in listing.problems] == [
         (SIZE, file_name(SIZE)),
         (3 * SIZE, file_name(3 * SIZE)),
     ]
     assert listing.starts == [0, 2 * SIZE, 3 * SIZE]
-
-
-def test_a_read_only_log_changes_nothing(files: FileSystem, directory: Path) -> None:
-    make_log(files, directory, 2)
-    files.create_file(directory / file_name(2 * SIZE), 0).close()
-    before = files.list_directory(directory)
-    log = open_log(files, directory, read_only=True)
-    assert log.max_offset == 2 * SIZE
-    with log.files[0].lease(0, 2) as lease:
-        assert bytes(lease.view) == b"\1\1"
-        assert lease.view.readonly
-    calls: list[Callable[[], object]] = [
-        log.roll,
-        lambda: log.truncate(0),
-        lambda: log.retire_oldest(0.0),
-    ]
-    for call in calls:
-        with pytest.raises(StoreFileError, match="reading only"):
-            call()
-    log.close()
-    assert files.list_directory(directory) == before
-    nothing = open_log(files, directory.parent / "absent", read_only=True)
-    assert (nothing.files, files.exists(directory.parent / "absent")) == ([], False)
 
 
 def test_a_file_that_changes_its_length_later_is_noticed(
@@ -467,7 +442,8 @@ def test_unflushed_ranges_are_in_order_and_move_the_position(
 def test_a_warning_is_all_that_a_forced_deletion_leaves(
     files: FileSystem, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = open_log(files, directory, force_after_ms=0)
+    log = open_log(files, directory)
+    log.force_after_ms = 0
     fill(log, 2)
     lease = log.files[0].lease(0, 1)
     with caplog.at_level(logging.WARNING):

@@ -16,7 +16,7 @@ import pytest
 
 from skylark.store.allocator import Allocator
 from skylark.store.config import FlushDiskType, StoreConfig
-from skylark.store.errors import StoreFileError, StoreSyncError
+from skylark.store.errors import StoreSyncError
 from skylark.store.file_sequence import MappedFiles, file_name
 from skylark.store.file_system import PAGE_SIZE, FileSystem
 from skylark.store.files import OsFileSystem
@@ -56,7 +56,6 @@ class FlushedLog:
         self.hands = Hands()
         self.synchronous = "flush_disk_type" in settings
         self.said: list[object] = []  # offsets from on_flushed, (name, status) of waiters
-        self.errors: list[StoreFileError] = []
         files.make_directories(directory, durable=True)
         self.log = MappedFiles(directory, SIZE, files=files, allocator=Allocator(files))
         self.log.load()
@@ -68,7 +67,6 @@ class FlushedLog:
             executor=executor or self.hands,
             post=post or self.hands.post,
             on_flushed=self.said.append,
-            on_error=self.errors.append,
             kernel_syncs=kernel_syncs,
         )
         self.flush.start()
@@ -378,20 +376,21 @@ async def test_a_hanging_disk_is_answered_by_the_clock() -> None:
 # Errors
 
 
-def test_a_failed_sync_is_repeated_and_nobody_is_told_a_lie(disk: FaultyFileSystem) -> None:
+def test_a_failed_sync_is_repeated_before_waiters_get_put_ok(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     disk.plan.at("files.sync", nth=(1, 2), error=errno.EIO)
     made.put("a")
     made.hands.settle()
     assert made.said == []
-    assert [type(error) for error in made.errors] == [StoreSyncError]
+    assert made.flush.error_count == 1
+    assert isinstance(made.flush.last_error, StoreSyncError)
     made.put("b")  # does not hammer the disk
     made.hands.settle()
-    assert len(made.errors) == 1
+    assert made.flush.error_count == 1
     made.hands.advance(99)
-    assert len(made.errors) == 1
+    assert made.flush.error_count == 1
     made.hands.advance(1)
-    assert (len(made.errors), made.said) == (2, [])
+    assert (made.flush.error_count, made.said) == (2, [])
     made.hands.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]
 
@@ -405,7 +404,7 @@ def test_waiters_time_out_while_the_disk_keeps_failing(disk: FaultyFileSystem) -
     assert made.log.flushed_where == 0
     made.hands.advance(1)
     assert made.said == [("a", LATE)]
-    assert len(made.errors) == pytest.approx(50, abs=2)
+    assert made.flush.error_count == pytest.approx(50, abs=2)
     disk.plan.clear()
     made.hands.advance(100)
     assert made.said == [("a", LATE), 10]
@@ -441,7 +440,7 @@ def test_async_flush_tries_again_after_an_error(disk: FaultyFileSystem) -> None:
     disk.plan.at("files.sync", error=errno.EIO)
     made.append(10)
     made.hands.advance(500)
-    assert (made.said, len(made.errors)) == ([], 1)
+    assert (made.said, made.flush.error_count) == ([], 1)
     made.hands.advance(100)
     assert made.said == [10]
 
@@ -471,7 +470,7 @@ def test_a_file_deleted_during_its_sync_holds_nobody_up(disk: FaultyFileSystem) 
     made.log.retire_oldest(0.0)
     made.hands.settle()
     assert made.said == [SIZE, ("a", OK), SIZE + 10, ("b", OK)]
-    assert made.errors == []
+    assert made.flush.error_count == 0
 
 
 def test_a_sync_from_before_a_truncation_counts_for_nothing(disk: FaultyFileSystem) -> None:

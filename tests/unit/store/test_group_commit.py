@@ -49,7 +49,8 @@ def test_a_worker_without_memory_is_as_a_failed_sync(
         made.put("b")  # woken, while the round is running
     made.hands.settle()
     assert (made.said, made.log.flushed_where) == ([], 0)
-    (error,) = made.errors
+    error = made.flush.last_error
+    assert made.flush.error_count == 1
     assert isinstance(error.__cause__, MemoryError)
     assert file_name(0) in str(error)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
@@ -97,7 +98,7 @@ def test_a_worker_that_may_not_begin_has_done_nothing(disk: FaultyFileSystem) ->
     future.cancel()
     future.set_running_or_notify_cancel()
     made.hands.settle()
-    assert (made.said, len(made.errors)) == ([], 1)
+    assert (made.said, made.flush.error_count) == ([], 1)
     made.hands.advance(100)
     assert made.said == [10, ("a", OK)]
 

@@ -227,7 +227,8 @@ def test_a_sync_that_fails_is_an_error_and_is_tried_again(
     made.hands.settle()
     kernel.reap(error=OSError(errno.EIO, "Input/output error"))
     assert made.said == []
-    (error,) = made.errors
+    error = made.flush.last_error
+    assert made.flush.error_count == 1
     assert isinstance(error, StoreSyncError)
     assert "Input/output error" in str(error)
     made.hands.advance(100)
@@ -243,7 +244,7 @@ def test_a_kernel_that_refuses_is_not_asked_again(made: FlushedLog, kernel: Scri
     made.put("b")
     made.hands.settle()
     assert made.said == [10, ("a", OK), 20, ("b", OK)]
-    assert not made.errors
+    assert made.flush.error_count == 0
 
 
 def test_two_files_are_for_the_worker(made: FlushedLog, kernel: Scripted) -> None:
@@ -310,7 +311,8 @@ def test_a_flush_goes_on_without_a_kernel_that_gives_no_account(
         else:
             syncs.reap()
             assert made.said == []
-    (error,) = made.errors
+    error = made.flush.last_error
+    assert made.flush.error_count == 1
     assert "EPERM" in str(error)
     made.hands.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]

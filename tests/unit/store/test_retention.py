@@ -44,14 +44,9 @@ class Cleaned:
         self.hour = 4
         self.views_until = 1 << 62  # log offset; before it, queue entries are on disk
         self.retention = Retention(
-            self.store.config,
-            files,
-            self.store.log,
-            self.store.queues,
-            self.store.index,
+            self.store.parts,
             self.store.flags,
             store_time_of=self.store.reader.store_time_of,
-            scheduler=self.hands,
             views_until=lambda: self.views_until,
             on_delete=listener or (lambda *gone: self.gone.append(gone)),
             hour_of=lambda _: self.hour,

@@ -278,7 +278,6 @@ def test_a_synchronous_put_waits_for_commit_and_disk(files: FileSystem, tmp_path
         executor=pooled.hands,
         post=pooled.hands.post,
         on_flushed=lambda offset: None,
-        on_error=lambda error: None,
     )
     pooled.commit._on_committed = lambda offset: flush.wake()  # as the store does
     flush.wait(pooled.append(b"hello"), answers.append)

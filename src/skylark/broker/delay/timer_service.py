@@ -47,8 +47,7 @@ from skylark.core.names import TIMER_TOPIC
 from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.consume_queue import EntryQueue
 from skylark.store.errors import StoreFileError
-from skylark.store.timer.slot_walk import SlotWalk
-from skylark.store.timer.timer_log import Unit
+from skylark.store.timer.timer_log import SlotWalk, Unit
 from skylark.store.timer.timer_recovery import recover
 from skylark.store.timer.timer_store import Snapshot, TimerStore
 from skylark.wire import properties as names

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from skylark.store.inspection.store_directory import State
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
 FINDINGS_PER_KIND_MAX: Final = 100
 
@@ -103,15 +102,6 @@ def plural(count: int, noun: str) -> str:
     if count != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count} {noun}"
-
-
-def runs(kinds: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Start and end of each piece of equal neighbours."""
-    import numpy as np
-
-    bounds = (np.flatnonzero(np.diff(kinds)) + 1).tolist()
-    if len(kinds):
-        yield from zip([0, *bounds], [*bounds, len(kinds)], strict=True)
 
 
 def entries_text(first: int, count: int) -> str:

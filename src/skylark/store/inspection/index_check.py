@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from skylark.core.hashing import index_key_hash, java_hash, java_hash_continue
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.index import BEHIND_NAME, BEHIND_SIZE_MAX
@@ -29,11 +30,11 @@ from skylark.store.inspection.check_findings import (
     Trouble,
     entries_text,
     plural,
-    runs,
 )
-from skylark.store.inspection.expected_entries import RecordTexts
 from skylark.store.inspection.index_walk import CHUNK_ENTRIES, IndexWalk
 from skylark.store.inspection.store_directory import INDEX_DIRECTORY, State, Survey
+from skylark.store.log_replay import RecordTexts, runs
+from skylark.wire.layout import FLAG_TRANSACTION_MASK, FLAG_TRANSACTION_ROLLBACK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +85,7 @@ class IndexChecks:
         if walk is None:
             return
         self._pass_expired(walk)
-        rows, hashes = texts.key_hashes()
+        rows, hashes = expected_entries(texts)
         offsets = texts.columns.log_offset[rows]
         times = texts.columns.store_timestamp[rows]
         known = offsets < self._behind_from
@@ -261,3 +262,39 @@ def _behind_from(files: FileSystem, directory: Path) -> int:
     except StoreFileError:
         return _NEVER
     return int(text) if text.isdigit() else 0
+
+
+def expected_entries(texts: RecordTexts) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All index entries in their order: the row of the record, and the hash of the key."""
+    import numpy as np
+
+    kinds = (texts.columns.sys_flag & FLAG_TRANSACTION_MASK).tolist()
+    prefixes = [java_hash(f"{name}#") for name in texts.names]
+    properties = zip(
+        kinds,
+        texts.topic_numbers.tolist(),
+        texts.values("UNIQ_KEY"),
+        texts.values("KEYS"),
+        texts.tags,
+        strict=True,
+    )
+    rows: list[int] = []
+    hashes: list[int] = []
+    tag_hashes: dict[tuple[int, bytes], int] = {}  # the same few all the time
+    for row, (kind, topic_number, unique_id, keys, tag) in enumerate(properties):
+        if kind == FLAG_TRANSACTION_ROLLBACK:
+            continue
+        words = [] if unique_id is None else [unique_id.decode("utf-8", "replace")]
+        if keys is not None:
+            words += [word for word in keys.decode("utf-8", "replace").split(" ") if word]
+        prefix = prefixes[topic_number]
+        hashes += [index_key_hash(java_hash_continue(prefix, word)) for word in words]
+        if tag is not None:
+            tag_hash = tag_hashes.get((topic_number, tag))
+            if tag_hash is None:
+                text = "T#" + tag.decode("utf-8", "replace")
+                tag_hash = index_key_hash(java_hash_continue(prefix, text))
+                tag_hashes[topic_number, tag] = tag_hash
+            hashes.append(tag_hash)
+        rows += [row] * (len(words) + (tag is not None))
+    return np.array(rows, np.int64), np.array(hashes, np.int64)

@@ -17,11 +17,15 @@ Memory: one slice, or one record if that is longer.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
+from skylark.store.consume_queue import PRE_BLANK_SIZE
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.inspection.store_directory import LogFile
+from skylark.store.inspection.queue_reader import QueueReader
+from skylark.store.inspection.store_directory import LogFile, QueueDirectory, Survey
+from skylark.store.log_replay import LOG_OFFSET_FIELD, first_blank
 from skylark.wire.layout import (
     BLANK_RECORD,
     BLANK_SIZE_MIN,
@@ -44,7 +48,6 @@ _MAGIC: Final = re.compile(
     )
 )
 _MAGIC_POSITION: Final = 4
-_LOG_OFFSET_FIELD: Final = 6  # PHYSICALOFFSET in a head of any kind
 
 
 class Hole(NamedTuple):
@@ -108,7 +111,7 @@ class _Walk:
             content = self._handle.read(position, max(self._slice_size, needed))
             columns = self._scan(position, content, len(content))
             if columns.blank_count:
-                columns = self._scan(position, content, _first_blank(columns))
+                columns = self._scan(position, content, first_blank(columns))
             if len(columns):
                 yield columns
             stop, position = columns.end_position, position + columns.end_position
@@ -139,7 +142,7 @@ class _Walk:
         if len(head) < RECORD_HEAD_SIZE:
             return min(RECORD_HEAD_SIZE, self._size - position)
         fields = RECORD_HEADS[0].unpack_from(head)
-        in_place = fields[_LOG_OFFSET_FIELD] == self._start + position
+        in_place = fields[LOG_OFFSET_FIELD] == self._start + position
         is_record = fields[1] in (MAGIC_V1, MAGIC_V2) and in_place
         return int(fields[0]) if is_record else 0  # garbage is not followed far
 
@@ -225,11 +228,42 @@ class _Walk:
         return True
 
 
-def _first_blank(columns: RecordColumns) -> int:
-    """Position of the first of the blanks that a scan has passed over."""
-    position = 0
-    for start, size in zip(columns.position.tolist(), columns.total_size.tolist(), strict=True):
-        if start != position:
-            break
-        position = start + size
-    return int(position)
+# ---- end of the log ------------------------------------------------------------------------------
+
+
+class LogEnd:
+    """Tells the end of a log from damage in it."""
+
+    def __init__(self, files: FileSystem, survey: Survey) -> None:
+        self._files = files
+        self._log_files = survey.log_files
+        reader = QueueReader(files)
+        ends = [_last_record_end(reader, queue) for queue in survey.queues]
+        reader.close()
+        #: End of the last record that any queue has an entry of; 0 if there is none.
+        self.dispatched = max(ends, default=0)
+
+    def is_at(self, hole: Hole, file_number: int) -> bool:
+        """Whether the log ends at a hole in its file of this number."""
+        later = self._log_files[file_number + 1 :]
+        if any(begins_with_record(self._files, file) for file in later):
+            return False
+        return hole.resume is None or hole.log_offset >= self.dispatched
+
+
+def _last_record_end(reader: QueueReader, queue: QueueDirectory) -> int:
+    """End of the record that the last entry of a queue leads to."""
+
+    def entry(index: int) -> tuple[int, int]:
+        for log_offset, size, *_ in reader.read(queue, index, 1).tolist():
+            return log_offset, size
+        return 0, 0
+
+    for start in reversed(queue.starts):
+        first = start // queue.entry_size
+        indexes = range(first, first + queue.file_size // queue.entry_size)
+        used = bisect_left(indexes, True, key=lambda index: entry(index)[1] <= 0)
+        if used:
+            log_offset, size = entry(first + used - 1)
+            return 0 if (log_offset, size) == (0, PRE_BLANK_SIZE) else log_offset + size
+    return 0

@@ -23,18 +23,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skylark.store.consume_queue import PRE_BLANK_SIZE
+from skylark.store.file_system import FileSystem
 from skylark.store.inspection.check_findings import (
     Findings,
     Severity,
     Trouble,
     entries_text,
     plural,
-    runs,
 )
-from skylark.store.inspection.expected_entries import RecordTexts
 from skylark.store.inspection.queue_reader import CHUNK_ENTRIES, QueueReader
-from skylark.store.inspection.store_directory import QueueDirectory
-from skylark.store.reput import inner_batch
+from skylark.store.inspection.store_directory import QueueDirectory, Survey
+from skylark.store.log_replay import RecordTexts, runs
+from skylark.store.queue_registry import BATCH_QUEUE_DIRECTORY, QUEUE_DIRECTORY
+from skylark.store.reput import TagsCodes, inner_batch
+from skylark.wire.layout import FLAG_INNER_BATCH
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
+LMQ_PREFIX: Final = "%LMQ%"
 _RANGES_MAX: Final = 16  # of one queue that are told one by one
 _EVERYWHERE: Final = 1 << 62  # behind every record
 _FIELDS: Final = ("log offset", "size", "tags code")
@@ -65,7 +68,7 @@ class QueueCheck(ABC):
         self.entry_count = 0
 
     @abstractmethod
-    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+    def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
         """Compare records of this queue, in the order of the log."""
 
     @abstractmethod
@@ -157,7 +160,7 @@ class PlainCheck(QueueCheck):
         self._abandoned = 0  # records from before the queue began anew
         self._anew_at = 0  # log offset of the record with which it last did
 
-    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+    def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
         import numpy as np
 
         columns = texts.columns
@@ -167,7 +170,7 @@ class PlainCheck(QueueCheck):
             run = rows[first:last]
             start, log_offset = int(offsets[first]), int(columns.log_offset[run[0]])
             if self._has_place(start, log_offset):
-                codes = texts.tags_codes[run]
+                codes = tags_codes[first:last]
                 self._compare(start, columns.log_offset[run], columns.total_size[run], codes)
                 self._next_offset = start + len(run)
 
@@ -280,10 +283,10 @@ class BatchCheck(QueueCheck):
         self._missing_count = 0
         self._missing_at = 0  # log offset of the first record without entry
 
-    def add(self, texts: RecordTexts, rows: Int64s) -> None:
+    def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
         """As for a plain queue; a record that is no inner batch has no entry."""
         columns = texts.columns
-        for row in rows.tolist():
+        for row, tags_code in zip(rows.tolist(), tags_codes.tolist(), strict=True):
             inner = inner_batch(texts.properties(row))
             if inner is None:
                 continue
@@ -295,7 +298,7 @@ class BatchCheck(QueueCheck):
                 (
                     log_offset,
                     int(columns.total_size[row]),
-                    int(texts.tags_codes[row]),
+                    tags_code,
                     int(columns.store_timestamp[row]),
                     *inner,
                 )
@@ -336,3 +339,90 @@ class BatchCheck(QueueCheck):
 
 def _records(count: int) -> str:
     return plural(count, "record")
+
+
+# ---- all queues ----------------------------------------------------------------------------------
+
+
+class _Key(NamedTuple):
+    """What tells queues apart."""
+
+    is_batch: bool
+    topic: str
+    queue_id: int
+
+
+class QueueChecks:
+    """Compares all queues of a store with the records of its log."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        survey: Survey,
+        findings: Findings,
+        log_min: int,
+        tags_codes: TagsCodes,
+    ) -> None:
+        self._reader = QueueReader(files)
+        self._survey = survey
+        self._findings = findings
+        self._log_min = log_min
+        self._tags_codes = tags_codes
+        self._directories = {
+            _Key(queue.is_batch, queue.topic, queue.queue_id): queue
+            for queue in survey.queues
+            if not queue.topic.startswith(LMQ_PREFIX)
+        }
+        self._checks: dict[_Key, QueueCheck] = {}
+
+    @property
+    def entry_count(self) -> int:
+        """Entries that were looked at."""
+        return sum(check.entry_count for check in self._checks.values())
+
+    def add(self, texts: RecordTexts) -> None:
+        """Compare the records of a slice; slices come in the order of the log."""
+        rows, queue_runs = texts.by_queue()
+        tags_codes = texts.tags_codes(self._tags_codes)[rows]
+        for first, last in queue_runs:
+            check = self._check_of(texts, int(rows[first]))
+            if check is not None:
+                check.add(texts, rows[first:last], tags_codes[first:last])
+
+    def _check_of(self, texts: RecordTexts, row: int) -> QueueCheck | None:
+        topic = texts.topic(row)
+        if topic.startswith(LMQ_PREFIX):
+            return None
+        queue_id = int(texts.columns.queue_id[row])
+        is_batch = _Key(True, topic, queue_id) in self._directories or (
+            _Key(False, topic, queue_id) not in self._directories
+            and bool(texts.columns.sys_flag[row] & FLAG_INNER_BATCH)
+        )
+        return self._check(_Key(is_batch, topic, queue_id))
+
+    def _check(self, key: _Key) -> QueueCheck:
+        check = self._checks.get(key)
+        if check is None:
+            queue = self._directories.get(key)
+            if queue is None:
+                name = BATCH_QUEUE_DIRECTORY if key.is_batch else QUEUE_DIRECTORY
+                path = self._survey.root / name / key.topic / str(key.queue_id)
+                queue = QueueDirectory(key.topic, key.queue_id, path, key.is_batch, 1, [])
+            kind = BatchCheck if key.is_batch else PlainCheck
+            check = kind(queue, self._reader, self._findings, self._log_min)
+            self._checks[key] = check
+        return check
+
+    def finish(self, log_end: int) -> None:
+        """Look at what no record has asked for, now that the whole log was read."""
+        for key in {**dict.fromkeys(self._directories), **dict.fromkeys(self._checks)}:
+            self._check(key).finish(log_end, deleted=self._was_deleted(key))
+        self._reader.close()
+
+    def _was_deleted(self, key: _Key) -> bool:
+        """Whether a queue is not there because its topic was deleted, and perhaps made again."""
+        if key in self._directories:
+            return False
+        topics = self._survey.topics
+        is_forgotten = topics is not None and key.topic not in topics
+        return is_forgotten or key.topic in self._survey.emptied_topics

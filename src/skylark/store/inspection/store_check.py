@@ -24,12 +24,10 @@ from skylark.store.checkpoint import FILE_NAME, STORE_TIMESTAMP_MAX
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
-from skylark.store.inspection.all_queues_check import QueueChecks
 from skylark.store.inspection.check_findings import Finding, Findings, Severity, Trouble, plural
-from skylark.store.inspection.expected_entries import RecordTexts
 from skylark.store.inspection.index_check import IndexChecks
-from skylark.store.inspection.log_end import LogEnd
-from skylark.store.inspection.log_walk import Blank, Hole, walk
+from skylark.store.inspection.log_walk import Blank, Hole, LogEnd, walk
+from skylark.store.inspection.queue_check import QueueChecks
 from skylark.store.inspection.store_directory import (
     FileSizes,
     IndexShape,
@@ -38,6 +36,7 @@ from skylark.store.inspection.store_directory import (
     Survey,
     survey,
 )
+from skylark.store.log_replay import RecordTexts
 from skylark.store.reput import TagsCodes
 from skylark.wire.layout import CHECKPOINT, CHECKPOINT_FILE_SIZE
 from skylark.wire.message import RecordError, Verify, decode_record
@@ -118,13 +117,12 @@ class _Check:
     ) -> None:
         self._files = files
         self._survey = surveyed
-        self._tags_codes = tags_codes
         self._progress = progress
         self._findings = Findings(surveyed.state)
         self._log_min = surveyed.log_files[0].start_offset if surveyed.log_files else 0
         self._log_end: int | None = None  # once it was found
         self._log_total = sum(file.size for file in surveyed.log_files)
-        self._queues = QueueChecks(files, surveyed, self._findings, self._log_min)
+        self._queues = QueueChecks(files, surveyed, self._findings, self._log_min, tags_codes)
         self._index = IndexChecks(files, surveyed, self._findings, self._log_min)
         self._end = LogEnd(files, surveyed)
         self._record_count = 0
@@ -206,7 +204,7 @@ class _Check:
                 self._tell_hole(file, step, number)
 
     def _check_records(self, file: LogFile, columns: RecordColumns) -> None:
-        texts = RecordTexts(columns, self._tags_codes)
+        texts = RecordTexts(columns)
         self._check_property_crc(file, texts)
         self._queues.add(texts)
         self._index.add(texts)

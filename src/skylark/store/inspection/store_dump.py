@@ -20,8 +20,7 @@ import msgspec
 from skylark.core.errors import RemoteProtocolError
 from skylark.store.file_system import FileSystem
 from skylark.store.inspection.index_walk import IndexPage
-from skylark.store.inspection.log_end import LogEnd
-from skylark.store.inspection.log_walk import Hole, walk
+from skylark.store.inspection.log_walk import Hole, LogEnd, walk
 from skylark.store.inspection.queue_reader import QueueReader
 from skylark.store.inspection.store_directory import Survey
 from skylark.wire.compress import decompress_body

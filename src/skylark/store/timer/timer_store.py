@@ -40,7 +40,6 @@ from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.errors import StoreFileError
 from skylark.store.file_sequence import SyncRange
 from skylark.store.file_system import FileHandle, FileSystem
-from skylark.store.timer.slot_walk import SlotWalk
 from skylark.store.timer.timer_checkpoint import TimerCheckpointFile
 from skylark.store.timer.timer_layout import (
     LOG_DIRECTORY,
@@ -51,13 +50,62 @@ from skylark.store.timer.timer_layout import (
     SLOT_COUNT,
     WHEEL_NAME,
 )
-from skylark.store.timer.timer_log import TimerLog
-from skylark.store.timer.timer_metrics import TimerCounts
+from skylark.store.timer.timer_log import SlotWalk, TimerLog
 from skylark.store.timer.timer_wheel import Slot, TimerWheel
-from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerCheckpoint, TimerMetric
 
 BLANK_SLOTS: Final = 60  # between the longest roll and a lap of the wheel
 ROLL_WINDOW_SLOTS_MIN: Final = 2
+
+
+class TimerCounts:
+    """Counts of one broker; as many as it has topics with timed messages."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, TimerMetric] = {}
+        self.version = DataVersion()
+
+    def load(self, table: TimerMetricsTable) -> None:
+        """Go on from what a file says."""
+        self._counts = {
+            topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
+            for topic, metric in table.timing_count.items()
+        }
+        self.version = table.data_version
+
+    def add(self, topic: str, change: int, now_ms: int) -> None:
+        """Note that so many messages of a topic were placed, or (less than 0) left."""
+        metric = self._counts.get(topic)
+        if metric is None:
+            metric = self._counts[topic] = TimerMetric()
+        metric.count += change
+        metric.time_stamp = now_ms
+        self.version = self.version.next(now_ms)
+
+    def count(self, topic: str) -> int:
+        """Messages of a topic that wait."""
+        metric = self._counts.get(topic)
+        return 0 if metric is None else metric.count
+
+    def by_topic(self) -> dict[str, int]:
+        """Messages that wait, by topic."""
+        return {topic: metric.count for topic, metric in self._counts.items()}
+
+    def remove(self, topic: str, now_ms: int) -> None:
+        """Forget a topic that was deleted."""
+        if self._counts.pop(topic, None) is not None:
+            self.version = self.version.next(now_ms)
+
+    def table(self) -> TimerMetricsTable:
+        """The content of the file; later changes do not touch it."""
+        return TimerMetricsTable(
+            timing_count={
+                topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
+                for topic, metric in self._counts.items()
+            },
+            data_version=self.version,
+        )
 
 
 class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):

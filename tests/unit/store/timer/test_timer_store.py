@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from skylark.store.config_tables import TimerMetricsTable
 from skylark.store.errors import StoreFullError
 from skylark.store.timer.timer_layout import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
-from skylark.store.timer.timer_store import TimerOptions, TimerStore
+from skylark.store.timer.timer_store import TimerCounts, TimerOptions, TimerStore
 from skylark.testing.faulty_file_system import FaultyFileSystem
+from skylark.wire.bodies.common_body import DataVersion
+from skylark.wire.bodies.slave_sync_body import TimerMetric
 from tests.unit.store.timer.topics import DISK, Topic, deliver, new_timer, place, save
 
 NOW = 1_000_000_000
@@ -139,3 +142,27 @@ def test_what_a_snapshot_says() -> None:
     assert timer.checkpoint.saved.data_version.counter == 2
     again = new_timer(files, topic)
     assert (again.counts.by_topic(), again.waiting_count) == ({"T": 2}, 1)
+
+
+def test_messages_that_wait_are_counted_by_topic() -> None:
+    counts = TimerCounts()
+    counts.load(
+        TimerMetricsTable(
+            timing_count={"T": TimerMetric(count=2, time_stamp=1)},
+            data_version=DataVersion(counter=5),
+        )
+    )
+    counts.add("T", -1, 10)
+    counts.add("U", 1, 11)
+    table = counts.table()
+    counts.add("U", 1, 12)
+    assert table.timing_count == {
+        "T": TimerMetric(count=1, time_stamp=10),
+        "U": TimerMetric(count=1, time_stamp=11),
+    }
+    assert table.data_version == DataVersion(counter=7, timestamp=11)
+    assert (counts.count("U"), counts.count("V"), counts.by_topic()) == (2, 0, {"T": 1, "U": 2})
+    counts.remove("U", 13)
+    counts.remove("U", 14)
+    assert counts.by_topic() == {"T": 1}
+    assert counts.version == DataVersion(counter=9, timestamp=13)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from skylark.store.allocator import Allocator
 from skylark.store.config import FlushDiskType, StoreConfig
 from skylark.store.file_sequence import MappedFiles
@@ -39,7 +37,6 @@ class Flushed:
             executor=self.hands,
             post=self.hands.post,
             on_flushed=self.said.append,
-            on_error=lambda error: pytest.fail(str(error)),
         )
         self.flush.start()
         self.hands.advance(500)  # the first look, which is thorough
