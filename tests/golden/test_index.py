@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.index import IndexHits, IndexService
@@ -50,8 +50,8 @@ def expected(name: str) -> list[dict[str, Any]]:
 
 
 def open_index(files: FileSystem, directory: Path) -> IndexService:
-    views = ViewSync(files)
-    return IndexService(files, directory, views, Now(), slot_count=100, entry_count_max=400)
+    dirty_ranges = DirtyRanges(files)
+    return IndexService(files, directory, dirty_ranges, Now(), slot_count=100, entry_count_max=400)
 
 
 def put(index: IndexService, record: MessageRecord) -> None:

@@ -19,7 +19,7 @@ from skylark.core.hashing import java_hash
 from skylark.core.names import SCHEDULE_TOPIC
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, Dispatched
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
 from skylark.store.queue_registry import ConsumeQueues
@@ -48,7 +48,7 @@ def expected(name: str) -> list[dict[str, Any]]:
 
 def open_queues(files: FileSystem, root: Path) -> ConsumeQueues:
     return ConsumeQueues(
-        files, root, ViewSync(files), queue_file_size=6000, batch_queue_file_size=4600
+        files, root, DirtyRanges(files), queue_file_size=6000, batch_queue_file_size=4600
     )
 
 

@@ -148,9 +148,9 @@ def test_a_store_that_was_shut_down_opens_without_any_change(tmp_path: Path) -> 
     assert report.clean
     assert (report.scan_start, report.log_end) == (98304, 124586)
     assert (report.fault, report.truncated_bytes) == (RecordFault.UNWRITTEN, 0)
-    assert not report.views_rebuilt
+    assert not report.derived_files_rebuilt
     assert (report.replayed_records, report.index_behind_from) == (0, None)
-    assert not store.views.pending
+    assert not store.dirty_ranges.pending
     assert tree_of(disk, tmp_path) == tree(DATA / "store-basic")
     assert disk.read_file(ROOT / "abort") == b"4711"
     assert_as_java(store, "store-basic")
@@ -177,7 +177,7 @@ def test_deleted_queues_come_back_byte_for_byte(tmp_path: Path, missing: tuple[s
     for directory in missing:
         remove_tree(disk, ROOT / directory)
     store, report = opened(disk)
-    assert (report.clean, report.views_rebuilt, report.scan_start) == (True, True, 0)
+    assert (report.clean, report.derived_files_rebuilt, report.scan_start) == (True, True, 0)
     assert report.replayed_records > 400
     assert report.misplaced_records == report.unqueued_records == 0
     assert_as_java(store, "store-basic")

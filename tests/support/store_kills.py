@@ -37,7 +37,7 @@ QUEUES: Final[tuple[Queue, ...]] = tuple((f"Topic{n % 3}", n // 3) for n in rang
 ACKNOWLEDGEMENT: Final = struct.Struct(">IQI")  # number of the queue, queue offset, count
 STATUS_SIZE: Final = 16
 OWNER_PHASES: Final = ("idle", "put", "batch", "roll", "turn")  # byte 0 of the page of notes
-WORKERS: Final = ("flush", "commit", "space", "views")  # bytes 1-4: whether each is busy
+WORKERS: Final = ("flush", "commit", "space", "derived")  # bytes 1-4: whether each is busy
 
 
 class Mode(NamedTuple):

@@ -34,7 +34,7 @@ from skylark.wire.layout import (
     PROPERTY_CRC_SIZE,
 )
 from skylark.wire.message import MessageRecord, decode_record, iter_records, pack_host
-from tests.unit.store.hands import START_MS, Hands
+from tests.unit.store.manual_owner import START_MS, ManualOwner
 
 ROOT: Final = Path("/store")
 HOST: Final = pack_host("127.0.0.1", 10911)
@@ -53,23 +53,23 @@ _FIXED_SIZE: Final = 91  # of a record with short hosts: all but topic, body and
 Queue = tuple[str, int]
 
 
-class Machine(Hands):
-    """Clock, owner's queue and workers of one store; see :mod:`tests.unit.store.hands`."""
+class Machine(ManualOwner):
+    """Clock, owner's queue and workers of one store; see :mod:`tests.unit.store.manual_owner`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.skew_ms = 0  # by how much the wall clock was set
-        self.workers: dict[str, Hands] = {}
+        self.workers: dict[str, ManualOwner] = {}
 
     def now_ms(self) -> int:
         return super().now_ms() + self.skew_ms
 
-    def make_worker(self, name: str) -> Hands:
-        self.workers[name] = Hands()
+    def make_worker(self, name: str) -> ManualOwner:
+        self.workers[name] = ManualOwner()
         return self.workers[name]
 
     @property
-    def busy(self) -> list[Hands]:
+    def busy(self) -> list[ManualOwner]:
         """Workers that have something to do."""
         return [worker for worker in self.workers.values() if worker.jobs]
 

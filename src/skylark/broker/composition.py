@@ -515,7 +515,7 @@ class BrokerGraph:
 
     def _follow(self, config: BrokerConfig) -> None:
         """Hand changed settings to the parts that do not ask ``live`` for them."""
-        self.store.follow(config.store)
+        self.store.apply_settings(config.store)
         self.replication.follow(config.replication)
         self._set_limits(config)
 

@@ -1,1 +1,1 @@
-"""The message store: RocketMQ's files. Synchronous: no asyncio and no sockets below here."""
+"""The message store: reads and writes RocketMQ's files. Synchronous: no asyncio and no sockets."""

@@ -1,33 +1,33 @@
-"""Disk space before it is needed: the next file of a log, and blocks ahead of its write position.
+"""Allocates disk space ahead of time: the next file of a log, and blocks before the write position.
 
-A log that finds its file full must go on at once, and a full disk must be an error of the append
-that needs the space, never a SIGBUS at some store to a mapped page. So a worker thread
+A log whose file is full must continue at once. A full disk must be an error of the append that
+needs the space, never a SIGBUS at a store to a mapped page. So a worker thread
 
-* creates the file after the current one: a *spare*, with its blocks, synced, and named durably
-  (:meth:`Allocator.request`, :meth:`Allocator.take`). A running store therefore has one empty file
-  more than it needs, as Java's has;
-* allocates the next piece of the current file when its write position comes near the end of the
-  last piece (:meth:`Allocator.prepare`)::
+* creates the file after the current one, the *spare*: with its blocks, synced, and with a durable
+  name (:meth:`Allocator.request`, :meth:`Allocator.take`). A running store therefore has one empty
+  file more than it needs, as Java's has;
+* allocates the next piece of the current file when the write position comes near the end of the
+  allocated range (:meth:`Allocator.prepare`)::
 
       |==== wrote ====|......................|..............|        ahead = 64 MiB
                                           prepared      allocated
                                           (half of ahead before the end)
 
-* touches the next pages of the current file, 4 MiB at a time, while messages come in fast: the
-  first touch of a page is the kernel's work and can take as long as some puts. No byte changes. But
-  the pages count as written, and a sync writes them: so it is not done where messages come in
-  slowly, or each of them is synced.
+* touches the next pages of the current file, 4 MiB at a time, while messages arrive fast: the
+  kernel needs as long for the first touch of a page as some puts take. No byte changes, but the
+  pages count as dirty and the next sync writes them. So pages are not touched when messages arrive
+  slowly, or when each message is synced.
 
-When the worker is behind, the same is done in the owner's thread, which then waits for the disk: a
-creation that runs already is waited for (5 s, as in Java), one that has not begun is taken over.
+When the worker is late, the owner thread does the same work and waits for the disk. It waits up to
+5 s (as Java does) for a creation that is already running, and takes over one that has not begun.
 
-A full disk in the worker is only logged. It becomes a StoreFullError of the append that cannot do
-without the space, at that append and at every one after it until space is back.
+The worker only logs a full disk. The append that needs the space raises StoreFullError, and so does
+every later append until there is space again.
 
-What a crash leaves behind: a spare that is complete, of length 0, or absent; recovery removes it.
-A clean stop removes it, too (:meth:`Allocator.discard`).
+What a crash leaves: a spare that is complete, of length 0, or absent. Recovery removes it, and so
+does a clean stop (:meth:`Allocator.discard`).
 
-Answers to Java's ``AllocateMappedFileService``.
+Counterpart of Java's ``AllocateMappedFileService``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WARM_CHUNK: Final = bytes(1 << 20)
 
 
 class FileNotReadyError(StoreFileError):
-    """The next file was not made in time (Java: CREATE_MAPPED_FILE_FAILED)."""
+    """The next file was not created in time (Java: CREATE_MAPPED_FILE_FAILED)."""
 
     retriable: ClassVar[bool] = True
 
@@ -72,13 +72,13 @@ class _Spare:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """How new files are warmed: all pages filled, and synced after every so many (0: never)."""
+    """How new files are warmed up: every page is written, and synced after so many (0: never)."""
 
     sync_pages: int = 0
 
 
 class Allocator:
-    """Makes files and blocks for one log; without an executor everything happens in place."""
+    """Allocates files and blocks for one log; without an executor, in the calling thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Allocator:
         create_wait_s: float = CREATE_WAIT_S,
         populate_ahead: int = 0,
     ) -> None:
-        """``ahead``: bytes that have blocks, ``populate_ahead``: that were touched, 0 for none."""
+        """``ahead``: bytes allocated in advance; ``populate_ahead``: bytes touched, 0 for none."""
         if (executor is None) != (post is None):
             raise ValueError("an executor and a way back from it belong together")
         self._file_system = files
@@ -103,7 +103,7 @@ class Allocator:
         self._spare: _Spare | None = None
         #: Files that could be neither finished nor removed. Used by one thread at a time: the
         #: owner makes a file only when no worker does.
-        self._left_behind: set[Path] = set()
+        self._unremoved: set[Path] = set()
         self._extension: Future[None] | None = None
         self._populate_ahead = 0 if executor is None else populate_ahead
         self._population: Future[bool] | None = None
@@ -112,13 +112,13 @@ class Allocator:
     # Files
 
     def request(self, path: Path, size: int) -> None:
-        """Have the worker create this file, which will be wanted next."""
+        """Have the worker create the file that will be needed next."""
         if self._executor is not None and self._spare is None:
             creation = self._executor.submit(self._create, path, size, self._warm_up)
             self._spare = _Spare(path, creation)
 
     def take(self, path: Path, size: int) -> FileHandle:
-        """This file, created: the spare if it is the one, else a new one made here and now."""
+        """Return the handle of this file: the spare if it is the one, else a file created now."""
         spare = self._spare
         if spare is not None and spare.path == path:
             handle = self._collect(spare)
@@ -131,7 +131,7 @@ class Allocator:
     def discard(self) -> None:
         """Remove the spare, if there is one: the store stops, or its log was truncated.
 
-        Nothing of the worker keeps a file mapped afterwards.
+        Afterwards the worker keeps no file mapped.
         """
         if self._population is not None and not self._population.cancel():
             wait([self._population])
@@ -147,10 +147,10 @@ class Allocator:
             logger.debug("there was no spare file: %s", error)
             return
         handle.close()
-        self._take_back(spare.path)
+        self._remove_unused(spare.path)
 
     def _collect(self, spare: _Spare) -> FileHandle | None:
-        """The spare's handle, once it is made; None if it has to be made by the caller."""
+        """The handle of the finished spare; None if the caller has to create the file."""
         if spare.creation.cancel():
             self._spare = None
             return None
@@ -168,19 +168,19 @@ class Allocator:
         return handle
 
     def _create(self, path: Path, size: int, warm_up: WarmUp | None) -> FileHandle:
-        """Create a file in any thread; what cannot be finished is taken back.
+        """Create a file, in any thread; remove it again if it cannot be finished.
 
         Crash, line by line: no file, or one of length 0 or ``size``; the same; all zeros; durable
         in length, perhaps without a name; durable.
         """
-        if path in self._left_behind:
-            self._take_back(path)
+        if path in self._unremoved:
+            self._remove_unused(path)
         try:
             handle = self._file_system.create_file(path, size)
         except StoreFileExistsError:
             raise  # not one of ours
         except StoreFileError:
-            self._left_behind.add(path)  # perhaps: made, but not with its length
+            self._unremoved.add(path)  # perhaps: made, but not with its length
             raise
         try:
             handle.allocate(0, size if warm_up is not None else min(size, self._ahead))
@@ -192,45 +192,48 @@ class Allocator:
             with contextlib.suppress(StoreFileError):
                 handle.close()
             with contextlib.suppress(StoreFileError):
-                self._take_back(path)
+                self._remove_unused(path)
             raise
         return handle
 
-    def _take_back(self, path: Path) -> None:
-        """Remove a file that holds nothing; if that fails, whoever wants the name tries again."""
-        self._left_behind.add(path)
+    def _remove_unused(self, path: Path) -> None:
+        """Remove a file that holds nothing.
+
+        If that fails, the next creation of this name tries again.
+        """
+        self._unremoved.add(path)
         with contextlib.suppress(StoreFileMissingError):
             self._file_system.remove(path)
-        self._left_behind.discard(path)
+        self._unremoved.discard(path)
         self._file_system.sync_directory(path.parent)
 
-    def let_cool(self, file: MappedFile) -> None:
-        """Undo what warming did to keep a file in memory; it is full, and others need the room."""
+    def unlock(self, file: MappedFile) -> None:
+        """Release the memory lock of a warmed file that is full: newer files need the memory."""
         if self._warm_up is not None:
             file.handle.unlock_memory(0, file.size)
 
     # Blocks
 
     def prepare(self, file: MappedFile, end: int) -> None:
-        """Put blocks under ``[file.wrote, end)``; for the append that came to ``file.prepared``."""
+        """Allocate blocks for ``[file.wrote, end)``, when an append reaches ``file.prepared``."""
         if end > file.allocated:
             self._extend_now(file, end)
         stop = self._soft_end(file)
         if end > stop:
             self._extend_soon(file)
             stop = file.allocated
-        if self._populate_ahead and end > self._populate_mark(file):
+        if self._populate_ahead and end > self._populate_from(file):
             self._populate_soon(file, end)
-        file.prepared = max(end, min(stop, self._populate_mark(file)))
+        file.prepared = max(end, min(stop, self._populate_from(file)))
 
     def _soft_end(self, file: MappedFile) -> int:
-        """Where the next piece should be asked for."""
+        """Position at which the worker is asked for the next piece."""
         if file.allocated == file.size or self._executor is None:
             return file.allocated
         return file.allocated - self._ahead // 2
 
-    def _populate_mark(self, file: MappedFile) -> int:
-        """Where the next pages should be asked for."""
+    def _populate_from(self, file: MappedFile) -> int:
+        """Position at which the worker is asked to touch the next pages."""
         if not self._populate_ahead or file.populated >= file.allocated:
             return file.allocated
         return file.populated - self._populate_ahead // 2
@@ -283,14 +286,14 @@ class Allocator:
             logger.warning("no space ahead of the write position: %s", error)
         elif start <= file.allocated < end:  # else it was truncated, or went on by itself
             file.allocated = end
-            stop = min(self._soft_end(file), self._populate_mark(file))
+            stop = min(self._soft_end(file), self._populate_from(file))
             file.prepared = max(file.wrote, stop)
 
 
 def _warm(handle: FileHandle, warm_up: WarmUp) -> None:
-    """Bring every page of a new file into memory, and ask for it to stay there.
+    """Load every page of a new file into memory, and ask the kernel to keep it there.
 
-    Through positional writes, which let other threads run, where Java touches the mapping.
+    Uses positional writes, which let other threads run; Java touches the mapping.
     """
     chunk = _WARM_CHUNK
     if warm_up.sync_pages:

@@ -1,7 +1,7 @@
-"""The records of a batch, as one string of bytes.
+"""Encodes the records of a batch as one string of bytes.
 
-Java's client fills a batch with messages of one size more often than not. Such records differ in
-five places, and one ``pack`` for all of them makes them at half the cost::
+Java's client usually fills a batch with messages of one size. Such records differ in five places,
+and one ``pack`` for all of them takes half the time::
 
     size, magic | crc | queue id, flag | queue offset | log offset | ... | body | topic | properties
 
@@ -33,7 +33,7 @@ _pack_properties_length = PROPERTIES_LENGTH.pack
 
 
 class Shared(NamedTuple):
-    """What all records of a batch have in common."""
+    """The fields that all records of a batch have in common."""
 
     magic: int
     queue_id: int
@@ -42,7 +42,7 @@ class Shared(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of a record without its body and properties."""
+        """Size of a record without its body and properties."""
         return (
             SYS_FLAG_POSITION + len(self.middle) + _LAST.size
             + len(self.topic_field) + PROPERTIES_LENGTH.size
@@ -50,14 +50,14 @@ class Shared(NamedTuple):
 
 
 def middle_of(head: bytes) -> bytes:
-    """The part of a record's head that is the same in a whole batch."""
+    """The part of a record head that is the same for the whole batch."""
     return head[SYS_FLAG_POSITION : -_LAST.size]
 
 
 def places_of(batch: Batch, overhead: int, log_offset: int) -> tuple[Sequence[int], Sequence[int]]:
     """Log offsets and sizes of the records, the first at ``log_offset``.
 
-    ``overhead`` is :attr:`Shared.size`; property strings are those that are stored.
+    ``overhead`` is :attr:`Shared.size`; the property strings are those that are stored.
     """
     if batch.is_alike:
         count, size = len(batch), overhead + batch.sizes[0]
@@ -67,7 +67,7 @@ def places_of(batch: Batch, overhead: int, log_offset: int) -> tuple[Sequence[in
 
 
 def pack_batch(shared: Shared, batch: Batch, queue_offset: int, log_offset: int) -> bytes:
-    """The records, the first at ``log_offset``."""
+    """The bytes of the records, the first at ``log_offset``."""
     bodies, properties, count = batch.bodies, batch.properties, len(batch)
     flag, prepared_offset = batch.flags[0], batch.prepared_transaction_offsets[0]
     if (

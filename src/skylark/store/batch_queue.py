@@ -1,18 +1,18 @@
-"""The queue of a BatchCQ topic: an entry for each record, and in a record any number of messages.
+"""Consume queue of a BatchCQ topic: one entry per record, each record with several messages.
 
-A producer's batch is stored unsplit as one record (an inner batch), so an entry says which
-messages it holds::
+A producer's batch is stored unsplit as one record (an inner batch), so an entry names the messages
+that it holds::
 
     0 log offset (8) | 8 record size (4) | 12 tags code (8) | 20 store timestamp (8)
     28 queue offset of the first message (8) | 36 number of messages (2)
     38 compacted offset, -1 (4) | 42 reserved, 0 (4)
 
-``min_offset`` and ``max_offset`` count messages, not entries; the entry of a message is found by
-bisection. Everything else, the tail, the files, what a crash leaves and how it is repaired, is as
-in :mod:`skylark.store.consume_queue`. There are no pre-blank entries: the first one says where the
-numbering begins, and so a gap in it does no harm either.
+``min_offset`` and ``max_offset`` count messages, not entries; bisection finds the entry of a
+message. Everything else (tail, files, what a crash leaves and how it is repaired) is as in
+:mod:`skylark.store.consume_queue`. There are no pre-blank entries: the first entry contains the
+queue offset at which the queue begins, and so a gap does no harm either.
 
-Answers to Java's ``BatchConsumeQueue``.
+Counterpart of Java's ``BatchConsumeQueue``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BatchQueue(EntryQueue):
         queue_offset: int,
         message_count: int,
     ) -> Dispatched:
-        """Add an inner batch of the log unless it is there; as in a consume queue."""
+        """Append an inner batch of the log unless the queue has it; as in a consume queue."""
         if log_offset + size <= self.max_log_offset:
             return Dispatched.REPEATED
         if queue_offset < 0 or not 0 < message_count <= MESSAGE_COUNT_MAX:
@@ -137,7 +137,7 @@ class BatchQueue(EntryQueue):
         return _unpack_from(self._read_entry(index))
 
     def _index_of(self, queue_offset: int) -> int:
-        """The entry that holds a message, or the next one if it fell into a gap."""
+        """Index of the entry that holds a message, or of the next one if it is in a gap."""
         indexes = range(self._min_index, self._end_index)
         index = self._min_index + bisect_right(indexes, queue_offset, key=self._offset_at) - 1
         entry = self._entry(index)

@@ -1,26 +1,29 @@
-"""What the store knows about itself across restarts: the checkpoint, and whether it ended well.
+"""The checkpoint (how far the files are on disk) and the abort file (whether the store was closed).
 
 **checkpoint**: 4096 bytes, six longs at the start (layout in :mod:`skylark.wire.layout`), the rest
 zero. Recovery after a crash scans the log from the last file whose first record is older than
-:attr:`Checkpoint.recovery_timestamp`; so a time moves only when everything older is on disk, and a
-missing or unreadable checkpoint means zeros: a scan of everything, which is slow and right.
+:attr:`Checkpoint.recovery_timestamp`. So a time advances only when everything older is on disk. A
+missing or unreadable checkpoint counts as zeros: recovery then scans the whole log, which is slow
+and correct.
 
-The 48 bytes lie in one sector and are overwritten in place: a crash or a power loss leaves the old
-or the new ones. A file of another length is replaced whole; a crash may leave any part of that one,
-and what makes no sense is read as zeros.
+The 48 bytes are in one sector and are overwritten in place: a crash or a power loss leaves the old
+or the new values. A file of another length is replaced whole; a crash may leave any part of it, and
+implausible values are read as zeros.
 
-**abort**: a file that exists while the store is open, with the process id as text. Found at start,
-it says that the last run did not end in order. Its name is durable before the first append and
-goes after the last flush; a power loss that brings it back costs a scan. Java may leave an
-``abort.bak``, which means nothing.
+**abort**: a file that exists while the store is open, with the process id as text. If a start finds
+it, the last run was not closed in order. Its name is durable before the first append and is removed
+after the last flush; a power loss that restores it costs only a scan. Java may leave an
+``abort.bak``, which has no meaning.
 
-Answers to Java's ``StoreCheckpoint`` and ``DefaultMessageStore.createTempFile``.
+Counterpart of Java's ``StoreCheckpoint`` and ``DefaultMessageStore.createTempFile``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +37,23 @@ FILE_NAME: Final = "checkpoint"
 ABORT_NAME: Final = "abort"
 STORE_TIMESTAMP_MAX: Final = 1 << 43  # in the year 2248: what is beyond is no store time
 TIMESTAMP_MARGIN_MS: Final = 3_000  # as Java: clocks of records and of flushes differ a little
+
+
+def overwrite(files: FileSystem, path: Path, content: bytes, file_size: int) -> None:
+    """Write the beginning of a file of fixed size in place, and sync it.
+
+    A file that is missing or has another length is replaced, the rest of it zero.
+    """
+    with (
+        contextlib.suppress(StoreFileMissingError),
+        contextlib.closing(files.open_file(path)) as handle,
+    ):
+        if handle.size == file_size:
+            handle.write(0, content)
+            handle.sync()
+            return
+    files.write_file(path, content.ljust(file_size, b"\0"))
+    files.sync_directory(path.parent)
 
 
 class Checkpoint:
@@ -50,9 +70,9 @@ class Checkpoint:
         self.logics_physical_offset = 0  # log offset of the last dispatched message
 
     def load(self, *, is_new: bool = False) -> None:
-        """Read the file; whatever is wrong with it is logged, and the values are zeros.
+        """Read the file; if it is missing or unusable, log that and keep zeros.
 
-        ``is_new``: there is no log yet, and so nobody misses it.
+        ``is_new``: the store has no log yet, so a missing file is not logged.
         """
         try:
             content = self._file_system.read_file(self.path)
@@ -67,10 +87,12 @@ class Checkpoint:
         except struct.error:
             logger.warning("%s is too short, and is taken as zeros", self.path)
             return
-        times = values[:3]
-        if min(values) < 0 or max(times) > STORE_TIMESTAMP_MAX:
+        if min(values) < 0 or max(values[:3]) > STORE_TIMESTAMP_MAX:
             logger.warning("%s holds no times and offsets, and is taken as zeros", self.path)
             return
+        self._set(values)
+
+    def _set(self, values: Iterable[int]) -> None:
         (
             self.physic_msg_timestamp,
             self.logics_msg_timestamp,
@@ -88,17 +110,12 @@ class Checkpoint:
 
     @property
     def index_recovery_timestamp(self) -> int:
-        """The same for the index, too (``messageIndexSafe``)."""
+        """Like :attr:`recovery_timestamp`, for index entries as well (``messageIndexSafe``)."""
         return min(self.recovery_timestamp, self.index_msg_timestamp)
 
     def adopt(self, other: Checkpoint) -> None:
-        """Take over the values of another one, which is on disk."""
-        self.physic_msg_timestamp = other.physic_msg_timestamp
-        self.logics_msg_timestamp = other.logics_msg_timestamp
-        self.index_msg_timestamp = other.index_msg_timestamp
-        self.master_flushed_offset = other.master_flushed_offset
-        self.confirm_offset = other.confirm_offset
-        self.logics_physical_offset = other.logics_physical_offset
+        """Take over the values of another checkpoint."""
+        self._set(CHECKPOINT.unpack(other.pack()))
 
     def pack(self) -> bytes:
         """The values as bytes, for :meth:`write` in another thread."""
@@ -112,32 +129,16 @@ class Checkpoint:
         )
 
     def write(self, packed: bytes) -> None:
-        """Put packed values on disk; in any thread, one at a time."""
-        try:
-            handle = self._file_system.open_file(self.path)
-        except StoreFileMissingError:
-            self._replace(packed)
-            return
-        try:
-            if handle.size == CHECKPOINT_FILE_SIZE:
-                handle.write(0, packed)
-                handle.sync()
-        finally:
-            handle.close()
-        if handle.size != CHECKPOINT_FILE_SIZE:
-            self._replace(packed)
+        """Write packed values to disk; in any thread, one at a time."""
+        overwrite(self._file_system, self.path, packed, CHECKPOINT_FILE_SIZE)
 
     def save(self) -> None:
-        """Put the current values on disk, here and now."""
+        """Write the current values to disk in this thread."""
         self.write(self.pack())
-
-    def _replace(self, packed: bytes) -> None:
-        self._file_system.write_file(self.path, packed.ljust(CHECKPOINT_FILE_SIZE, b"\0"))
-        self._file_system.sync_directory(self.path.parent)
 
 
 class AbortFile:
-    """The mark of an open store."""
+    """The file that marks a store as open."""
 
     def __init__(self, files: FileSystem, root: Path) -> None:
         self.path = root / ABORT_NAME
@@ -148,7 +149,7 @@ class AbortFile:
         return self._file_system.exists(self.path)
 
     def create(self, process_id: int) -> None:
-        """Mark the store as open, durably; before anything is written to it."""
+        """Mark the store as open, durably; before the first write."""
         self._file_system.write_file(self.path, str(process_id).encode())
         self._file_system.sync_directory(self.path.parent)
 

@@ -1,23 +1,23 @@
-"""The commit log: every message of every topic, one after the other, and the only truth.
+"""The commit log: the messages of all topics in order of arrival, and the only source of truth.
 
-Files of equal size, named by the log offset of their first byte; records never cross a file. A
-record is written only where eight bytes more would fit, so that a blank record (its size and the
-blank magic) can always close the file; a batch stays together and moves to the next file whole.
+Files of equal size, named by the log offset of their first byte; a record never crosses a file. A
+record is written only where eight more bytes would fit, so that a blank record (its size and the
+blank magic) can always close the file. The records of a batch stay together in one file.
 
-Append is one pass: the fixed head and two slices straight into the mapped file, queue offset and
-log offset in place. Nothing is visible before ``file.wrote`` moves, which is the last step.
+An append is one pass: the fixed head and two slices go straight into the mapped file, with queue
+offset and log offset. Readers see nothing before ``file.wrote`` advances, which is the last step.
 
 What a crash leaves at each line of :meth:`CommitLog.append`:
 
-* before ``wrote`` moves, kill -9: part of a record behind the last whole one. Its head is written
-  last, and the sum of the parts is the last of the head: without it recovery truncates there. Of
-  a batch the size of its first record is written last: all of it is there, or nothing;
+* before ``wrote`` advances, kill -9: part of a record behind the last whole one. The head is
+  written last; without it recovery finds no record there and truncates. Of a batch, the size of the
+  first record is written last: either all of the batch is there, or nothing;
 * after a blank was written but before the next file holds a record: the file ends with the blank,
-  the next one is empty (zeros) and is removed or filled from its start;
-* power loss: any set of the unsynced pages. Recovery keeps the records up to the first that does
-  not check; everything before the last completed sync is among them.
+  and the next one is empty (zeros). Recovery removes it or fills it from its start;
+* power loss: any set of the unsynced pages. Recovery keeps the records up to the first invalid one;
+  everything before the last completed sync is among them.
 
-Answers to Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
+Counterpart of Java's ``CommitLog`` and ``DefaultAppendMessageCallback``.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _PUT_OK: Final = PutStatus.PUT_OK
 
 
 class TopicField(msgspec.Struct, frozen=True, gc=False):
-    """A topic as records hold it: made once per queue, repeated in every record."""
+    """A topic as records store it: encoded once per queue, repeated in every record."""
 
     magic: int
     field: bytes  # length and name
 
 
 def topic_field(topic: str) -> TopicField:
-    """Length in one byte for up to 127 bytes, in two beyond (records of version 2)."""
+    """Length in one byte for up to 127 bytes, in two for more (records of version 2)."""
     name = topic.encode()
     if len(name) <= TOPIC_SIZE_V1_MAX:
         return TopicField(MAGIC_V1, TOPIC_LENGTH_V1.pack(len(name)) + name)
@@ -78,7 +78,7 @@ def topic_field(topic: str) -> TopicField:
 
 
 class PutLimits(enum.Enum):
-    """What a message is held to when it is put."""
+    """Which limits a message must keep when it is put."""
 
     #: Client messages: ``maxMessageSize``, short topic names, a body, room for copies.
     SETTINGS = enum.auto()
@@ -90,7 +90,7 @@ _SETTINGS: Final = PutLimits.SETTINGS
 
 
 class Draft(msgspec.Struct, gc=False):
-    """A message on its way into the log. Hooks (delay, transactions) may still change it."""
+    """A message to be stored. Hooks (delay, transactions) may still change it."""
 
     topic: str
     queue_id: int
@@ -110,7 +110,7 @@ class Draft(msgspec.Struct, gc=False):
 
 
 class AppendedBatch(msgspec.Struct, gc=False):
-    """Where the records of a batch landed, one right behind the other."""
+    """Where the records of a batch are, one directly behind the other."""
 
     log_offsets: Sequence[int]
     sizes: Sequence[int]
@@ -118,7 +118,7 @@ class AppendedBatch(msgspec.Struct, gc=False):
 
 
 class CommitLog:
-    """Appends records to the newest file and lends out what any file holds."""
+    """Appends records to the newest file and leases out bytes of any file."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class CommitLog:
     def append(
         self, draft: Draft, topic: TopicField, queue_offset: int, now_ms: int | None = None
     ) -> PutResult:
-        """Write one record. Raises StoreFullError and other StoreErrors; then nothing changed.
+        """Write one record. Raises StoreFullError and other StoreErrors; then nothing has changed.
 
-        ``now_ms`` is the store time of records that are appended in one go.
+        ``now_ms`` is the common store time of records that are appended together.
         """
         body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
         born_host = draft.born_host
@@ -192,8 +192,8 @@ class CommitLog:
     ) -> AppendedBatch:
         """Write one record per message, all in one file, with consecutive queue offsets.
 
-        Topic, queue, times and hosts are the draft's; body, properties and flag each message's.
-        Nothing of the batch can be read before all of it can.
+        Topic, queue, times and hosts are the draft's; body, properties and flag are each message's.
+        Readers see all of the batch or nothing.
         """
         sys_flag = self._with_host_bits(draft)
         if now_ms is None:
@@ -223,7 +223,7 @@ class CommitLog:
         return AppendedBatch(log_offsets, sizes, now_ms)
 
     def can_hold(self, draft: Draft, topic: TopicField) -> bool:
-        """Whether a log file, with the blank record that closes it, is large enough for a draft."""
+        """Whether a log file is large enough for a draft and the blank that closes the file."""
         head = RECORD_HEADS[(self._with_host_bits(draft) & FLAG_HOSTS_V6_MASK) >> 4]
         properties = draft.properties
         if self._property_crc:
@@ -238,7 +238,7 @@ class CommitLog:
         return sys_flag
 
     def _file_with_room(self, size: int) -> MappedFile:
-        """The newest file, or the next one when a blank would not fit behind the record."""
+        """The newest file, or the next one if no blank would fit behind the record."""
         file = self.files.last
         if file.wrote + size + BLANK_SIZE_MIN > file.size:
             file = self._roll(file, size)
@@ -250,8 +250,8 @@ class CommitLog:
     def _roll(self, full: MappedFile, size: int) -> MappedFile:
         """Close the newest file with a blank record and begin the next one.
 
-        The next file is there before the blank is written: if it cannot be made (full disk), the
-        old one stays as it is and the append fails without a trace.
+        The next file exists before the blank is written: if it cannot be created (full disk), the
+        old file stays as it is and the append fails without a trace.
         """
         if size + BLANK_SIZE_MIN > self.files.file_size:
             raise StoreError(
@@ -276,16 +276,16 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Where the oldest file begins."""
+        """Start of the oldest file."""
         return self.files.min_offset
 
     @property
     def max_offset(self) -> int:
-        """The end of the newest record."""
+        """End of the newest readable record."""
         return self.files.max_offset
 
     def lease(self, log_offset: int, size: int) -> Lease | None:
-        """The bytes of a record (or of neighbouring ones within a file), None if they are gone."""
+        """The bytes of a record (or of neighbours within a file); None if they were deleted."""
         file = self.files.find(log_offset)
         if file is None:
             return None
@@ -296,7 +296,7 @@ class CommitLog:
 
 
 def _sealed(records: bytes, sizes: Sequence[int]) -> bytes:
-    """The records with the checksums that close their properties."""
+    """The records with the checksums that end their properties."""
     buffer = bytearray(records)
     position = 0
     for size in sizes:

@@ -1,15 +1,15 @@
-"""The store's settings: Java's keys and defaults, and the few that only Skylark has.
+"""Settings of the store: Java's keys and defaults, and the few that only Skylark has.
 
-Attributes are the snake_case of the Java keys, so that ``flushIntervalCommitLog`` in a broker's
-properties file is ``config.flush_interval_commit_log`` here. Where Java reads a setting through a
-rule (rounding, clamping, a default made from another setting) the rule is a property of
-:class:`StoreConfig`, and the field keeps what was written, as Java's answer to request 26 does.
+Attributes are the snake_case of the Java keys: ``flushIntervalCommitLog`` in a broker's properties
+file is ``config.flush_interval_commit_log`` here. Where Java reads a setting through a rule
+(rounding, clamping, a default made from another setting) the rule is a property of
+:class:`StoreConfig`, and the field keeps the written value, as Java's response to request 26 does.
 
 Some values select formats or modes that Skylark does not have. A store that ignored them would
 write files that a Java broker with the same settings misreads, or would lose what the operator
-asked for; so they are refused by name at start, with the reason (:data:`REFUSED`).
+configured. So they are refused by name at start, with the reason (:data:`REFUSED`).
 
-Answers to Java's ``MessageStoreConfig``. Replication and timer settings join with their parts.
+Counterpart of Java's ``MessageStoreConfig``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FlushDiskType(enum.Enum):
 
 
 class BrokerRole(enum.Enum):
-    """The part this store plays in replication."""
+    """The role of this store in replication."""
 
     ASYNC_MASTER = 0
     SYNC_MASTER = 1

@@ -1,31 +1,43 @@
-"""Configuration files of a store directory: load and save, and what a crash leaves.
+"""Configuration files of a store directory (topics, groups, offsets): load, save, and their text.
 
     config = ConfigFiles(OsFileSystem(), root / "config")
     topics = config.load(TOPICS)
     config.save(TOPICS, topics)
 
-Every table is a file of its own under ``config``, beside it the version before as ``.bak``. Saving
-goes through :meth:`FileSystem.write_atomic`: whenever the process or the machine stops, the file
-or its backup is complete. Java moves the old file away and then writes the new one in place, so
-that a file of Java's may be cut off, or filled with zeros, and its backup is what counts.
+Every table is one file under ``config``, with its previous version beside it as ``.bak``. Saving
+uses :meth:`FileSystem.write_atomic`: whenever the process or the machine stops, the file or its
+backup is complete. Java moves the old file away and then writes the new one in place: a file of
+Java's may be truncated or filled with zeros, and then its backup is the valid one.
 
-Loading, in the order of what may be there:
+Loading, by what is there:
 
 ====================================  ===========================================================
 file                                  result
 ====================================  ===========================================================
-sound                                 the file
+valid                                 the file
 missing or empty                      the backup; without one an empty table
-broken, and the backup is sound       the backup; the broken file becomes ``NAME.broken-1`` (or the
-                                      next free number) and a line in the log says so
-broken, and no backup                 :class:`BrokenConfigError`, nothing is changed
-any, and the backup is broken         :class:`BrokenConfigError`, nothing is changed
+invalid, and the backup is valid      the backup; the invalid file becomes ``NAME.broken-1`` (or
+                                      the next free number), and a warning is logged
+invalid, and no backup                :class:`BrokenConfigError`, nothing is changed
+any, and the backup is invalid        :class:`BrokenConfigError`, nothing is changed
 ====================================  ===========================================================
 
-Java deletes a broken file, and starts empty if there is no backup. We keep it: a broker that lost
-its topics or offsets in silence does more harm than one that asks a person first.
+Java deletes an invalid file, and starts empty if there is no backup. Skylark keeps it: a broker
+that silently loses its topics or offsets does more harm than one that stops for an operator.
 
-Answers to Java's ``ConfigManager``.
+**Text**: fastjson2's pretty form, as RocketMQ 5.5 writes it (:func:`pretty`).
+
+* One TAB per level, every member of an object on its own line, no blank after the colon, no line
+  end behind the last brace; an empty object is ``{}``.
+* Members of a struct in the order of their wire names, ``None`` left out; dictionaries in their
+  insertion order (Java's come in hash order, which no reader relies on).
+* Integer keys are bare, so the text is not JSON. Older releases put all of them on one line.
+* A list of numbers is on one line, any other has one item per line.
+* Only quotes, backslashes and control characters are escaped.
+
+:func:`skylark.wire.fastjson.decode_body` reads all of these forms, older ones and plain JSON.
+
+Counterpart of Java's ``ConfigManager`` and ``RemotingSerializable.toJson(object, true)``.
 """
 
 from __future__ import annotations
@@ -66,19 +78,19 @@ TableT = TypeVar("TableT", bound=ConfigTable)
 
 
 class BrokenConfigError(StoreFileError):
-    """A configuration file holds no sound table, and there is no backup to go on with."""
+    """A configuration file holds no valid table, and there is no usable backup."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile(Generic[TableT]):
-    """One file: its name, what stands in it, and whether it is written without line breaks."""
+    """One file: its name, the type of its table, and whether it is written without line breaks."""
 
     name: str
     table_type: type[TableT]
     compact: bool = False
 
     def encode(self, table: TableT) -> bytes:
-        """The bytes of the file; renews the derived members of ``table``."""
+        """The bytes of the file; updates the derived members of ``table``."""
         table.derive()
         if self.compact:
             return encode_body(table)
@@ -110,7 +122,7 @@ class ConfigFiles:
         self._directory_is_durable = False
 
     def save(self, file: ConfigFile[TableT], table: TableT) -> None:
-        """Replace the file, durably; the version before stays as its backup."""
+        """Replace the file durably; its previous version becomes the backup."""
         content = file.encode(table)
         if not self._directory_is_durable:
             # One that exists may have been made by a process that was killed before its sync.
@@ -120,7 +132,7 @@ class ConfigFiles:
         self._files.write_atomic(self._directory / file.name, content)
 
     def load(self, file: ConfigFile[TableT]) -> TableT:
-        """The table of the file or, where that fails, of its backup; see the table above."""
+        """The table of the file or, where that fails, of its backup: see the module docstring."""
         path = self._directory / file.name
         content = self._read(path)
         fault: RemoteProtocolError | None = None
@@ -150,7 +162,7 @@ class ConfigFiles:
     def _load_backup(
         self, file: ConfigFile[TableT], backup: Path, fault: RemoteProtocolError | None
     ) -> TableT | None:
-        """The table of the backup; ``None`` if there is none."""
+        """The table of the backup; ``None`` if there is no backup."""
         content = self._read(backup)
         if not content:
             return None
@@ -172,7 +184,7 @@ class ConfigFiles:
             return None
 
     def _set_aside(self, path: Path) -> None:
-        """Keep a file that cannot be used under another name: the next save would replace it."""
+        """Rename an unusable file, because the next save would replace it."""
         for number in range(1, BROKEN_FILES_MAX + 1):
             target = path.with_name(f"{path.name}.broken-{number}")
             if not self._files.exists(target):

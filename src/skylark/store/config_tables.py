@@ -1,14 +1,14 @@
-"""What stands in the configuration files of a store directory: one struct per file.
+"""Contents of the configuration files of a store directory: one struct per file.
 
-Where a file holds what a request body holds, its struct is that body's with a wider limit; the
-others are here. The defaults are Java's, so that files of a 4.x broker, which lack ``dataVersion``
-and ``attributes`` and whole tables, load like files of 5.5 with nothing in those places.
+Where a file holds the same as a request body, its struct is that of the body with a larger size
+limit; the others are defined here. The defaults are Java's, so files of a 4.x broker, which lack
+``dataVersion``, ``attributes`` and whole tables, load like files of 5.5 that are empty there.
 
-Members that we do not know are dropped with the next save, as they are by Java.
+Unknown members are dropped with the next save, as Java does.
 
-Some members only repeat what others say, for people who look into the file: the topics of each
-group, whether a filter is dead, how many entries an order table has. Nobody reads them back.
-:meth:`ConfigTable.derive` renews them before a save.
+Some members only repeat others, for people who read the file: the topics of each group, whether a
+filter is dead, how many entries an order table has. No program reads them back.
+:meth:`ConfigTable.derive` updates them before a save.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConfigTable(Body, kw_only=True):
     dialect_size_max: ClassVar[int] = READ_FILE_SIZE_MAX
 
     def derive(self) -> None:
-        """Renew the members that follow from others."""
+        """Update the members that follow from others."""
 
 
 class TopicTable(TopicConfigSerializeWrapper, ConfigTable, kw_only=True):
@@ -50,7 +50,7 @@ class TopicTable(TopicConfigSerializeWrapper, ConfigTable, kw_only=True):
 
 
 class SubscriptionGroupTable(SubscriptionGroupWrapper, ConfigTable, kw_only=True):
-    """``subscriptionGroup.json``: the groups of this broker, and what they may not read."""
+    """``subscriptionGroup.json``: the groups of this broker, and the topics they must not read."""
 
 
 class MessageRequestModeTable(MessageRequestModeSerializeWrapper, ConfigTable, kw_only=True):
@@ -69,9 +69,9 @@ class TransactionMetricsTable(ConfigTable, kw_only=True):
 
 
 class ConsumerOffsetTable(ConfigTable, kw_only=True):
-    """``consumerOffset.json``: how far each group has come.
+    """``consumerOffset.json``: the offsets of each group.
 
-    ``offset_table`` has what was committed, ``pull_offset_table`` how far was pulled.
+    ``offset_table`` has the committed offsets, ``pull_offset_table`` the pulled ones.
     """
 
     data_version: DataVersion = DataVersion()
@@ -91,7 +91,7 @@ class ConsumerOffsetTable(ConfigTable, kw_only=True):
 
 
 def _same_topics(left: dict[str, list[str]], right: dict[str, list[str]]) -> bool:
-    """Whether two maps say the same in a different order, that of a Java hash table for example."""
+    """Whether two maps are equal but for the order of topics, as after a Java hash table."""
     return left.keys() == right.keys() and all(
         len(topics) == len(right[group]) and set(topics) == set(right[group])
         for group, topics in left.items()
@@ -106,7 +106,7 @@ class DelayOffsetTable(ConfigTable, kw_only=True):
 
 
 class TopicQueueMappingTable(ConfigTable, kw_only=True):
-    """``topicQueueMapping.json``: the static topics that this broker has a part of."""
+    """``topicQueueMapping.json``: the static topics of which this broker has a part."""
 
     data_version: DataVersion = DataVersion()
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingDetail] = msgspec.field(
@@ -118,7 +118,7 @@ class TopicQueueMappingTable(ConfigTable, kw_only=True):
 
 
 class BloomFilterData(Body, kw_only=True):
-    """The bits of one subscription, and of how many in all."""
+    """The bits of one subscription, and the number of bits in all."""
 
     bit_num: Int32 = 0
     bit_pos: list[Int32] = msgspec.field(default_factory=list)

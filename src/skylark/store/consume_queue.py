@@ -1,11 +1,11 @@
-"""A consume queue: where the messages of one queue of a topic stand in the log, in order.
+"""Consume queue: for each message of one queue of a topic, where its record is in the commit log.
 
 Entry ``i`` belongs to the message with queue offset ``i``::
 
     0 log offset (8) | 8 record size (4) | 12 tags code (8)
 
-A queue whose first message has another offset than 0 begins with pre-blank entries (log offset 0,
-size 0x7FFFFFFF) up to it. They are no messages: ``min_offset`` lies behind them.
+A queue whose first message has an offset above 0 begins with pre-blank entries (log offset 0, size
+0x7FFFFFFF) up to it. They are not messages: ``min_offset`` is behind them.
 
 New entries go to a tail in memory. ``flush_tail`` writes them to the files and keeps the newest
 ones in memory as well, because that is where consumers read; older ones are read from the files::
@@ -13,20 +13,20 @@ ones in memory as well, because that is where consumers read; older ones are rea
     0        min_offset                 tail_start     written        max_offset
     |.........|== in files only =============|== in both ===|== in memory ==|
 
-``append`` is all that the path of a message needs: it assumes that the message has the next queue
-offset. ``dispatch`` is for replay, where the log says which offset a message has: repeats are
-ignored, a queue begins where its first message says, and a message with offset 0 that is newer
-than all entries begins the queue anew, for its topic was deleted and created again (Java appends
-it, and then takes its successors for repeats). An empty queue begins anew at any later message.
+``append`` serves the put of a message: it assumes that the message has the next queue offset.
+``dispatch`` serves replay, where the record contains its queue offset: repeats are ignored, a queue
+begins at the offset of its first message, and a message with offset 0 that is newer than all
+entries restarts the queue, because its topic was deleted and created again (Java appends it, and
+then takes the following messages for repeats). Any later message restarts an empty queue.
 
-What a crash leaves: the entries that were written, and possibly torn ones among those that were
-not synced. The queue may lag behind the log or lead it. Recovery knows from the checkpoint up to
-which log offset entries were synced, and :meth:`recover` drops all others, however sound they look:
-a torn entry can have the right place and size and the wrong tags code. Replaying the log then adds
-them again, and :meth:`truncate` drops what lies beyond the end of the log. So nothing in a queue
-depends on the order in which the system wrote its pages.
+What a crash leaves: the entries that were written, and possibly torn ones among those that were not
+synced. The queue may be behind or ahead of the log. Recovery knows from the checkpoint up to which
+log offset entries were synced, and :meth:`recover` drops all others, even if they look valid: a
+torn entry can have the right place and size and a wrong tags code. Replaying the log then adds them
+again, and :meth:`truncate` drops entries beyond the end of the log. So nothing in a queue depends
+on the order in which the system wrote its pages.
 
-Answers to Java's ``ConsumeQueue``; ``EntryQueue`` is what it shares with ``BatchConsumeQueue``.
+Counterpart of Java's ``ConsumeQueue``; ``EntryQueue`` is what it shares with ``BatchConsumeQueue``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class QueueEntry(NamedTuple):
 
 
 class Dispatched(enum.Enum):
-    """What became of a replayed message."""
+    """Result of replaying a message."""
 
     APPENDED = "appended"
     REPEATED = "was there already, or an older one with its queue offset is"
@@ -82,14 +82,14 @@ class Dispatched(enum.Enum):
 
 
 class Boundary(enum.Enum):
-    """Which of the messages around a time is meant."""
+    """Which message around a given time is returned."""
 
     LOWER = "lower"  #: the first that is not older
     UPPER = "upper"  #: the last that is not newer
 
 
 class Tails:
-    """What the queues of a store share: which of them have entries to write, and how many."""
+    """State that the queues of a store share: which of them have entries to write, and how many."""
 
     __slots__ = ("dirty", "error", "recent_size", "size_max")
 
@@ -102,12 +102,12 @@ class Tails:
 
 
 class EntryQueue(ABC):
-    """A row of entries of one size, in a tail and in files; the message offsets differ by kind.
+    """Entries of one size, in a tail and in files; subclasses map entries to messages.
 
-    ``next_offset``: queue offset of the next message to be put; the log's append moves it.
-    ``min_offset``, ``max_offset``: the readable messages are those from min up to max - 1.
-    ``max_log_offset``: end of the last record in the queue, -1 if there is none.
-    ``is_deleted``: the store does not have this queue any more, perhaps a new one of its name.
+    ``next_offset``: queue offset of the next message to be put; the append to the log advances it.
+    ``min_offset``, ``max_offset``: messages from min up to max - 1 are readable.
+    ``max_log_offset``: end of the last record in the queue, -1 if there is none. ``is_deleted``:
+    the store no longer has this queue, but perhaps a new one with its name.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class EntryQueue(ABC):
 
     @abstractmethod
     def entry_dtype(self) -> np.dtype[Any]:
-        """The entries that :meth:`entries` returns, as a numpy type."""
+        """Numpy type of the entries that :meth:`entries` returns."""
 
     @abstractmethod
     def entries(self, start: int, count: int) -> bytes | bytearray:
@@ -176,14 +176,14 @@ class EntryQueue(ABC):
     ) -> int:
         """The first message not older than ``timestamp``, or the last that is not newer.
 
-        ``store_time_of`` knows the store time of the record at a log offset, or that it is gone;
-        such a message counts as too old. A time before all messages gives ``min_offset`` for both;
-        one after them gives ``max_offset``, or the message before it.
+        ``store_time_of`` returns the store time of the record at a log offset, None if it was
+        deleted; such a message counts as too old. A time before all messages gives ``min_offset``
+        for both boundaries; one after them gives ``max_offset``, or the message before it.
         """
 
     @abstractmethod
     def _offset_at(self, index: int) -> int:
-        """Queue offset of the first message of an entry; the end has the next one to come."""
+        """Queue offset of the first message of an entry; at the end, of the next message."""
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class EntryQueue(ABC):
         return older + self._tail[: end - tail_start]
 
     def _read_entry(self, index: int) -> bytes | bytearray:
-        """One entry, of which nobody knows whether the next one will be wanted too."""
+        """One entry, without reading ahead."""
         position, size = index * self.entry_size, self.entry_size
         if position >= self._tail_start:
             at = position - self._tail_start
@@ -230,12 +230,12 @@ class EntryQueue(ABC):
         return self._end // self.entry_size
 
     def _log_offset_at(self, index: int) -> int:
-        """Where the record of an entry stands; before everything if it is a pre-blank one."""
+        """Log offset of the record of an entry; -1 for a pre-blank one."""
         log_offset, size, _ = _unpack_from(self._read_entry(index))
         return -1 if size == PRE_BLANK_SIZE and log_offset == 0 else int(log_offset)
 
     def _find_log_offset(self, log_offset: int, first_index: int) -> int:
-        """Index of the first entry whose record stands at or behind ``log_offset``."""
+        """Index of the first entry whose record is at or behind ``log_offset``."""
         indexes = range(first_index, self._end_index)
         if not indexes or self._log_offset_at(first_index) >= log_offset:
             return first_index
@@ -244,7 +244,7 @@ class EntryQueue(ABC):
     # ---- writing ---------------------------------------------------------------------------------
 
     def _mark_dirty(self) -> None:
-        """The first entry after a flush, or ever."""
+        """Register the queue for the next flush; called for the first new entry."""
         if self._tail is _NO_TAIL:
             self._tail = bytearray()
         self._flush_at = self._tails.recent_size + self._tails.size_max
@@ -252,7 +252,7 @@ class EntryQueue(ABC):
         self._tails.dirty[self] = None
 
     def _overflow(self) -> None:
-        """The tail is long: write it now. A failure must not reach the sender: it is stored."""
+        """Write a long tail now. The sender must not see a failure: its message is stored."""
         try:
             self.flush_tail()
         except StoreFileError as error:
@@ -262,7 +262,7 @@ class EntryQueue(ABC):
             self._flush_at = len(self._tail) + self._tails.size_max
 
     def flush_tail(self) -> None:
-        """Write what the files lack, and keep only the newest entries in memory."""
+        """Write the entries that the files lack, and keep only the newest ones in memory."""
         tail, tail_start = self._tail, self._tail_start
         while self._written < self._end:
             with memoryview(tail) as view, view[self._written - tail_start :] as rest:
@@ -286,10 +286,10 @@ class EntryQueue(ABC):
         self._files.load(clean=clean)
 
     def recover(self, synced_until: int | None = None) -> None:
-        """Find the last entry to be trusted and drop everything behind it.
+        """Find the last trusted entry and drop everything behind it.
 
-        After a clean exit that is the last valid one. After any other, ``synced_until`` says that
-        entries of records before this log offset had been synced; all others go.
+        After a clean exit that is the last valid one. After any other exit, entries of records
+        before the log offset ``synced_until`` had been synced; all others are dropped.
         """
         log_end = LOG_OFFSET_MAX if synced_until is None else synced_until
         self._close_gaps(log_end)
@@ -313,10 +313,10 @@ class EntryQueue(ABC):
         self.next_offset = self.max_offset
 
     def _close_gaps(self, log_end: int) -> None:
-        """After a power loss a file may be missing between others.
+        """Handle a missing file between others, as a power loss may leave.
 
-        If the one behind the gap begins with a trusted entry, the missing one was expired, and its
-        removal is what survived. Otherwise it was new, as was everything behind it.
+        If the file behind the gap begins with a trusted entry, the missing one had expired, and
+        only its removal survived. Otherwise it was new, as was everything behind it.
         """
         starts = self._files.starts
         for index in range(len(starts) - 1, 0, -1):
@@ -331,12 +331,12 @@ class EntryQueue(ABC):
                 self._files.remove(start)
 
     def _begins_before(self, start: int, log_end: int) -> bool:
-        """Whether the first entry of a file is valid and of a record before ``log_end``."""
+        """Whether the first entry of a file is valid and its record before ``log_end``."""
         log_offset, size, _ = _unpack_from(self._files.read(start, self.entry_size))
         return bool(0 <= log_offset < log_end and size > 0)
 
     def _scan(self, start: int, record_end: int, log_end: int) -> tuple[int, int]:
-        """Look through one file: where its valid entries end, and the end of the last record."""
+        """Scan one file: where its valid entries end, and the end of the last record."""
         import numpy as np
 
         position = start
@@ -356,7 +356,7 @@ class EntryQueue(ABC):
     def _valid(
         self, chunk: npt.NDArray[Any], record_end: int, log_end: int
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Which entries are sound, each also in view of the one before it; where records end."""
+        """Which entries are valid, also compared with the one before; and where records end."""
         import numpy as np
 
         offsets = chunk["log_offset"].astype(np.int64)
@@ -386,7 +386,7 @@ class EntryQueue(ABC):
         self.next_offset = self.max_offset
 
     def _refresh(self) -> None:
-        """Derive the offsets from the entries."""
+        """Compute the offsets from the entries."""
         self.max_log_offset = -1
         end_index = self._end_index
         if end_index > self._first_index:
@@ -403,14 +403,14 @@ class EntryQueue(ABC):
     def correct_min(self, log_min: int) -> None:
         """Let the queue begin at the first message that the log still has.
 
-        If it has none, the queue is empty and its numbering goes on.
+        If it has none, the queue is empty and its numbering continues.
         """
         first_index = max(self._min_index, self._first_index)
         self._min_index = self._find_log_offset(log_min, first_index)
         self.min_offset = self._offset_at(self._min_index)
 
     def delete_before(self, log_min: int) -> int:
-        """Delete files, never the last, of which the log has no record left; return how many."""
+        """Delete files, never the last, whose records the log has all deleted; return how many."""
         starts, file_size = self._files.starts, self._files.file_size
         deleted = 0
         while len(starts) > 1:
@@ -423,7 +423,7 @@ class EntryQueue(ABC):
         return deleted
 
     def destroy(self) -> None:
-        """Delete all files; the queue is as new."""
+        """Delete all files; the queue is like a new one."""
         self._files.destroy()
         self._tail = _NO_TAIL
         self._tail_start = self._written = 0
@@ -443,7 +443,7 @@ class ConsumeQueue(EntryQueue):
         return cq_dtype()
 
     def append(self, log_offset: int, size: int, tags_code: int) -> None:
-        """Add the message with queue offset ``max_offset``. Never fails."""
+        """Append the message with queue offset ``max_offset``. Never fails."""
         if not self._dirty:
             self._mark_dirty()
         tail = self._tail
@@ -454,7 +454,7 @@ class ConsumeQueue(EntryQueue):
             self._overflow()
 
     def append_run(self, entries: list[bytes], log_end: int) -> None:
-        """Add messages, given their entries and the end of the last of them in the log."""
+        """Append messages, given their entries and the end of the last record in the log."""
         if not self._dirty:
             self._mark_dirty()
         self._tail += b"".join(entries)
@@ -464,10 +464,10 @@ class ConsumeQueue(EntryQueue):
             self._overflow()
 
     def dispatch(self, log_offset: int, size: int, tags_code: int, queue_offset: int) -> Dispatched:
-        """Add a message of the log unless it is there; see the module.
+        """Append a message of the log unless the queue has it; see the module docstring.
 
-        A gap is logged and the message appended nevertheless, as Java does: a single record with
-        a damaged offset must not shift its successors.
+        A gap is logged and the message appended nevertheless, as Java does: a single record with a
+        damaged offset must not shift the following ones.
         """
         if log_offset + size <= self.max_log_offset:
             return Dispatched.REPEATED
@@ -476,8 +476,8 @@ class ConsumeQueue(EntryQueue):
             if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
                 logger.error("%r: record at %s has offset %s", self, log_offset, queue_offset)
                 return Dispatched.MISPLACED
-            if queue_offset == 0 or self._may_begin_at(queue_offset):
-                self._begin_at(queue_offset)
+            if queue_offset == 0 or self._may_restart_at(queue_offset):
+                self._restart_at(queue_offset)
             elif queue_offset < self.max_offset:
                 return Dispatched.REPEATED
             else:
@@ -488,15 +488,15 @@ class ConsumeQueue(EntryQueue):
         return result
 
     def dispatch_run(self, entries: bytes, queue_offset: int) -> bool:
-        """Add neighbouring messages at once, given their entries, as :meth:`dispatch` would.
+        """Append consecutive messages at once, given their entries, as :meth:`dispatch` would.
 
-        Only where nothing has to be decided: they continue the queue, or begin an empty one.
-        Otherwise nothing happens, and False is returned.
+        Only if they simply continue the queue, or begin an empty one. Otherwise nothing changes,
+        and False is returned.
         """
         log_offset, _, _ = _unpack_from(entries)
         last_offset, last_size, _ = _unpack_from(entries, len(entries) - CQ_ENTRY_SIZE)
-        if 0 < queue_offset <= QUEUE_OFFSET_MAX and self._may_begin_at(queue_offset):
-            self._begin_at(queue_offset)
+        if 0 < queue_offset <= QUEUE_OFFSET_MAX and self._may_restart_at(queue_offset):
+            self._restart_at(queue_offset)
         if queue_offset != self.max_offset or log_offset < self.max_log_offset:
             return False
         if not self._dirty:
@@ -509,16 +509,16 @@ class ConsumeQueue(EntryQueue):
             self._overflow()
         return True
 
-    def _may_begin_at(self, queue_offset: int) -> bool:
-        """Whether there is nothing before a message that it could leave a gap to.
+    def _may_restart_at(self, queue_offset: int) -> bool:
+        """Whether the queue has no message before this one that a gap could separate it from.
 
         All older messages may be deleted, and with them the last of their entries.
         """
         is_empty = self.min_offset == self.max_offset
         return self.max_log_offset < 0 or (is_empty and queue_offset > self.max_offset)
 
-    def _begin_at(self, queue_offset: int) -> None:
-        """Start anew, with pre-blank entries from the beginning of the file to the offset."""
+    def _restart_at(self, queue_offset: int) -> None:
+        """Restart the queue, with pre-blank entries from the start of the file to the offset."""
         if self.max_offset:
             logger.warning("%r begins anew at offset %s", self, queue_offset)
         self.destroy()

@@ -1,22 +1,22 @@
-"""View flush: queue entries and index to disk, and then the checkpoint that vouches for them.
+"""Flush of the derived files: queue entries and index to disk, then the checkpoint covering them.
 
 Every ``flushIntervalConsumeQueue`` the new entries of all queues are written to their files, a few
-queues per turn of the owner, so that nobody waits long. From time to time a worker syncs what was
-written, and only when all of it is on disk does the checkpoint move::
+queues per turn of the owner, so that other work is not delayed for long. From time to time a worker
+syncs what was written, and only when all of it is on disk does the checkpoint advance::
 
-    tick      note T, O: store time and end of the newest dispatched record
+    tick      record T, O: store time and end of the newest dispatched record
               write tails, some queues a turn ... write the index header
-              (every SYNC_INTERVAL_MS, or when asked for)
+              (every SYNC_INTERVAL_MS, or on request)
     worker    sync files, then directories; write and sync the checkpoint with T, O
     owner     T and O count as saved
 
-Crash at any line: the checkpoint still says what it said, or the new values whose entries are all
-on disk. Entries it does not vouch for are dropped and made again from the log.
+Crash at any line: the checkpoint has the old values, or the new ones whose entries are all on disk.
+Recovery drops entries that the checkpoint does not cover and makes them again from the log.
 
 While the index is behind the log (see :mod:`skylark.store.index`), or entries could not be written,
-T does not move: recovery then scans far enough back to make them again.
+T does not advance: recovery then scans far enough back to make them again.
 
-Answers to Java's ``FlushConsumeQueueService`` and to the checkpoint's part of ``CommitLog``.
+Counterpart of Java's ``FlushConsumeQueueService`` and of the checkpoint handling in ``CommitLog``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from skylark.core.clock import TimerHandle
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.config import StoreConfig
-from skylark.store.dirty_ranges import SyncBatch, ViewSync
+from skylark.store.dirty_ranges import DirtyRanges, SyncBatch
 from skylark.store.errors import StoreFileError
 from skylark.store.owner_thread import Post, post_when_done
 from skylark.store.queue_registry import FlushRound
@@ -44,29 +44,29 @@ QUEUES_PER_TURN: Final = 16  # new ones cost two names in the file system each, 
 SYNC_INTERVAL_MS: Final = 5_000
 
 
-class _Vouched(NamedTuple):
-    """What the views held when a round began."""
+class _Dispatched(NamedTuple):
+    """How far the log was dispatched when a round began."""
 
     timestamp: int
     log_offset: int
 
 
 class _Syncing(NamedTuple):
-    """A batch at a worker, and what the checkpoint will be when it is on disk."""
+    """A batch that a worker syncs, and the checkpoint that holds when it is on disk."""
 
     future: Future[None]
     batch: SyncBatch
-    promised: Checkpoint
+    next_checkpoint: Checkpoint
 
 
-class ViewFlush:
-    """Writes and syncs the views of one store, and keeps its checkpoint."""
+class DerivedFileFlush:
+    """Writes and syncs the derived files of one store, and advances its checkpoint."""
 
     def __init__(
         self,
         parts: StoreParts,
         dispatch: Dispatch,
-        views: ViewSync,
+        dirty_ranges: DirtyRanges,
         flags: RunningFlags,
         *,
         executor: Executor,
@@ -76,42 +76,42 @@ class ViewFlush:
         self._queues = parts.queues
         self._index = parts.index
         self._dispatch = dispatch
-        self._views = views
+        self._dirty_ranges = dirty_ranges
         self._checkpoint = parts.checkpoint
         self._flags = flags
         self._scheduler = parts.scheduler
         self._executor = executor
         self._post = post
-        self.follow(parts.config)
+        self.apply_settings(parts.config)
         self._sync_at = self._scheduler.monotonic()
         self._timer: TimerHandle | None = None
         self._round: FlushRound | None = None
-        self._vouched = _Vouched(0, 0)
+        self._dispatched = _Dispatched(0, 0)
         self._syncing: _Syncing | None = None
         self._stopped = False
         # Ends of the log with the store time there: how time passed, to tell what a flush covers.
         self._marks: deque[tuple[int, int]] = deque(maxlen=10_000)
 
     def start(self) -> None:
-        """Begin to look at intervals."""
+        """Start the timer."""
         when = self._scheduler.monotonic() + self._interval_s
         self._timer = self._scheduler.call_at(when, self._tick)
 
-    def follow(self, config: StoreConfig) -> None:
-        """Work by these settings from the next look on."""
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from the next tick on."""
         self._interval_s = config.flush_interval_consume_queue / 1000
         sync_ms = min(SYNC_INTERVAL_MS, config.flush_consume_queue_thorough_interval)
         self._sync_interval_s = sync_ms / 1000
 
     def flush_soon(self) -> None:
-        """Write and sync without waiting for the intervals: something must not come back."""
+        """Write and sync without waiting for the intervals: a deletion must become durable."""
         self._sync_at = self._scheduler.monotonic()
         if self._round is None and self._syncing is None:
             self._begin_round()
             self._post(self._write_some)
 
     def halt(self) -> None:
-        """Look no more, and have no timer; in the thread that owns it."""
+        """Stop the timer; in the owner's thread."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -120,7 +120,7 @@ class ViewFlush:
     def stop(self) -> None:
         """Write and sync everything in this thread; raises StoreFileError if that fails.
 
-        After :meth:`halt` that may be any thread, if nobody else uses the views.
+        After :meth:`halt` any thread may call this, if no other uses the derived files.
         """
         self.halt()
         if self._syncing is not None:
@@ -131,12 +131,12 @@ class ViewFlush:
         self._queues.flush()
         if self._index is not None:
             self._index.flush()
-        batch = self._views.begin()
+        batch = self._dirty_ranges.begin()
         try:
             batch.run()
         finally:
-            self._views.finish(batch)
-        self._promote(self._checkpoint, self._vouched)
+            self._dirty_ranges.finish(batch)
+        self._advance(self._checkpoint, self._dispatched)
         self._checkpoint.save()
 
     # ---- a round ---------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ class ViewFlush:
             self._write_some()
 
     def _begin_round(self) -> None:
-        self._vouched = _Vouched(
+        self._dispatched = _Dispatched(
             self._dispatch.dispatched_timestamp, self._dispatch.dispatched_until
         )
         self._round = self._queues.start_flush()
 
     def _write_some(self) -> None:
-        """Write a few queues; the rest in later turns."""
+        """Write a few queues; post the rest for later turns."""
         if self._round is None or self._stopped:
             return
         try:
@@ -183,21 +183,21 @@ class ViewFlush:
 
     def _begin_sync(self) -> None:
         try:
-            batch = self._views.begin()
+            batch = self._dirty_ranges.begin()
         except StoreFileError as error:
             logger.warning("the views are not on disk, the checkpoint stays: %s", error)
             return
-        promised = copy(self._checkpoint)
-        self._promote(promised, self._vouched)
-        packed = promised.pack()
+        next_checkpoint = copy(self._checkpoint)
+        self._advance(next_checkpoint, self._dispatched)
+        packed = next_checkpoint.pack()
         if not batch.pending and packed == self._checkpoint.pack():
             return
         future = self._executor.submit(self._sync, batch, packed)
-        syncing = self._syncing = _Syncing(future, batch, promised)
+        syncing = self._syncing = _Syncing(future, batch, next_checkpoint)
         post_when_done(future, self._post, lambda _: self._sync_done(syncing))
 
     def _sync(self, batch: SyncBatch, packed: bytes) -> None:
-        """In a worker: the entries first, then the checkpoint that speaks of them."""
+        """In a worker: the entries first, then the checkpoint that covers them."""
         batch.run()
         self._checkpoint.write(packed)
 
@@ -205,16 +205,16 @@ class ViewFlush:
         if self._syncing is not syncing:
             return  # finished by stop() before the worker's message came
         self._syncing = None
-        self._views.finish(syncing.batch)
+        self._dirty_ranges.finish(syncing.batch)
         try:
             syncing.future.result()
         except StoreFileError as error:
             logger.warning("the views are not on disk, the checkpoint stays: %s", error)
             return
-        self._checkpoint.adopt(syncing.promised)
+        self._checkpoint.adopt(syncing.next_checkpoint)
 
-    def _promote(self, checkpoint: Checkpoint, vouched: _Vouched) -> None:
-        """Let a checkpoint say what is on disk once the views of a round are."""
+    def _advance(self, checkpoint: Checkpoint, dispatched: _Dispatched) -> None:
+        """Set a checkpoint to what is on disk once the files of a round are synced."""
         flushed_where = self._log.flushed_where
         while self._marks and self._marks[0][0] <= flushed_where:
             checkpoint.physic_msg_timestamp = self._marks.popleft()[1]
@@ -225,7 +225,7 @@ class ViewFlush:
             if self._index.behind_from is not None:
                 return
         # A time says little where clocks are set: no file that begins behind this is trusted.
-        log_offset = min(vouched.log_offset, flushed_where)
+        log_offset = min(dispatched.log_offset, flushed_where)
         if log_offset:
-            checkpoint.logics_msg_timestamp = vouched.timestamp
+            checkpoint.logics_msg_timestamp = dispatched.timestamp
             checkpoint.logics_physical_offset = log_offset

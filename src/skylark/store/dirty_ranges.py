@@ -1,26 +1,26 @@
-"""What of the views is not on disk yet, and the batch that puts it there.
+"""Dirty ranges of the derived files: what is not on disk yet, and the batch that syncs it.
 
-Consume queues and index are written from the owner's thread and synced from another one. The
-checkpoint promises that everything dispatched up to a certain time has reached the disk; so it may
-move only when a whole round is over::
+The owner's thread writes consume queues and index, another thread syncs them. The checkpoint
+guarantees that everything dispatched up to a certain time is on disk; so it may advance only when a
+whole round is over::
 
-    owner    note the store time T of the newest dispatched record
+    owner    record the store time T of the newest dispatched record
              queues.start_flush().run(...), index.flush()          bytes are in the files
-             batch = views.begin()
+             batch = dirty_ranges.begin()
     worker   batch.run()                                           every file, then every directory
-    owner    views.finish(batch)                                   what failed is noted again
-             no error: the checkpoint may say T
+    owner    dirty_ranges.finish(batch)                            failed ranges are kept
+             no error: the checkpoint may advance to T
 
-What is noted are paths and byte ranges. A worker opens the files by itself and shares no handle
-with the owner; a file that was deleted meanwhile is no failure. Files come before directories,
-because a name that is durable must never lead to bytes that are not.
+Only paths and byte ranges are kept. A worker opens the files itself and shares no handle with the
+owner; a file that was deleted meanwhile is not an error. Files come before directories, because a
+durable name must never lead to bytes that are not durable.
 
-After a failed sync the kernel takes the lost pages for clean, and another sync would succeed
-without writing them. The next :meth:`ViewSync.begin` therefore marks the ranges dirty again. It
-does so in the owner's thread: touching a mapped page from another one could undo a write.
+After a failed sync the kernel counts the lost pages as clean, and another sync would succeed
+without writing them. The next :meth:`DirtyRanges.begin` therefore marks the ranges dirty again. It
+does so in the owner's thread: touching a mapped page from another thread could undo a write.
 
-Crash before ``finish``: some files synced, some not, and the checkpoint still says what it said.
-Recovery cuts the views back to what the checkpoint vouches for and fills them from the log.
+Crash before ``finish``: some files are synced, some not, and the checkpoint is unchanged. Recovery
+truncates the derived files to what the checkpoint covers and fills them from the log.
 
 Java has no such object: ``FlushConsumeQueueService`` syncs queue after queue in its own thread.
 """
@@ -35,7 +35,7 @@ from skylark.store.file_system import FileSystem
 
 
 class SyncBatch:
-    """Files and directories to sync; what is left in it after :meth:`run` has failed."""
+    """Files and directories to sync; those left in it after :meth:`run` have failed."""
 
     __slots__ = ("_files", "directories", "ranges")
 
@@ -55,7 +55,7 @@ class SyncBatch:
         return bool(self.ranges or self.directories)
 
     def run(self) -> None:
-        """Sync everything, in any thread. Goes on after a failure and raises the first one."""
+        """Sync everything, in any thread. Continues after a failure and raises the first one."""
         first_error: StoreFileError | None = None
         for path in list(self.ranges):
             try:
@@ -78,16 +78,15 @@ class SyncBatch:
             raise first_error
 
     def _sync_file(self, path: Path) -> None:
-        with contextlib.suppress(StoreFileMissingError):  # deleted since: nothing to keep
-            handle = self._files.open_file(path)
-            try:
-                handle.sync()
-            finally:
-                handle.close()
+        with (
+            contextlib.suppress(StoreFileMissingError),  # deleted since: nothing to keep
+            contextlib.closing(self._files.open_file(path)) as handle,
+        ):
+            handle.sync()
 
 
-class ViewSync:
-    """Collects what has to reach the disk. One for all views of a store."""
+class DirtyRanges:
+    """Collects what must be synced. One object for all derived files of a store."""
 
     __slots__ = ("_directories", "_failed", "_files", "_ranges")
 
@@ -99,45 +98,42 @@ class ViewSync:
 
     @property
     def pending(self) -> bool:
-        """Whether anything waits for a batch."""
+        """Whether there is anything to sync."""
         return bool(self._ranges or self._directories or self._failed)
 
     def wrote(self, path: Path, start: int, end: int) -> None:
-        """Bytes ``[start, end)`` of a file changed."""
+        """Record that bytes ``[start, end)`` of a file changed."""
         noted = self._ranges.get(path)
         if noted is not None:
             start, end = min(start, noted[0]), max(end, noted[1])
         self._ranges[path] = (start, end)
 
-    def renamed(self, directory: Path) -> None:
-        """A name appeared in the directory, or went."""
+    def directory_changed(self, directory: Path) -> None:
+        """Record that a name was added to the directory, or removed."""
         self._directories[directory] = None
 
     def make_directory(self, directory: Path) -> None:
-        """Make it, and those above it that do not exist: each is a name that appears."""
+        """Create the directory and its missing parents, and record the new names."""
         missing = []
         while not self._files.exists(directory):
             missing.append(directory)
             directory = directory.parent
         for each in reversed(missing):
             self._files.create_directory(each)
-            self.renamed(each.parent)
+            self.directory_changed(each.parent)
 
     def removed(self, path: Path) -> None:
-        """A file went: its bytes do not matter any more, the absence of its name does."""
+        """Record that a file was deleted: only the removal of its name must be synced."""
         self._ranges.pop(path, None)
         self._failed.pop(path, None)
-        self.renamed(path.parent)
+        self.directory_changed(path.parent)
 
     def begin(self) -> SyncBatch:
-        """Everything noted so far, as a batch; from here on a new one collects."""
+        """Return everything recorded so far as a batch, and start to collect the next one."""
         for path, (start, end) in list(self._failed.items()):
             with contextlib.suppress(StoreFileMissingError):
-                handle = self._files.open_file(path)
-                try:
+                with contextlib.closing(self._files.open_file(path)) as handle:
                     handle.mark_dirty(start, end - start)
-                finally:
-                    handle.close()
                 self.wrote(path, start, end)
             del self._failed[path]
         batch = SyncBatch(self._files, self._ranges, self._directories)
@@ -145,7 +141,7 @@ class ViewSync:
         return batch
 
     def finish(self, batch: SyncBatch) -> None:
-        """Note again what a batch that has run could not sync."""
+        """Keep what a batch that has run could not sync."""
         for path, (start, end) in batch.ranges.items():
             failed = self._failed.get(path, (start, end))
             self._failed[path] = (min(start, failed[0]), max(end, failed[1]))

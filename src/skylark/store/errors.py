@@ -1,15 +1,15 @@
-"""Errors of the store that name a file: one class per thing a caller can do about it.
+"""Errors of the store that name a file: one class for each way a caller can react.
 
 ``OSError`` never leaves :mod:`skylark.store.files`: it becomes one of these, with the path, the
-``errno`` and, where a person can help, a sentence that says how.
+``errno`` and, where an operator can help, a hint.
 
 =========================  =====================================================================
-StoreFullError             no space: sends fail, reads go on, the same call works once space is back
+StoreFullError             no space: sends fail, reads continue, a retry works once space is back
 StoreSyncError             unsynced bytes may be lost *although a later sync succeeds*: see ``sync``
 StoreFileMissingError      no such file or directory
-StoreFileExistsError       the file to be created is there already
-StoreFileBusyError         views over the mapping are still held: try again when they are released
-StoreFileClosedError       the handle was closed, or its file system has gone
+StoreFileExistsError       the file to be created already exists
+StoreFileBusyError         memory views of the mapping are still in use: retry after their release
+StoreFileClosedError       the handle was closed, or its file system is gone
 StoreLockedError           another store owns the directory
 StoreFileError             anything else (permissions, device errors, too many open files)
 =========================  =====================================================================
@@ -36,13 +36,13 @@ class StoreFileError(StoreError):
 
 
 class StoreFullError(StoreFileError):
-    """The disk or the quota has no room for blocks that must exist before they are written."""
+    """The disk or the quota has no room for blocks that must be allocated before a write."""
 
     retriable: ClassVar[bool] = True
 
 
 class StoreSyncError(StoreFileError):
-    """A sync failed: what was written since the last good one may never reach the disk."""
+    """A sync failed: what was written since the last successful one may never reach the disk."""
 
 
 class StoreFileMissingError(StoreFileError):
@@ -50,11 +50,11 @@ class StoreFileMissingError(StoreFileError):
 
 
 class StoreFileExistsError(StoreFileError):
-    """A file of this name exists already."""
+    """A file with this name already exists."""
 
 
 class StoreFileBusyError(StoreFileError):
-    """Somebody still holds a view over the mapped bytes."""
+    """A memory view of the mapped bytes is still in use."""
 
     retriable: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class StoreFileClosedError(StoreFileError):
 
 
 class StoreLockedError(StoreFileError):
-    """The store directory belongs to another store, in this process or another one."""
+    """Another store, in this process or another one, owns the directory."""
 
 
 _CLASS_BY_ERRNO: dict[int, type[StoreFileError]] = {
@@ -91,7 +91,7 @@ _HINT_BY_ERRNO = {
 def store_file_error(
     action: str, path: Path, error: OSError, *, kind: type[StoreFileError] | None = None
 ) -> StoreFileError:
-    """Translate ``error``; ``action`` is what was tried, as in "allocate 64 bytes"."""
+    """Translate ``error``; ``action`` is the operation that failed, such as "allocate 64 bytes"."""
     number = error.errno
     if number is None:
         return (kind or StoreFileError)(f"cannot {action}: {error}", path=path)

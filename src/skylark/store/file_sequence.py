@@ -1,4 +1,4 @@
-"""A log on disk: the files of one directory, side by side, each named by where it starts.
+"""File sequence: the files of one log, each named by the offset of its first byte.
 
 ::
 
@@ -6,29 +6,30 @@
               |---- file_size -----| |---- file_size -----| |-- wrote --|.......|
               min_offset                                                max_offset
 
-Every file has the full length from creation, so offset ``o`` lives in file ``o // file_size``.
+Every file has its full length from creation, so offset ``o`` is in file ``o // file_size``.
 
 **Load** (store 1.1): names of 20 digits in order, each of exactly ``file_size`` bytes, without a
-gap. A last file of length 0 is what a crash leaves of a creation, and is removed. Anything else
-stops the start with an error that names the file, and nothing is removed. All loaded files count as
-full until recovery says otherwise (:meth:`MappedFiles.truncate`).
+gap. A last file of length 0 is left by an interrupted creation and is removed. Anything else stops
+the start with an error that names the file, and nothing is removed. All loaded files count as full
+until recovery has found the end (:meth:`MappedFiles.truncate`).
 
-**What a crash leaves.** The files on disk are without a gap at every moment, because names change
-one at a time and each change is made durable before the next:
+**What a crash leaves.** The files on disk have no gap at any moment, because names change one at a
+time and each change is durable before the next:
 
 * a new file is synced, then its directory, before it is used; so only the last file can be empty;
-* old files go oldest first, also when a younger one became idle earlier; truncated ones go youngest
-  first;
-* the tail behind a truncation is cleared and synced. Java leaves it, and an old record that happens
-  to be aligned then looks valid after the next crash. A crash before the sync leaves any part of
-  the tail; recovery finds the same end and clears again.
+* old files are removed oldest first, even if a younger one became idle earlier; truncated files are
+  removed youngest first;
+* the rest of the file behind a truncation is cleared and synced. Java leaves it, and an old record
+  that happens to be aligned then looks valid after the next crash. A crash before the sync leaves
+  any part of the rest; recovery finds the same end and clears again.
 
-**Deletion** (store 6.6): a retired file is out of the log at once, and out of the directory when
-its last lease is back, or by force after a time. Forced means that the name goes; the mapping lives
-until the lease ends. As long as it has its name, the next start finds it and has it in the log
-again: what leads to its records must stay as well (:attr:`MappedFiles.removed_until`).
+**Deletion** (store 6.6): a retired file leaves the log at once. It leaves the directory when its
+last lease is returned, or by force after a time. Forced means that the name is removed; the mapping
+stays until the lease ends. While the file has its name, the next start finds it and includes it in
+the log again, so the derived entries of its records must stay as well
+(:attr:`MappedFiles.removed_until`).
 
-Answers to Java's ``MappedFileQueue``.
+Counterpart of Java's ``MappedFileQueue``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LogProblem(NamedTuple):
 
 
 class LogListing(NamedTuple):
-    """What a directory holds, seen as a log."""
+    """The files of a directory, interpreted as a log."""
 
     starts: list[int]  # of the files, in order
     empty: Path | None  # a last file of length 0
@@ -111,7 +112,7 @@ def examine(
 
 
 class SyncRange(NamedTuple):
-    """A file to sync, and up to where a sync that starts now covers it."""
+    """A file to sync, and the position up to which a sync that starts now covers it."""
 
     file: MappedFile
     handle: FileHandle
@@ -119,10 +120,10 @@ class SyncRange(NamedTuple):
 
 
 class MappedFiles:
-    """The files of one log. ``last`` is where appends go.
+    """The files of one log. Appends go to ``last``.
 
-    An empty log has a ``last`` of size 0: nothing fits into it, so that the first append rolls as
-    any other does.
+    An empty log has a ``last`` of size 0: nothing fits into it, so the first append rolls like any
+    other.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class MappedFiles:
 
     @property
     def min_offset(self) -> int:
-        """Offset of the first byte there is; 0 for an empty log."""
+        """Offset of the first byte; 0 for an empty log."""
         return self.files[0].start_offset if self.files else 0
 
     @property
@@ -178,7 +179,7 @@ class MappedFiles:
         return self.wrote_end if self.pool is None else self.committed_where
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds ``offset``, if the log has it; whether it is readable is not said."""
+        """The file that holds ``offset``, or None; the byte itself may not be readable yet."""
         if not self.files or offset < self.files[0].start_offset:
             return None
         index = (offset - self.files[0].start_offset) // self.file_size
@@ -192,7 +193,7 @@ class MappedFiles:
     # Loading
 
     def load(self) -> None:
-        """Find the files; raises CorruptLogError if they cannot be a log, and touches nothing."""
+        """Find the files; raises CorruptLogError if they cannot be a log, and changes nothing."""
         listing = self.examine()
         if listing.problems:
             problem = listing.problems[0]
@@ -207,7 +208,7 @@ class MappedFiles:
         self.flushed_where = self.committed_where = self.wrote_end
 
     def examine(self) -> LogListing:
-        """The directory as it is, without changing or opening anything: for checks."""
+        """List the directory without changing or opening anything, for checks."""
         try:
             entries = self._file_system.list_directory(self.directory)
         except StoreFileMissingError:
@@ -217,11 +218,11 @@ class MappedFiles:
     # Growing and shrinking
 
     def roll(self, offset: int = 0) -> MappedFile:
-        """Append to the next file from now on, and have the one after it made ready.
+        """Append to the next file from now on, and request the one after it.
 
         ``offset`` matters in an empty log: the first file is the one that holds it. Raises
-        StoreFullError or another StoreError and changes nothing; calling again tries again. The
-        caller ends the file it leaves (blank record, ``wrote = size``) before it appends again.
+        StoreFullError or another StoreError and changes nothing; the caller may retry. The caller
+        ends the file it leaves (blank record, ``wrote = size``) before it appends again.
         """
         if self.files:
             start = self.last.end_offset
@@ -242,7 +243,7 @@ class MappedFiles:
         if self._random_access:
             handle.advise(Advice.RANDOM)
         if self.files:
-            self._allocator.let_cool(self.last)
+            self._allocator.unlock(self.last)
             self._keep_open(self.last)
         else:
             self.flushed_where = self.committed_where = start
@@ -252,11 +253,11 @@ class MappedFiles:
         return file
 
     def truncate(self, offset: int, *, unsynced_from: int | None = None) -> None:
-        """End the log at ``offset``: later files go, and the rest of its file is cleared.
+        """End the log at ``offset``: remove later files and clear the rest of its file.
 
-        A file that starts right there stays, empty. All positions are ``offset`` afterwards, also
-        the flushed one: so the names are synced and the last file, and with it all files from
-        ``unsynced_from`` on: a process that was killed may have left them in the page cache alone.
+        A file that starts exactly there stays, empty. All positions are ``offset`` afterwards,
+        including the flushed one. So the directory and the last file are synced, and all files from
+        ``unsynced_from`` on: after a kill their bytes may be in the page cache only.
         """
         if offset > self.wrote_end:
             raise ValueError(f"{self.directory}: {offset} is behind the end, {self.wrote_end}")
@@ -295,7 +296,10 @@ class MappedFiles:
         return file
 
     def sweep(self, now: float | None = None) -> None:
-        """Remove the retired files that may go, oldest first; without ``now``, none by force."""
+        """Remove retired files that are not being read, oldest first.
+
+        With the monotonic time ``now`` also those whose time has come, by force.
+        """
         while self._retired:
             file, forced_at = self._retired[0]
             if file.leases and (now is None or now < forced_at):
@@ -315,18 +319,18 @@ class MappedFiles:
 
     @property
     def removed_until(self) -> int:
-        """Offset before which no file can come back; retired ones begin there, if any."""
+        """Offset before which no file can come back: where the oldest retired file starts."""
         return self._retired[0][0].start_offset if self._retired else self.min_offset
 
     @property
     def retired_count(self) -> int:
-        """Files taken out of the log that are still in the directory."""
+        """Files that left the log and are still in the directory."""
         return len(self._retired)
 
     def close(self) -> None:
-        """Remove the spare file and close all; files being read are closed when they are returned.
+        """Remove the spare file and close all; files being read are closed when their leases end.
 
-        Nothing is synced here.
+        Does not sync.
         """
         try:
             self._allocator.discard()
@@ -341,7 +345,7 @@ class MappedFiles:
     # Committing and flushing
 
     def mark_committed(self, file: MappedFile | None = None, end: int = 0) -> None:
-        """Note what a commit wrote to ``file``, and move ``committed_where`` as far as possible."""
+        """Record what a commit wrote to ``file``; advance ``committed_where`` if possible."""
         if file is not None and file.pooled is not None:
             file.committed = end
             if end == self.file_size:
@@ -352,7 +356,7 @@ class MappedFiles:
                 break
 
     def unflushed(self) -> list[SyncRange]:
-        """What a sync started now would cover, in order of offset."""
+        """The ranges that a sync started now would cover, in order of offset."""
         ranges: list[SyncRange] = []
         for file in self.following(self.flushed_where):
             readable = file.readable
@@ -363,20 +367,20 @@ class MappedFiles:
         return ranges
 
     def mark_flushed(self, synced: SyncRange) -> None:
-        """Note a completed sync; earlier files must have been noted before."""
+        """Record a completed sync; earlier files must have been recorded before."""
         file = synced.file
         file.flushed = max(file.flushed, synced.end)
         self.flushed_where = max(self.flushed_where, file.start_offset + file.flushed)
 
     def mark_unsynced(self, failed: SyncRange) -> None:
-        """After a failed sync: have the next one write everything again that is not on disk."""
+        """After a failed sync: make the next one write everything again that is not on disk."""
         file = failed.file
         end = min(file.readable, file.allocated)  # behind a blank record nothing was ever written
         if not file.leaving and end > file.flushed:
             failed.handle.mark_dirty(file.flushed, end - file.flushed)
 
     def sync(self) -> None:
-        """Sync everything here and now, for recovery and shutdown."""
+        """Sync everything in this thread, for recovery and shutdown."""
         for synced in self.unflushed():
             try:
                 synced.handle.sync()
@@ -388,7 +392,7 @@ class MappedFiles:
     # Opening and closing files
 
     def open_file(self, file: MappedFile) -> FileHandle:
-        """Open for a :class:`MappedFile`, and close another one if there are too many."""
+        """Open the file of a :class:`MappedFile`, and close another one if too many are open."""
         handle = self._file_system.open_file(file.path)
         if handle.size != self.file_size:
             handle.close()
@@ -404,7 +408,7 @@ class MappedFiles:
         return handle
 
     def file_is_idle(self, file: MappedFile) -> None:
-        """The last lease of a leaving file came back."""
+        """Called when the last lease of a leaving file is returned."""
         del file
         self.sweep()
 
@@ -416,7 +420,7 @@ class MappedFiles:
         self._opened.append(file)
 
     def _close_one(self) -> None:
-        """Close the file that has been open longest and that nobody needs now."""
+        """Close the file that has been open longest, is not read and is fully flushed."""
         for file in self._opened:
             if file is not self.last and not file.leases and file.flushed == file.size:
                 try:
@@ -427,7 +431,7 @@ class MappedFiles:
                 return
 
     def _close_or_wait(self, file: MappedFile) -> None:
-        """Close a file that left the log, or remember to do it when it is no longer read."""
+        """Close a file that left the log, now or when it is no longer read."""
         if file in self._opened:
             self._opened.remove(file)
         try:
@@ -451,7 +455,7 @@ class MappedFiles:
         )
 
     def _remove(self, path: Path) -> None:
-        """Remove a name durably: the next one may go only when this one cannot come back."""
+        """Remove a name durably: it must not come back after the next one was removed."""
         try:
             self._file_system.remove(path)
         except StoreFileMissingError:

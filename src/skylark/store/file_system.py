@@ -1,24 +1,24 @@
-"""What the store asks of an operating system: the protocols on both sides of the file seam.
+"""The protocols between the store and the operating system's files.
 
 The store is written against :class:`FileSystem` and :class:`FileHandle`. ``OsFileSystem`` in
-:mod:`skylark.store.files` is the real thing;
-``skylark.testing.faulty_file_system.FaultyFileSystem`` is the twin that fills up, fails, hangs and
-loses power by seed.
+:mod:`skylark.store.files` is the real implementation;
+``skylark.testing.faulty_file_system.FaultyFileSystem`` is the one for tests, which fills up, fails,
+hangs and loses power by seed.
 
 Rules of a handle (Java: MappedFile's FileChannel and MappedByteBuffer)
 
-* A file has its full length from creation, as RocketMQ's have, but blocks only where
+* A file has its full length from creation, as in RocketMQ, but has blocks only where
   :meth:`FileHandle.allocate` made them. A store to a mapped page without a block is where a full
   disk would kill the process with SIGBUS; so nothing is written outside the allocated range, and a
-  full disk is a :class:`StoreFullError` from ``allocate``. A file that came from elsewhere may be
-  sparse: allocate before writing to it, too.
+  full disk is a :class:`StoreFullError` from ``allocate``. A file from elsewhere may be sparse:
+  allocate before writing to it, too.
 * Reading a hole through the mapping is harmless on disks, but takes a page on tmpfs. Scans over
   files of unknown origin use :meth:`FileHandle.read_into`, which maps nothing and cannot SIGBUS.
 * ``sync`` covers the bytes and the length of one file. A new, renamed or removed *name* is durable
   only after ``sync_directory``.
 
-What a crash leaves behind stands at each operation; "power loss" means that everything not synced
-may be there, absent, or there in part (pages, and 512-byte sectors within a page).
+Each operation documents what a crash leaves; "power loss" means that everything not synced may be
+there, absent, or there in part (pages, and 512-byte sectors within a page).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DirectoryEntry(NamedTuple):
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of a file system; ``available`` is what this user may still take of ``free``."""
+    """Bytes of a file system; ``available`` is the part of ``free`` that this user may use."""
 
     total: int
     free: int
@@ -67,17 +67,17 @@ class DiskUsage(NamedTuple):
 
     @property
     def used_ratio(self) -> float:
-        """Used share as `df` and RocketMQ's watermarks count it: reserved blocks are nobody's."""
+        """Used share as `df` and RocketMQ's watermarks count it: without reserved blocks."""
         used = self.total - self.free
         return used / (used + self.available) if used + self.available else 1.0
 
 
 class FileHandle(Protocol):
-    """An open file of fixed length, mapped when ``buffer`` is first asked for."""
+    """An open file of fixed length, mapped at the first use of ``buffer``."""
 
     @property
     def path(self) -> Path:
-        """Where it was opened; a later rename does not change it."""
+        """The path at opening; a later rename does not change it."""
 
     @property
     def size(self) -> int:
@@ -85,19 +85,19 @@ class FileHandle(Protocol):
 
     @property
     def buffer(self) -> memoryview:
-        """The whole file as bytes, writable if the handle is. Write only what is allocated."""
+        """The whole file as bytes, writable if the handle is. Write only allocated ranges."""
 
     @property
     def allocated_until(self) -> int:
         """End of the range that this handle has allocated; 0 before the first ``allocate``."""
 
     def allocate(self, offset: int, length: int) -> None:
-        """Put blocks under ``[offset, offset + length)``; bytes already there stay.
+        """Allocate blocks for ``[offset, offset + length)``; existing bytes stay.
 
         The allocated range is one interval: it grows to cover this one and any gap between. The
-        first call may begin anywhere, at the write position of a file just recovered for example.
-        On StoreFullError the interval is unchanged. Crash: a file with more or fewer blocks and
-        the same bytes.
+        first call may begin anywhere, for example at the write position of a file just recovered.
+        On StoreFullError the interval is unchanged. Crash: a file with more or fewer blocks and the
+        same bytes.
         """
 
     def sync(self) -> None:
@@ -108,33 +108,33 @@ class FileHandle(Protocol):
         """
 
     def descriptor(self) -> AbstractContextManager[int] | None:
-        """A descriptor, open for the block, by which the kernel can do the same as ``sync``.
+        """A descriptor, open for the block, with which the kernel can do the same as ``sync``.
 
-        None if nothing but :meth:`sync` does. Raises StoreFileClosedError when it is entered.
+        None if only :meth:`sync` can. Raises StoreFileClosedError when it is entered.
         """
 
     def mark_dirty(self, offset: int, length: int) -> None:
-        """Make the next sync write these pages again; nobody may be writing to the range."""
+        """Make the next sync write these pages again; no other thread may write to the range."""
 
     def zero(self, offset: int, length: int) -> None:
         """Clear a range; holes stay holes. Crash: any part cleared, until synced."""
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write at a position without mapping; the range must lie within the file.
+        """Write at a position without mapping; the range must be within the file.
 
-        Makes the blocks it needs: on a full disk this raises StoreFullError, and any part of the
-        range may have been written, as after every other error. Mapped views of the file show the
-        new bytes. Safe in any thread. Crash: any part written, until synced.
+        Allocates the blocks it needs: on a full disk this raises StoreFullError, and any part of
+        the range may have been written, as after every other error. Mapped views of the file show
+        the new bytes. Safe in any thread. Crash: any part written, until synced.
         """
 
     def read_into(self, offset: int, buffer: memoryview | bytearray) -> int:
-        """Fill ``buffer`` without mapping; returns the count, short only at the end of file."""
+        """Fill ``buffer`` without mapping; returns the count, less only at the end of the file."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Like :meth:`read_into`, as new bytes."""
 
     def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
-        """Tell the kernel what to expect; False (and a debug line) if it did not take it."""
+        """Advise the kernel about future use; False (and a debug line) if it refused."""
 
     def lock_memory(self, offset: int, length: int) -> bool:
         """Keep a range in memory; False (and a debug line) if the system refuses."""
@@ -145,8 +145,8 @@ class FileHandle(Protocol):
     def close(self) -> None:
         """Unmap and close, without syncing. Closing again does nothing.
 
-        While a view over ``buffer`` is alive this raises StoreFileBusyError and changes nothing;
-        a running ``sync`` in another thread finishes on the still open descriptor.
+        While a memory view of ``buffer`` is in use this raises StoreFileBusyError and changes
+        nothing; a running ``sync`` in another thread finishes on the still open descriptor.
         """
 
 
@@ -154,11 +154,11 @@ class FileLock(Protocol):
     """Ownership of a store directory."""
 
     def release(self) -> None:
-        """Give it up; releasing again does nothing. The file stays, as with Java."""
+        """Release the lock; releasing again does nothing. The file stays, as with Java."""
 
 
 class FileSystem(Protocol):
-    """Everything the store asks of an operating system."""
+    """Everything the store needs from an operating system."""
 
     def create_file(self, path: Path, size: int) -> FileHandle:
         """Create a file of ``size`` bytes, all hole; it must not exist.
@@ -168,7 +168,7 @@ class FileSystem(Protocol):
         """
 
     def open_file(self, path: Path, *, writable: bool = True) -> FileHandle:
-        """Open an existing file, of whatever length it has."""
+        """Open an existing file of any length."""
 
     def read_file(self, path: Path, *, size_max: int = READ_FILE_SIZE_MAX) -> bytes:
         """The whole content of a small file; more than ``size_max`` is a StoreFileError."""
@@ -207,11 +207,11 @@ class FileSystem(Protocol):
         """Space of the file system that holds ``path``."""
 
     def memory_size(self) -> int:
-        """Bytes of physical memory, for the guess which part of the log is in it."""
+        """Bytes of physical memory, to estimate which part of the log is cached."""
         return MEMORY_SIZE_UNKNOWN
 
     def lock(self, path: Path) -> FileLock:
-        """Own the store directory by its file ``lock``, or raise StoreLockedError.
+        """Lock the store directory by its file ``lock``, or raise StoreLockedError.
 
         Takes the exclusive POSIX lock on byte range [0, 1), as a Java broker does, and then writes
         ``lock`` into the file. POSIX locks belong to the process and end when it closes *any*
@@ -219,16 +219,17 @@ class FileSystem(Protocol):
         """
 
     def is_locked(self, path: Path) -> bool:
-        """Whether somebody owns the store directory of this ``lock``; changes nothing."""
+        """Whether a process owns the store directory of this ``lock``; changes nothing."""
         return False
 
     def make_directories(self, path: Path, *, durable: bool = False) -> None:
-        """Create ``path`` and what is missing above it; ``durable`` syncs each parent touched.
+        """Create ``path`` and its missing parents; ``durable`` syncs each parent touched.
 
         Several threads may create the same directories at once.
 
         Crash: some of the directories, the last of them perhaps not durable. So the parent of the
-        last one that exists is synced as well; where that is impossible, it was not us who made it.
+        last one that exists is synced as well; an error there that shows that another user owns it
+        is ignored.
         """
         wanted = [path, *path.parents]
         existing = next(i for i, name in enumerate(wanted) if self.exists(name))

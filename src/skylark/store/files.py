@@ -1,12 +1,12 @@
-"""The operating system's files: the only module that opens, maps, syncs, renames or locks them.
+"""File access through the operating system: the only module that opens, maps, syncs or locks files.
 
-:class:`OsFileSystem` keeps the promises written down in :mod:`skylark.store.file_system`.
+:class:`OsFileSystem` implements the protocols of :mod:`skylark.store.file_system`.
 
-* A mapping is shared and of the whole file; it is made when ``buffer`` is first asked for. It costs
-  a second descriptor on CPython before 3.13, which keeps one of its own in every mapping.
+* A mapping is shared and covers the whole file; it is made at the first use of ``buffer``. It costs
+  a second descriptor on CPython before 3.13, which keeps one in every mapping.
 * ``sync`` is fdatasync on the descriptor. On Linux it covers the mapped writes of the file, and it
   releases the GIL for the whole call; ``mmap.flush`` does neither well. It may run in a thread
-  beside a writer; what is written meanwhile may or may not be covered.
+  beside a writer; bytes written meanwhile may or may not be covered.
 * Calls that some systems lack are chosen once (:mod:`skylark.store.platform_calls`).
 """
 
@@ -286,7 +286,7 @@ class OsFile:
 
 
 class _Mappings:
-    """Which files are mapped, by device and inode: cutting one of them invites SIGBUS."""
+    """Which files are mapped, by device and inode: truncating one could cause a SIGBUS."""
 
     def __init__(self) -> None:
         self._count: Counter[tuple[int, int]] = Counter()
@@ -304,7 +304,7 @@ class _Mappings:
                 del self._count[identity]
 
     def refuse(self, path: Path, status: os.stat_result) -> None:
-        """Raise if the file is mapped by anybody who shares this table."""
+        """Raise if the file is mapped by a handle that shares this table."""
         if _identity(status) in self._count:
             raise StoreFileBusyError("the file is mapped", path=path)
 
@@ -314,7 +314,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of ``[start, end)`` that are not holes (all of it where the system cannot tell)."""
+    """The parts of ``[start, end)`` that are not holes; all of it without SEEK_DATA."""
     if not hasattr(os, "SEEK_DATA"):
         yield start, end
         return
@@ -332,7 +332,7 @@ def _data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 class OsFileLock:
-    """A POSIX record lock and this process's note that it holds it."""
+    """A POSIX record lock, and a table of the locks that this process holds."""
 
     # A process may take its own POSIX lock twice, so it must remember. Keyed by the directory's
     # device and inode and the file's name: not fooled by symbolic links or a deleted lock file.
@@ -365,7 +365,7 @@ class OsFileLock:
     def is_held(cls, path: Path) -> bool:
         """Whether this process or another one has the lock.
 
-        The question itself is a shared lock, held for no longer than the question takes.
+        The test itself takes a shared lock for a moment.
         """
         with cls._guard, _translated("look at the lock", path):
             try:

@@ -1,30 +1,30 @@
-"""Flush: bring the log to the disk, and tell whoever waits for it.
+"""Flush of the commit log: syncs it to disk and answers the puts that wait for that.
 
-**SYNC_FLUSH** is group commit. A put that waits registers its end offset; the flush starts after
-the turn of the owner in which it came, and covers everything appended by then. While a sync runs,
-newcomers wait for the next one. So one ``fdatasync`` answers all that wait, in order of offset,
-and the slower the disk, the more it answers. A put that does not wait (``WAIT=false``) only wakes
-the flush. Where the kernel can sync by itself (:mod:`skylark.store.kernel_sync`), it does, else a
-worker: for one file, that is; when the log has just gone on in a second one, both are a worker's.
+**SYNC_FLUSH** is group commit (:mod:`skylark.store.group_commit`). A put that waits registers its
+end offset; the flush starts after the owner's turn in which the put came, and covers everything
+appended by then. While a sync runs, newcomers wait for the next one. So one ``fdatasync`` answers
+all waiting puts, in order of offset, and a slower disk answers more puts per sync. A put that does
+not wait (``WAIT=false``) only wakes the flush. Where the kernel can sync in the background
+(:mod:`skylark.store.kernel_sync`) it does, otherwise a worker does; a worker also syncs when the
+log has just rolled and two files need it.
 
-**ASYNC_FLUSH** looks every ``flushIntervalCommitLog`` and syncs if at least
+**ASYNC_FLUSH** checks every ``flushIntervalCommitLog`` and syncs if at least
 ``flushCommitLogLeastPages`` pages are dirty or a file is full; every
-``flushCommitLogThoroughInterval`` it syncs whatever is there. With ``flushCommitLogTimed`` false it
-also looks when woken.
+``flushCommitLogThoroughInterval`` it syncs any dirty byte. With ``flushCommitLogTimed`` false it
+also checks when woken.
 
-Rules that nothing here breaks:
+Invariants:
 
-* ``flushed_where`` moves only by completed syncs, in order of offset; ``on_flushed`` follows it
+* ``flushed_where`` advances only by completed syncs, in order of offset; ``on_flushed`` follows it
   (with SYNC_FLUSH it makes messages visible), and then the waiters are answered.
 * A waiter whose time is up (``syncFlushTimeout``) gets FLUSH_DISK_TIMEOUT: the message is stored,
-  and may well be on disk a moment later. Nobody gets PUT_OK before a sync has returned.
-* After a failed sync the kernel takes the pages for clean, and the next sync would succeed without
-  writing them. So they are made dirty again first (:meth:`MappedFiles.mark_unsynced`), and
-  ``on_error`` tells the store.
+  and may be on disk a moment later. No waiter gets PUT_OK before a sync has returned.
+* After a failed sync the kernel counts the pages as clean, and the next sync would succeed without
+  writing them. So they are marked dirty again first (:meth:`MappedFiles.mark_unsynced`).
 
-What a power loss leaves: everything before ``flushed_where``, and any part of what follows.
+What a power loss leaves: everything before ``flushed_where``, and any part of the rest.
 
-Answers to Java's ``GroupCommitService``, ``FlushRealTimeService`` and ``FlushDiskWatcher``.
+Counterpart of Java's ``GroupCommitService``, ``FlushRealTimeService`` and ``FlushDiskWatcher``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from skylark.store.errors import (
 )
 from skylark.store.file_sequence import MappedFiles, SyncRange
 from skylark.store.file_system import FileHandle
-from skylark.store.group_commit import Outcome, Rounds
+from skylark.store.group_commit import GroupCommit, Outcome
 from skylark.store.kernel_sync import KernelSyncs
 from skylark.store.owner_thread import Post, Scheduler
 from skylark.store.store_results import PutStatus, PutWaiter
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 _Waiting: TypeAlias = tuple[int, float, PutWaiter]
 
 
-class FlushService(Rounds[SyncRange]):
+class FlushService(GroupCommit[SyncRange]):
     """Syncs a log by the rules of its flush type."""
 
     def __init__(
@@ -72,39 +72,29 @@ class FlushService(Rounds[SyncRange]):
         meanwhile: Callable[[int], None] | None = None,
         kernel_syncs: KernelSyncs | None = None,
     ) -> None:
-        """``meanwhile``: called while a sync is on its way, with the log offset it will reach.
+        """``meanwhile``: called while a sync runs, with the log offset that it will reach.
 
-        ``kernel_syncs`` are reaped by the owner, until :meth:`halt`.
+        The owner calls ``kernel_syncs.reap`` until :meth:`halt`.
         """
-        synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        super().__init__(
-            files,
-            scheduler=scheduler,
-            executor=executor,
-            post=post,
-            interval_ms=None if synchronous else config.flush_interval_commit_log,
-            thorough_ms=config.flush_commit_log_thorough_interval,
-            least_pages=0 if synchronous else config.flush_commit_log_least_pages,
-        )
-        self._wakes = synchronous or not config.flush_commit_log_timed
-        self._timeout_s = config.sync_flush_timeout / 1000
+        self._wakes = True
+        super().__init__(files, config, scheduler=scheduler, executor=executor, post=post)
         self._monotonic = scheduler.monotonic
         self._on_flushed = on_flushed
         #: Syncs that failed; each of them was or will be repeated.
         self.error_count = 0
         #: The last of these failures.
         self.last_error: StoreFileError | None = None
-        self._do_meanwhile = meanwhile
+        self._on_wait = meanwhile
         self._kernel_syncs = kernel_syncs
-        self._told = files.flushed_where
+        self._notified_until = files.flushed_where
         self._waiting: deque[_Waiting] = deque()  # in order of offset and so of deadline
         self._deadline: TimerHandle | None = None
 
-    def follow(self, config: StoreConfig) -> None:
-        """Work by changed settings, from the next look on; a running timer is not set again.
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from the next round on; a running timer is not set again.
 
-        Who waits already keeps the deadline that held when the wait began, and waiters are answered
-        in order: a shorter ``syncFlushTimeout`` shows once those are through.
+        A put that already waits keeps its deadline, and waiters are answered in order: a shorter
+        ``syncFlushTimeout`` takes effect after them.
         """
         self._timeout_s = config.sync_flush_timeout / 1000
         self._thorough_s = config.flush_commit_log_thorough_interval / 1000
@@ -119,9 +109,9 @@ class FlushService(Rounds[SyncRange]):
         return len(self._waiting)
 
     def wait(self, end_offset: int, answer: PutWaiter) -> None:
-        """Call ``answer`` with PUT_OK when all before ``end_offset`` is on disk.
+        """Call ``answer`` with PUT_OK when everything before ``end_offset`` is on disk.
 
-        With FLUSH_DISK_TIMEOUT if that takes too long; at once if it is on disk already.
+        With FLUSH_DISK_TIMEOUT if that takes too long; immediately if it is already on disk.
         """
         if self._stopped or end_offset <= self._files.flushed_where:
             on_disk = end_offset <= self._files.flushed_where
@@ -135,7 +125,7 @@ class FlushService(Rounds[SyncRange]):
             super().wake()
 
     def wake(self) -> None:
-        """Bytes were appended or committed; a timed ASYNC_FLUSH ignores it if nobody waits."""
+        """Start a sync soon; a timed ASYNC_FLUSH without waiters ignores it."""
         if self._wakes or self._waiting:
             super().wake()
 
@@ -145,24 +135,24 @@ class FlushService(Rounds[SyncRange]):
             self._deadline.cancel()
             self._deadline = None
 
-    def give_up(self) -> None:
-        """Let nobody wait any longer, whether or not the bytes get to the disk."""
+    def answer_all(self) -> None:
+        """Answer all waiters now, whether or not their bytes are on disk."""
         while self._waiting:
             self._answer()
 
     def stop(self) -> None:
-        """Sync everything and answer everybody; raises StoreFileError if bytes are not on disk."""
+        """Sync everything and answer all waiters; raises StoreFileError if that fails."""
         try:
             super().stop()
         finally:
-            self.give_up()
+            self.answer_all()
 
     def _find(self, least_pages: int) -> list[SyncRange]:
         ranges = self._files.unflushed()
         if not ranges or self._waiting:
             return ranges
         file, _, end = ranges[0]  # if there are more, this one is full and worth it
-        return ranges if file.is_worth(file.flushed, end, least_pages) else []
+        return ranges if file.is_due(file.flushed, end, least_pages) else []
 
     def _submit(self, items: Sequence[SyncRange]) -> Future[Outcome]:
         if self._kernel_syncs is not None and len(items) == 1:
@@ -172,7 +162,7 @@ class FlushService(Rounds[SyncRange]):
         return super()._submit(items)
 
     def _submit_to_kernel(self, handle: FileHandle, syncs: KernelSyncs) -> Future[Outcome] | None:
-        """None if the kernel will not: what is wrong with the file, the worker finds as well."""
+        """None if the kernel refuses; then the worker reports what is wrong with the file."""
         future: Future[Outcome] = Future()
 
         def done(error: OSError | None) -> None:
@@ -225,19 +215,19 @@ class FlushService(Rounds[SyncRange]):
 
     def _notify(self) -> None:
         flushed_where = self._files.flushed_where
-        if flushed_where != self._told:  # less after a truncation
-            self._told = flushed_where
+        if flushed_where != self._notified_until:  # less after a truncation
+            self._notified_until = flushed_where
             self._on_flushed(flushed_where)
         waiting, status = self._waiting, PutStatus.PUT_OK
         while waiting and waiting[0][0] <= flushed_where:
-            _tell(waiting.popleft()[2], status)
+            _call(waiting.popleft()[2], status)
         if waiting and self._round is None:
             super().wake()
 
-    def _meanwhile(self) -> None:
-        if self._do_meanwhile is not None and self._round is not None:
+    def _run_meanwhile(self) -> None:
+        if self._on_wait is not None and self._round is not None:
             file, _, end = self._round.items[-1]
-            self._do_meanwhile(file.start_offset + end)
+            self._on_wait(file.start_offset + end)
 
     def _expire(self, due: float) -> None:
         now = max(due, self._scheduler.monotonic())  # a timer may fire a little early
@@ -249,13 +239,13 @@ class FlushService(Rounds[SyncRange]):
             self._deadline = self._scheduler.call_at(deadline, self._expire, deadline)
 
     def _answer(self) -> None:
-        """Answer the first in the queue: its bytes are on disk, or its time is up."""
+        """Answer the first waiter: its bytes are on disk, or its time is up."""
         end_offset, _, answer = self._waiting.popleft()
         on_disk = end_offset <= self._files.flushed_where
-        _tell(answer, PutStatus.PUT_OK if on_disk else PutStatus.FLUSH_DISK_TIMEOUT)
+        _call(answer, PutStatus.PUT_OK if on_disk else PutStatus.FLUSH_DISK_TIMEOUT)
 
 
-def _tell(answer: PutWaiter, status: PutStatus) -> None:
+def _call(answer: PutWaiter, status: PutStatus) -> None:
     try:
         answer(status)
     except Exception:

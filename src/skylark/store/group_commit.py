@@ -1,7 +1,7 @@
-"""Rounds: find what waits, have a worker do it, note the result, tell whoever waits for it.
+"""Group commit: one disk operation of a worker serves all requests that came before it.
 
-Flush and commit (:mod:`skylark.store.flush`, :mod:`skylark.store.transient_store_pool`) are the
-same machine with different work::
+Base class of the flush (:mod:`skylark.store.flush`, which has the waiting puts of SYNC_FLUSH) and
+of the commit of pooled bytes (:mod:`skylark.store.transient_store_pool`)::
 
         timer or wake()
              |
@@ -12,13 +12,14 @@ same machine with different work::
                                                  |
                                              _notify()
 
-* At most one round runs. What comes up meanwhile is found by the next one; that is all there is to
-  group commit.
-* Items are done in order, and a failed one ends the round: what is noted is always a prefix.
-* After a failure the next round starts :data:`RETRY_S` later, whoever calls :meth:`Rounds.wake`.
-* What is raised makes no difference: an error that nobody foresaw (no memory, no thread, a defect)
-  is a failed item as well. A round that ended without a result would be the last one.
-* A round that was started before a truncation of the log is forgotten when it comes back.
+* At most one round runs. The next round finds what came meanwhile.
+* Items are processed in order, and a failed one ends the round: the completed items are always a
+  prefix.
+* After a failure the next round starts :data:`RETRY_S` later; :meth:`GroupCommit.wake` cannot start
+  it earlier.
+* Any exception, also an unexpected one (no memory, no thread, a bug), counts as a failed item. A
+  round that ended without a result would be the last one.
+* A round that started before a truncation of the log is ignored when it ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from concurrent.futures import Executor, Future, wait
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from skylark.core.clock import TimerHandle
+from skylark.store.config import StoreConfig
 from skylark.store.errors import StoreFileError
 from skylark.store.owner_thread import Post, Scheduler, post_when_done
 
@@ -52,7 +54,7 @@ Item = TypeVar("Item", bound=_OfFile)
 
 
 class Outcome(NamedTuple):
-    """How far a round came."""
+    """How many items of a round were completed."""
 
     done: int  # items
     error: Exception | None  # of the item after them
@@ -64,7 +66,7 @@ class _Round(NamedTuple, Generic[Item]):
     future: Future[Outcome]
 
 
-def do_in_order(jobs: Sequence[Callable[[], None]]) -> Outcome:
+def run_in_order(jobs: Sequence[Callable[[], None]]) -> Outcome:
     """Run the jobs up to the first that fails; in any thread."""
     for index, job in enumerate(jobs):
         try:
@@ -75,7 +77,7 @@ def do_in_order(jobs: Sequence[Callable[[], None]]) -> Outcome:
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:
-    """What the worker has to say; if it was not even allowed to begin, the first item failed."""
+    """The result of the worker; if it could not start, the first item failed."""
     try:
         return future.result()
     except Exception as error:  # noqa: BLE001 - as above
@@ -83,7 +85,7 @@ def _outcome(future: Future[Outcome]) -> Outcome:
 
 
 def _file_error(error: Exception, item: _OfFile) -> StoreFileError:
-    """The error as those that files raise; what nobody foresaw is its cause."""
+    """Convert an unexpected exception to a StoreFileError with the exception as its cause."""
     if isinstance(error, StoreFileError):
         return error
     logger.debug("a round failed unforeseen", exc_info=error)
@@ -92,31 +94,26 @@ def _file_error(error: Exception, item: _OfFile) -> StoreFileError:
     return failure
 
 
-class Rounds(ABC, Generic[Item]):
-    """Work that is looked for at intervals, or when woken, and done by a worker."""
+class GroupCommit(ABC, Generic[Item]):
+    """Work that a worker does in rounds, at intervals or when woken."""
 
     def __init__(
         self,
         files: MappedFiles,
+        config: StoreConfig,
         *,
         scheduler: Scheduler,
         executor: Executor,
         post: Post,
-        interval_ms: int | None,
-        thorough_ms: int,
-        least_pages: int,
     ) -> None:
-        """Look every ``interval_ms``, or, if that is None, only when woken.
-
-        Less than ``least_pages`` waits for a thorough look, which comes every ``thorough_ms``.
-        """
         self._files = files
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
-        self._interval_s = None if interval_ms is None else interval_ms / 1000
-        self._thorough_s = thorough_ms / 1000
-        self._least_pages = least_pages
+        self._interval_s: float | None = None  # None: works only when woken
+        self._thorough_s = 0.0  # time between two rounds that process less than the minimum
+        self._least_pages = 0  # the minimum of all other rounds
+        self.apply_settings(config)
         self._thorough_at = scheduler.monotonic()  # the first look is thorough
         self._round: _Round[Item] | None = None
         self._woken = False
@@ -126,24 +123,24 @@ class Rounds(ABC, Generic[Item]):
 
     @property
     def is_running(self) -> bool:
-        """Whether a worker is busy for this service."""
+        """Whether a round is running."""
         return self._round is not None
 
     def start(self) -> None:
-        """Begin to look at intervals."""
+        """Start the interval timer."""
         if self._interval_s is not None:
             when = self._scheduler.monotonic() + self._interval_s
             self._timer = self._scheduler.call_at(when, self._tick)
 
     def wake(self) -> None:
-        """Look soon: after this turn of the owner, or after the round that is running."""
+        """Start a round after this turn of the owner, or after the round that is running."""
         if not self._woken and not self._stopped:
             if self._round is None:
                 self._post(self._begin)
             self._woken = True  # only now: nobody posts again while this is set
 
     def halt(self) -> None:
-        """Look no more, and have no timers; in the thread that owns them."""
+        """Start no more rounds and cancel the timers; in the owner's thread."""
         self._stopped = True
         for timer in (self._timer, self._retry):
             if timer is not None:
@@ -153,7 +150,7 @@ class Rounds(ABC, Generic[Item]):
     def stop(self) -> None:
         """Finish everything in this thread; raises StoreFileError if that is not possible.
 
-        After :meth:`halt` that may be any thread, if nobody else uses the log.
+        After :meth:`halt` any thread may call this, if no other uses the log.
         """
         self.halt()
         if self._round is not None:
@@ -166,62 +163,66 @@ class Rounds(ABC, Generic[Item]):
             if not items:
                 error = None
                 break
-            error = self._note(items, do_in_order([self._job(item) for item in items]))
+            error = self._record_outcome(items, run_in_order([self._job(item) for item in items]))
         self._notify()
         if error is not None:
             raise error
+
+    @abstractmethod
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from the next round on; a running timer is not set again."""
 
     # What the work is
 
     @abstractmethod
     def _find(self, least_pages: int) -> Sequence[Item]:
-        """What is to be done, in order; nothing if it is less than ``least_pages``."""
+        """The items to process, in order; none if there is less than ``least_pages``."""
 
     @abstractmethod
     def _job(self, item: Item) -> Callable[[], None]:
-        """What the worker calls; if it raises, the item failed."""
+        """The function that the worker calls; if it raises, the item failed."""
 
     @abstractmethod
     def _apply(self, item: Item) -> None:
-        """Note an item that was done."""
+        """Record a completed item."""
 
     @abstractmethod
     def _failed(self, item: Item, error: StoreFileError) -> bool:
-        """Note an item that failed; whether it still has to be done."""
+        """Record a failed item; return whether it still has to be done."""
 
     @abstractmethod
     def _notify(self) -> None:
-        """Tell others how far things are."""
+        """Report the progress to waiters and listeners."""
 
-    def _meanwhile(self) -> None:
-        """Do what can be done while the worker is busy, if it is."""
+    def _run_meanwhile(self) -> None:
+        """Do other work while the worker is busy, if it is."""
 
     def _submit(self, items: Sequence[Item]) -> Future[Outcome]:
-        """Have the worker do it, and :meth:`_finish` run in the owner's thread after that."""
-        future = self._executor.submit(do_in_order, [self._job(item) for item in items])
+        """Submit the items to the worker; :meth:`_finish` runs in the owner's thread afterwards."""
+        future = self._executor.submit(run_in_order, [self._job(item) for item in items])
         post_when_done(future, self._post, self._finish)
         return future
 
     def _await(self, future: Future[Outcome]) -> None:
-        """Wait until the worker is done, in this thread."""
+        """Block this thread until the worker has finished."""
         wait([future])
 
     # When it is done
 
     def _tick(self) -> None:
         self.start()
-        self._look()
+        self._start_round()
 
     def _begin(self) -> None:
-        self._look_if_woken()
-        self._meanwhile()
+        self._start_if_woken()
+        self._run_meanwhile()
 
-    def _look_if_woken(self) -> None:
+    def _start_if_woken(self) -> None:
         if self._woken and self._round is None:
             self._woken = False
-            self._look()
+            self._start_round()
 
-    def _look(self) -> None:
+    def _start_round(self) -> None:
         if self._round is not None or self._retry is not None or self._stopped:
             return
         now = self._scheduler.monotonic()
@@ -234,7 +235,7 @@ class Rounds(ABC, Generic[Item]):
                 self._round = _Round(items, self._files.generation, self._submit(items))
         except Exception:
             logger.exception("%s: a round could not begin", self._files.directory)
-            self._try_later()
+            self._retry_later()
 
     def _finish(self, future: Future[Outcome]) -> None:
         current = self._round
@@ -243,18 +244,18 @@ class Rounds(ABC, Generic[Item]):
         self._round = None
         if current.generation == self._files.generation:
             try:
-                error = self._note(current.items, _outcome(future))
+                error = self._record_outcome(current.items, _outcome(future))
             except Exception:
                 logger.exception("%s: a round was noted in part", self._files.directory)
-                self._try_later()
+                self._retry_later()
             else:
                 if error is not None:
-                    self._try_later()
-        self._look_if_woken()  # first of all: the disk should not wait for what follows
+                    self._retry_later()
+        self._start_if_woken()  # first of all: the disk should not wait for what follows
         self._notify()
-        self._meanwhile()
+        self._run_meanwhile()
 
-    def _note(self, items: Sequence[Item], outcome: Outcome) -> StoreFileError | None:
+    def _record_outcome(self, items: Sequence[Item], outcome: Outcome) -> StoreFileError | None:
         for item in items[: outcome.done]:
             self._apply(item)
         if outcome.error is None:
@@ -263,12 +264,12 @@ class Rounds(ABC, Generic[Item]):
         error = _file_error(outcome.error, item)
         return error if self._failed(item, error) else None
 
-    def _try_later(self) -> None:
+    def _retry_later(self) -> None:
         if not self._stopped:
             when = self._scheduler.monotonic() + RETRY_S
-            self._retry = self._scheduler.call_at(when, self._try_again)
+            self._retry = self._scheduler.call_at(when, self._retry_now)
 
-    def _try_again(self) -> None:
+    def _retry_now(self) -> None:
         self._retry = None
         self._thorough_at = self._scheduler.monotonic()
-        self._look()
+        self._start_round()

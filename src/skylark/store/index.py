@@ -1,31 +1,31 @@
-"""The index: which records of the log have a key, a unique key or a tag.
+"""The index: finds the records of the log that have a given key, unique id or tag.
 
-For every message that is no rollback, entries are made for these texts, in this order::
+Every message that is not a rollback gets entries for these texts, in this order::
 
     topic#UNIQ_KEY      the client's unique id
     topic#KEY           each word of KEYS, separated by blanks
     topic#T#TAGS        the tag
 
-They go to the newest of a row of files (:mod:`skylark.store.index_file`), named by the local time
-at which they were made, ``yyyyMMddHHmmssSSS``. A query walks from the newest file back.
+Entries go to the newest of several files (:mod:`skylark.store.index_file`), named by their local
+time of creation, ``yyyyMMddHHmmssSSS``. A query searches from the newest file back.
 
-Hashes are continued from that of ``topic#``, which is kept for each topic, and those of recent tags
-are kept whole.
+Hashes continue from that of ``topic#``, which is cached per topic; those of recent tags are cached
+whole.
 
 **Order.** Records are indexed in the order of the log, and a record that is not behind the last
-indexed one is skipped: replaying the log is harmless. If an entry cannot be written (full disk), or
-if recovery leaves the index for later, the index is *behind*: it stays a complete prefix, new
-records pass it by, and :meth:`IndexService.replay_record` goes on from ``behind_from`` until
-:meth:`IndexService.caught_up`. As long as it is behind, the checkpoint must not pass
-``behind_from``. A clean close leaves the offset in the file ``index/behind``, the next one that
-finds the index complete removes it.
+indexed one is skipped, so replaying the log is harmless. If an entry cannot be written (full disk),
+or if recovery postpones the index, the index is *behind*: it stays a complete prefix, new records
+are not indexed, and :meth:`IndexService.replay_record` continues from ``behind_from`` until
+:meth:`IndexService.caught_up`. While it is behind, the checkpoint must not pass ``behind_from``. A
+clean close writes that offset to the file ``index/behind``; the next close with a complete index
+removes the file.
 
 **Crash.** After an unclean exit :meth:`IndexService.recover` gets the log offset from which the log
 will be replayed and keeps the entries before it. (Java deletes the newest file, and with it the
-keys of messages that the replay does not reach.) What was replayed since ``index/behind`` was
-written is not covered by any checkpoint: it goes, too, and is replayed once more.
+keys of messages that the replay does not reach.) No checkpoint covers what was replayed since
+``index/behind`` was written: it is dropped, too, and replayed once more.
 
-Answers to Java's ``IndexService``.
+Counterpart of Java's ``IndexService``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -47,7 +48,7 @@ from skylark.core.hashing import (
     java_hash,
     java_hash_continue,
 )
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.index_file import IndexFile, KeyedRecords
@@ -70,7 +71,7 @@ _FILE_NAME: Final = re.compile(r"[0-9]{1,18}")
 
 
 class IndexHits(NamedTuple):
-    """What a query found, and how far the index has got."""
+    """Result of a query, and how far the index is complete."""
 
     log_offsets: list[int]  # ascending
     last_timestamp: int
@@ -87,7 +88,7 @@ class _TopicHashes:
         self.tags: dict[bytes, int] = {}
 
     def add_tag(self, tag: bytes) -> int:
-        """What the index keeps of a tag; most messages have one of a few."""
+        """Compute and cache the hash of a tag; most messages have one of a few."""
         if len(self.tags) >= _CACHED_TAGS_MAX:
             self.tags.clear()
         key_hash = index_key_hash_continue(self.prefix, TAG_PREFIX.encode() + tag)
@@ -102,7 +103,7 @@ class IndexService:
         self,
         files: FileSystem,
         directory: Path,
-        views: ViewSync,
+        dirty_ranges: DirtyRanges,
         time: TimeSource,
         *,
         slot_count: int = 5_000_000,
@@ -111,7 +112,7 @@ class IndexService:
     ) -> None:
         self._files = files
         self._directory = directory
-        self._views = views
+        self._dirty_ranges = dirty_ranges
         self._time = time
         self._slot_count = slot_count
         self._entry_count_max = entry_count_max
@@ -159,14 +160,14 @@ class IndexService:
     # ---- start and stop --------------------------------------------------------------------------
 
     def load(self, *, clean: bool) -> None:
-        """Find the files; ``clean``: the last run ended in order. Else :meth:`recover` follows."""
+        """Find the files; if the last run was not ``clean``, :meth:`recover` has to follow."""
         try:
             found = self._files.list_directory(self._directory)
         except StoreFileMissingError:
             return
         if not clean:  # names that a killed process did not sync are still not durable
-            self._views.renamed(self._directory)
-            self._views.renamed(self._directory.parent)
+            self._dirty_ranges.directory_changed(self._directory)
+            self._dirty_ranges.directory_changed(self._directory.parent)
         for entry in found:
             path = self._directory / entry.name
             if entry.is_directory or not _FILE_NAME.fullmatch(entry.name):
@@ -182,7 +183,8 @@ class IndexService:
                     hint="set maxHashSlotNum and maxIndexNum with which the store was made, or "
                     "delete the directory to have the index rebuilt from the log",
                 )
-            file.load_header(self._read_header(path))
+            with closing(self._files.open_file(path, writable=False)) as handle:
+                file.load_header(handle.read(0, INDEX_HEADER_SIZE))
             self._index_files.append(file)
         self._load_behind()
         self._restart(self._left_behind)
@@ -190,18 +192,11 @@ class IndexService:
             logger.warning("%s does not end as its header says", self._index_files[-1].path)
             self.recover(NEVER, lambda _: None)
 
-    def _read_header(self, path: Path) -> bytes:
-        handle = self._files.open_file(path, writable=False)
-        try:
-            return handle.read(0, INDEX_HEADER_SIZE)
-        finally:
-            handle.close()
-
     def recover(self, log_end: int, store_time_of: Callable[[int], int | None]) -> None:
         """Keep the entries of records before ``log_end``, which were synced; drop all others.
 
-        Also what a running store does when its log is cut. ``store_time_of`` knows the store time
-        of the record at a log offset, or that it is gone.
+        A running store also calls this when its log is truncated. ``store_time_of`` returns the
+        store time of the record at a log offset, None if it was deleted.
         """
         behind_from = self.behind_from
         if self._left_behind is not None and self._left_behind < log_end:
@@ -211,21 +206,21 @@ class IndexService:
             file = self._index_files[-1]
             self._close(file)
             if file.repair(self._files, log_end, store_time_of):
-                self._views.wrote(file.path, 0, file.size)
+                self._dirty_ranges.wrote(file.path, 0, file.size)
                 break
             self._index_files.pop()
             self._remove(file)
         self._restart(None if behind_from is None else min(behind_from, log_end))
 
     def end_at(self, log_end: int) -> None:
-        """The log was cut there: index what comes in place of records that had no entries."""
+        """Index new records from ``log_end`` on, where the log was truncated."""
         if self.behind_from is not None:
             self.behind_from = min(self.behind_from, log_end)
         else:
             self._next_offset = min(self._next_offset, log_end)
 
     def _restart(self, behind_from: int | None) -> None:
-        """Go on behind the last entry, or be behind from there or a later record."""
+        """Continue behind the last entry, or be behind from ``behind_from`` on."""
         self._newest = self.behind_from = None
         has_entries = len(self._index_files) > 1 or any(f.next_entry > 1 for f in self._index_files)
         self._next_offset = self.end_offset + 1 if has_entries else 0
@@ -233,14 +228,14 @@ class IndexService:
             self.mark_behind(behind_from)
 
     def flush(self) -> None:
-        """Put the headers into the files and note what a sync has to cover."""
+        """Write the headers into the files and record the dirty ranges."""
         for file in self._index_files:
             if file.dirty:
                 file.write_header()
-                self._views.wrote(file.path, 0, file.used_size)
+                self._dirty_ranges.wrote(file.path, 0, file.used_size)
 
     def close(self) -> None:
-        """Unmap everything, after :meth:`flush` and a sync; leave word if the index is behind."""
+        """Unmap everything, after :meth:`flush` and a sync; update the file ``index/behind``."""
         path = self._directory / BEHIND_NAME
         if self.behind_from is not None:
             self._make_directory()
@@ -252,13 +247,13 @@ class IndexService:
         self.unmap()
 
     def unmap(self) -> None:
-        """Close all files as they are, and write nothing."""
+        """Close all files without writing."""
         for file in self._index_files:
             self._close(file)
         self._newest = None
 
     def _make_directory(self) -> None:
-        self._views.make_directory(self._directory)
+        self._dirty_ranges.make_directory(self._directory)
 
     # ---- putting ---------------------------------------------------------------------------------
 
@@ -281,7 +276,7 @@ class IndexService:
         self.put_run([(log_offset, key_hashes)], store_timestamp)
 
     def put_run(self, records: KeyedRecords, store_timestamp: int) -> None:
-        """:meth:`put_record` for records of one moment, given the hashes of their keys."""
+        """:meth:`put_record` for records with one store time, given the hashes of their keys."""
         count = sum([len(key_hashes) for _, key_hashes in records])
         file = self._newest
         if (
@@ -313,7 +308,7 @@ class IndexService:
     def hashes(
         self, topic: str, unique_id: bytes | None, keys: bytes | None, tag: bytes | None
     ) -> list[int]:
-        """What a record is found by, given its properties UNIQ_KEY, KEYS and TAGS."""
+        """The key hashes of a record, given its properties UNIQ_KEY, KEYS and TAGS."""
         hashes = self._topics.get(topic) or self._add_topic(topic)
         prefix = hashes.prefix
         key_hashes = []
@@ -365,7 +360,7 @@ class IndexService:
         return newest
 
     def _put_and_roll(self, key_hashes: list[int], log_offset: int, store_timestamp: int) -> None:
-        """Add entries that need a new file. It is there before the first of them is written."""
+        """Write entries that need a new file, which is created before the first of them."""
         files = [self._index_files[-1]]
         try:
             room = files[0].reserve(len(key_hashes))
@@ -386,7 +381,7 @@ class IndexService:
             key_hashes = key_hashes[count:]
 
     def _create(self, last_name: int) -> IndexFile:
-        """Make a file on disk. Files are sorted by name, whatever the clock says meanwhile."""
+        """Create a file. Names ascend even if the clock was set back."""
         self._make_directory()
         name = max(last_name + 1, int(_time_name(self._time.now_ms())))
         file = IndexFile(self._directory / f"{name:017d}", self._slot_count, self._entry_count_max)
@@ -394,10 +389,10 @@ class IndexService:
         return file
 
     def _add(self, file: IndexFile) -> None:
-        """Let a new file continue the last one."""
+        """Append a new file to the list of files."""
         file.continue_from(self.end_timestamp, self.end_offset)
-        self._views.wrote(file.path, 0, file.used_size)
-        self._views.renamed(self._directory)
+        self._dirty_ranges.wrote(file.path, 0, file.used_size)
+        self._dirty_ranges.directory_changed(self._directory)
         self.flush()
         self._index_files.append(file)
         self._newest = file
@@ -421,9 +416,9 @@ class IndexService:
         keys: bytes | None,
         tag: bytes | None,
     ) -> None:
-        """Index a record of the past, in the order of the log, while the index is behind.
+        """Index an older record, in the order of the log, while the index is behind.
 
-        Records before ``behind_from`` are skipped. An error is raised.
+        Records before ``behind_from`` are skipped. Errors are raised.
         """
         if self.behind_from is None:
             raise StoreError("the index is not behind")
@@ -433,16 +428,14 @@ class IndexService:
             self.behind_from = log_offset + 1
 
     def caught_up(self) -> None:
-        """The replay has reached the end of the log: index new records again."""
+        """Index new records again: the replay has reached the end of the log."""
         if self.behind_from is not None:
             self._next_offset = self.behind_from
             self.behind_from = self.error = None
 
     def _load_behind(self) -> None:
-        path = self._directory / BEHIND_NAME
-        if self._files.exists(path):
-            text = self._files.read_file(path, size_max=BEHIND_SIZE_MAX)
-            self._left_behind = int(text) if text.isdigit() else 0
+        with suppress(StoreFileMissingError):
+            self._left_behind = read_behind(self._files, self._directory)
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -458,9 +451,9 @@ class IndexService:
     ) -> IndexHits:
         """Log offsets of the newest messages with a key (by its hash), stored between two times.
 
-        ``log_end``: where those end that can be read; others are passed over.
-        ``index_type``: "T" if ``key`` is a tag; keys and unique ids need none. Times count in
-        whole seconds from the beginning of a file, so a hit may lie 999 ms before the range.
+        Records at or behind ``log_end`` are not readable and are skipped. ``index_type``: "T" if
+        ``key`` is a tag; keys and unique ids need none. Times count in whole seconds from the
+        beginning of a file, so a hit may be 999 ms before the range.
         """
         if index_type == TAG_INDEX_TYPE:
             key = TAG_PREFIX + key
@@ -476,7 +469,7 @@ class IndexService:
         return IndexHits(sorted(found), self.end_timestamp, self.end_offset)
 
     def _touch(self, file: IndexFile) -> None:
-        """Have a file open; of the older ones only the most recently used stay so."""
+        """Open a file; of the older files only the most recently used stay open."""
         file.open(self._files)
         if file is self._index_files[-1]:
             return
@@ -502,7 +495,7 @@ class IndexService:
         return deleted
 
     def destroy(self) -> None:
-        """Delete all files; the index is as new."""
+        """Delete all files; the index is like a new one."""
         while self._index_files:
             file = self._index_files.pop()
             self._close(file)
@@ -511,7 +504,13 @@ class IndexService:
 
     def _remove(self, file: IndexFile) -> None:
         self._files.remove(file.path)
-        self._views.removed(file.path)
+        self._dirty_ranges.removed(file.path)
+
+
+def read_behind(files: FileSystem, directory: Path) -> int:
+    """The log offset in ``index/behind``, 0 if it is unreadable; raises StoreFileMissingError."""
+    text = files.read_file(directory / BEHIND_NAME, size_max=BEHIND_SIZE_MAX)
+    return int(text) if text.isdigit() else 0
 
 
 def _time_name(now_ms: int) -> str:

@@ -7,28 +7,29 @@
     40   slots, 4 bytes      number of the newest entry of the chain, 0 = none
          entries, 20 bytes   key hash, log offset, seconds since begin, number of the one before it
 
-Entry 0 is never used. A key belongs to the slot ``hash % slots``; the slot leads to the newest
-entry and each entry to an older one, of any key with that slot. Only hashes are kept, so a look-up
-may return records of another key; whoever reads the record compares.
+Entry 0 is never used. A key belongs to the slot ``hash % slots``; the slot points to the newest
+entry, and each entry to the next older one of any key with that slot. Only hashes are kept, so a
+query may return records of another key; the reader of the record compares the key.
 
-The file is mapped. Slots have their blocks from creation, entries get theirs a piece ahead of the
-next one, so that a full disk is an error before anything was written. Header fields are numbers in
-this object and reach the file with :meth:`IndexFile.write_header`; readers of the same process do
-not need them there.
+The file is mapped. Slots have their blocks from creation, entries get theirs in advance piece by
+piece, so that a full disk is an error before anything was written. Header fields are attributes of
+this object, and :meth:`IndexFile.write_header` writes them to the file; readers in the same process
+use the attributes.
 
-What a crash leaves: an entry is complete before its slot leads to it, and the header comes last.
-After a kill there may be entries and slots that the header does not count, after a power loss slots
-of any age. Entries are never changed once written and hold all there is to know; so
+What a crash leaves: an entry is complete before its slot points to it, and the header is written
+last. After a kill there may be entries and slots that the header does not count, after a power loss
+slots of any age. Entries never change once written and contain everything; so
 :meth:`IndexFile.repair` trusts those that were synced, drops the others, and makes slots and header
 from them.
 
-Answers to Java's ``IndexFile`` and ``IndexHeader``.
+Counterpart of Java's ``IndexFile`` and ``IndexHeader``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -127,7 +128,7 @@ class IndexFile:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def create(self, files: FileSystem) -> None:
-        """Make the file. On StoreFullError nothing is left behind.
+        """Create the file. On StoreFullError nothing is left.
 
         Crash: a file of length 0, or one whose header says that it has no entries.
         """
@@ -144,13 +145,13 @@ class IndexFile:
         self.write_header()
 
     def continue_from(self, timestamp: int, log_offset: int) -> None:
-        """Begin where the file before this one ended."""
+        """Begin at the time and log offset at which the previous file ended."""
         self.begin_timestamp = self.end_timestamp = timestamp
         self.begin_offset = self.end_offset = log_offset
         self.write_header()
 
     def open(self, files: FileSystem) -> None:
-        """Open and map the file. What it has of entries can be read; see :meth:`put` for more."""
+        """Open and map the file, so that its entries can be read."""
         if self._handle is None:
             handle = files.open_file(self.path)
             try:
@@ -161,7 +162,7 @@ class IndexFile:
             self._handle = handle
 
     def close(self) -> None:
-        """Unmap; the header is written before, nothing is synced."""
+        """Unmap; writes the header first, syncs nothing."""
         if self._handle is not None:
             if self.dirty:
                 self.write_header()
@@ -170,7 +171,7 @@ class IndexFile:
             handle.close()
 
     def load_header(self, header: bytes) -> None:
-        """Take the fields from the first bytes of the file."""
+        """Set the header fields from the first bytes of the file."""
         (
             self.begin_timestamp,
             self.end_timestamp,
@@ -182,7 +183,7 @@ class IndexFile:
         self.next_entry = min(max(1, next_entry), self.entry_count_max)
 
     def write_header(self) -> None:
-        """Put the fields into the mapped file."""
+        """Write the header fields into the mapped file."""
         INDEX_HEADER.pack_into(self._buffer, 0, *self._header())
         self.dirty = False
 
@@ -199,7 +200,7 @@ class IndexFile:
     # ---- writing ---------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> int:
-        """Make sure of disk space for up to ``count`` entries; return how many have room."""
+        """Allocate disk space for up to ``count`` entries; return how many have room."""
         count = min(count, self.entry_count_max - self.next_entry)
         start = self.used_size
         if start + count * INDEX_ENTRY_SIZE > self._prepared:
@@ -211,9 +212,9 @@ class IndexFile:
         self.put_run([(log_offset, key_hashes)], len(key_hashes), store_timestamp)
 
     def put_run(self, records: KeyedRecords, count: int, store_timestamp: int) -> None:
-        """Add entries for the keys of records, ``count`` in all; there is room for them.
+        """Add entries for the keys of records, ``count`` in all; the file has room for them.
 
-        Raises StoreFullError if there is no space for them on disk; then nothing was added.
+        Raises StoreFullError if the disk has no space; then nothing was added.
         """
         number = self.next_entry
         after = number + count
@@ -253,7 +254,7 @@ class IndexFile:
         self.dirty = True
 
     def _prepare(self, start: int, end: int) -> None:
-        """Put blocks under the next entries, some ahead."""
+        """Allocate blocks for the next entries, and some more."""
         assert self._handle is not None, "an index file is open while it is written"
         if not self._prepared:  # a file that came from disk may be sparse anywhere
             self._handle.allocate(0, start)
@@ -277,7 +278,7 @@ class IndexFile:
     ) -> None:
         """Add log offsets of the key to ``found``, newest first, until there are ``count_max``.
 
-        Those at or behind ``log_end`` do not count.
+        Those at or behind ``log_end`` are skipped.
         """
         next_entry = self.next_entry
         number = self._enter_chain(key_hash, end)
@@ -296,11 +297,11 @@ class IndexFile:
         return _unpack_entry_from(self._buffer, self._entries_start + number * INDEX_ENTRY_SIZE)
 
     def _enter_chain(self, key_hash: int, end: int) -> int:
-        """Number of the newest entry of the chain that may be wanted, 0 if there is none.
+        """Number of the newest entry of the chain that may match, 0 if there is none.
 
-        Following the chain is enough where it is short. The chain of a tag that every message
-        has is as long as the file: then the last entry not newer than ``end`` is found by
-        bisection, for times ascend, and the chain again from there.
+        In a short chain it is enough to follow the links. The chain of a tag that every message has
+        is as long as the file: then bisection finds the last entry not newer than ``end``, because
+        times ascend, and the search continues in the chain from there.
         """
         slot = key_hash % self.slot_count
         (number,) = _unpack_slot_from(self._buffer, INDEX_HEADER_SIZE + slot * INDEX_SLOT_SIZE)
@@ -317,7 +318,7 @@ class IndexFile:
         return self._newest_of_slot(slot, 1 + older)
 
     def _newest_of_slot(self, slot: int, number: int) -> int:
-        """The newest entry of a slot up to ``number``, looked for one by one."""
+        """The newest entry of a slot up to ``number``, by a linear search."""
         import numpy as np
 
         while number > 0:
@@ -335,14 +336,11 @@ class IndexFile:
     # ---- recovery --------------------------------------------------------------------------------
 
     def looks_whole(self, files: FileSystem) -> bool:
-        """Whether the header ends where the entries do: a cheap check of a file just loaded."""
+        """Whether header and entries end together: a cheap check of a file just loaded."""
         last, after = self.next_entry - 1, self.next_entry
-        handle = files.open_file(self.path, writable=False)
-        try:
+        with closing(files.open_file(self.path, writable=False)) as handle:
             position = self._entries_start + last * INDEX_ENTRY_SIZE
             both = handle.read(position, 2 * INDEX_ENTRY_SIZE)
-        finally:
-            handle.close()
         if after < self.entry_count_max and any(both[INDEX_ENTRY_SIZE:]):
             return False
         return last == 0 or bool(_unpack_entry_from(both)[1] == self.end_offset)
@@ -353,16 +351,16 @@ class IndexFile:
         log_end: int,
         store_time_of: Callable[[int], int | None],
     ) -> bool:
-        """Keep the entries of records before ``log_end`` and make all else from them.
+        """Keep the entries of records before ``log_end`` and make slots and header from them.
 
-        ``log_end``: entries before it are known to be complete on disk. Whether any is left; if
-        not, the file is of no use. The file must be closed. Crash within: repaired again.
+        ``log_end``: entries before it are known to be complete on disk. Returns whether any entry
+        is left; if not, the file is useless. The file must be closed. A crash during the repair:
+        repaired again.
         """
         assert self._handle is None, "an index file is repaired while it is closed"
         import numpy as np
 
-        handle = files.open_file(self.path)
-        try:
+        with closing(files.open_file(self.path)) as handle:
             slots = np.zeros(self.slot_count, index_slot_dtype())
             first, last_seconds, last_offset = 1, 0, 0
             while first < self.entry_count_max:
@@ -390,8 +388,6 @@ class IndexFile:
             handle.write(INDEX_HEADER_SIZE, slots.tobytes())
             handle.write(0, INDEX_HEADER.pack(*self._header()))
             self.dirty = False
-        finally:
-            handle.close()
         return True
 
     def _read_entries(self, handle: FileHandle, first: int) -> npt.NDArray[Any]:
@@ -404,7 +400,7 @@ class IndexFile:
     def _count_valid(
         self, entries: npt.NDArray[Any], first: int, offset_min: int, log_end: int
     ) -> int:
-        """How many entries from the first on are sound."""
+        """Number of valid entries from the first on."""
         import numpy as np
 
         offsets = entries["log_offset"].astype(np.int64)

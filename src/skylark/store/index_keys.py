@@ -1,14 +1,14 @@
-"""What the views need of the property strings of records: TAGS, UNIQ_KEY and KEYS.
+"""Reads the properties that the derived files need from property strings: TAGS, UNIQ_KEY and KEYS.
 
-Messages that come together mostly come from one producer, and their property strings differ in the
-last digits of the unique id only::
+Messages that arrive together usually come from one producer, and their property strings differ only
+in the last digits of the unique id::
 
     TAGS 1 TagA 2 UNIQ_KEY 1 7F0000010A2B18B4AAC2A4D2AEFD | 70115 | 2 WAIT 1 true 2
     =============================== head ==================|ending|==== foot =======
 
 (``1`` and ``2`` are the bytes between a name and its value and behind an item.) Then it is enough
-to read one of them: :func:`alike_ids` tells whether that is so. An ending without a byte 2 cannot
-begin an item, so that every item of one string is an item of all.
+to read one of them: :func:`alike_ids` checks for this case. An ending without a byte 2 cannot begin
+an item, so every item of one string is an item of all.
 
 Java reads the properties of each record into a map (``CommitLog.checkMessageAndReturnSize``).
 """
@@ -33,16 +33,16 @@ IndexedValues: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class AlikeIds(NamedTuple):
-    """The unique ids of records whose property strings have all else in common."""
+    """The unique ids of records whose property strings are otherwise equal."""
 
     common: bytes  # with which each of them begins
     endings: bytes  # joined; the last ID_ENDING_SIZE characters of each, all of them ASCII
 
 
 def indexed_values(properties: bytes) -> IndexedValues:
-    """What :func:`find_by_needle` finds, in a hurry.
+    """The three properties, as :func:`find_by_needle` finds them, but faster.
 
-    A value behind the last needle counts, unless it is empty: then there may be one before.
+    The last occurrence of a property counts, unless it is empty: then an earlier one may.
     """
     text = _SEPARATOR + properties  # so that the first item is found like any other
     tags = unique_id = keys = None
@@ -59,7 +59,7 @@ def indexed_values(properties: bytes) -> IndexedValues:
 
 
 def alike_ids(property_strings: Sequence[bytes]) -> AlikeIds | None:
-    """The unique ids, if nothing but their last characters tells the strings apart."""
+    """The unique ids, if the strings differ only in the last characters of these."""
     first = property_strings[0]
     start = (_SEPARATOR + first).rfind(_UNIQ_KEY) - 1 + len(_UNIQ_KEY)
     end = first.find(_SEPARATOR, start)

@@ -1,9 +1,9 @@
-"""Syncs that the kernel does by itself, without a thread of ours (Linux).
+"""Asynchronous disk syncs by the Linux kernel, without a thread.
 
 A thread that syncs a file needs the interpreter before and after the call. Each time the busy owner
-of a store is put to sleep and woken again, which takes as long as the sync of a quick disk. Linux
-can sync in the background instead (``IOCB_CMD_FDSYNC`` of its asynchronous I/O): one system call
-begins it, and a descriptor that an event loop can watch becomes readable when it is done::
+of a store is suspended and resumed, which takes as long as the sync of a fast disk. Linux can sync
+in the background instead (``IOCB_CMD_FDSYNC`` of its asynchronous I/O): one system call starts it,
+and a descriptor that an event loop can watch becomes readable when it is done::
 
     owner                                     kernel
       submit(fd, done) ---- io_submit ----->    fdatasync
@@ -12,13 +12,13 @@ begins it, and a descriptor that an event loop can watch becomes readable when i
       reap() ------------- io_getevents ---->
         done(None or OSError)
 
-:func:`open_kernel_syncs` says whether this machine can: others than Linux, processors whose call
-numbers are not listed here, and kernels or sandboxes without these calls cannot, and keep a thread.
-A file system that cannot refuses the submission with EINVAL.
+:func:`open_kernel_syncs` returns None where this is not possible: on systems other than Linux, on
+processors whose call numbers are not listed here, and on kernels or sandboxes without these calls.
+Then a thread syncs. A file system without support refuses the submission with EINVAL.
 
-A kernel that does not give account of its syncs (``io_getevents`` fails, as under a sandbox that
-was put on later) would leave everybody waiting: they are told that the sync failed, for it may
-have, and nothing more is submitted.
+If the kernel does not report its syncs (``io_getevents`` fails, as under a sandbox installed
+later), all waiting callers get an error, because their sync may have failed, and nothing more is
+submitted.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _CALL_NUMBERS: Final[Mapping[str, _Numbers]] = {
 
 
 class KernelSyncs:
-    """Syncs under way in the kernel. ``submit`` and ``reap`` must not run at the same time."""
+    """Syncs running in the kernel. ``submit`` and ``reap`` must not run at the same time."""
 
     def __init__(self, syscall: Callable[..., int], numbers: _Numbers) -> None:
-        """Raises OSError if the kernel does not want to."""
+        """Raises OSError if the kernel refuses."""
         self._syscall = syscall
         self._numbers = numbers
         self._context = ctypes.c_ulong()
@@ -86,18 +86,18 @@ class KernelSyncs:
         self._broken: OSError | None = None  # why no account can be had
 
     def fileno(self) -> int:
-        """Readable when a sync is done."""
+        """Descriptor that is readable when a sync is done."""
         return self._eventfd
 
     @property
     def is_busy(self) -> bool:
-        """Whether a sync is under way."""
+        """Whether a sync is running."""
         return bool(self._waiting)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Begin a sync of what was written to the file; ``done`` is called by :meth:`reap`.
+        """Start a sync of what was written to the file; :meth:`reap` calls ``done``.
 
-        The file may be closed meanwhile. Raises OSError if the sync was not begun.
+        The file may be closed meanwhile. Raises OSError if the sync was not started.
         """
         if self._broken is not None:
             raise self._broken
@@ -110,11 +110,11 @@ class KernelSyncs:
         self._waiting[token] = done
 
     def reap(self, *, wait: bool = False) -> None:
-        """Tell whose syncs are done; with ``wait``, at least one of those under way."""
+        """Call ``done`` of finished syncs; with ``wait``, block until at least one has finished."""
         try:
             count = self._events_ready(wait)
         except Exception as error:  # noqa: BLE001 - told to those who wait: nothing else wakes them
-            self._give_up(error if isinstance(error, OSError) else OSError(repr(error)))
+            self._fail_all(error if isinstance(error, OSError) else OSError(repr(error)))
             return
         for index in range(count):
             token, _, result, _ = _EVENT.unpack_from(self._events, index * _EVENT.size)
@@ -136,15 +136,15 @@ class KernelSyncs:
             None if wait else _AT_ONCE,
         )
 
-    def _give_up(self, error: OSError) -> None:
-        """Whoever waits is told of a failure: what became of the syncs will never be known."""
+    def _fail_all(self, error: OSError) -> None:
+        """Report a failure to all waiting callers: the outcome of their syncs is unknown."""
         self._broken = error
         waiting, self._waiting = self._waiting, {}
         for done in waiting.values():
             done(error)
 
     def close(self) -> None:
-        """Wait for what is under way, and tell nobody. Closing again does nothing."""
+        """Wait for running syncs without reporting them. Closing again does nothing."""
         if not self._closed:
             self._closed = True
             self._waiting.clear()
@@ -162,7 +162,7 @@ class KernelSyncs:
 
 
 def open_kernel_syncs() -> KernelSyncs | None:
-    """None where the kernel cannot sync by itself."""
+    """None where the kernel cannot sync in the background."""
     numbers = _CALL_NUMBERS.get(platform.machine())
     if sys.platform != "linux" or numbers is None or sys.byteorder != "little":
         return None

@@ -1,33 +1,32 @@
-"""Replay: the records of the log read again in slices, and the views made from them.
+"""Replay: reads the records of the log again in slices, and makes the derived entries from them.
 
-Three pieces, used by :mod:`skylark.store.recovery` and by the store while it runs:
+Three parts, used by :mod:`skylark.store.recovery` and by the running store:
 
-* :class:`LogScan` reads the log from some record on and hands out the columns of all records in a
-  slice (:mod:`skylark.wire.record_scan`). It knows how files follow each other, and where the log
-  ends and why. It reads, and maps nothing: a file of unknown origin may be sparse or on a failing
-  disk.
-* :class:`Replay` makes queue entries and index entries from columns: those that
+* :class:`LogScan` reads the log from a record on and returns the columns of all records in a slice
+  (:mod:`skylark.wire.record_scan`). It follows the files, and finds where the log ends and why. It
+  reads and never maps: a file of unknown origin may be sparse or on a failing disk.
+* :class:`Replay` makes queue entries and index entries from columns, the same that
   :class:`skylark.store.reput.Dispatch` made when the records were appended. Records are grouped by
   queue, and a queue takes a run of entries at once; where a run does not simply continue its queue,
-  each record is decided on its own.
-* :class:`IndexCatchUp` brings an index that is behind up to the end of the log, a slice at a time,
-  while messages come and go.
+  each record is handled separately.
+* :class:`IndexCatchUp` brings an index that is behind up to the end of the log, slice by slice,
+  while the store runs.
 
-**How files end.** A file is left by its blank record. The magic code alone says that it is one, as
-in Java: the size in a damaged blank must not cost the files behind it. Where no further file
-exists, the log ends behind a blank that is whole, and before one that is not.
+**How files end.** A blank record ends a file. As in Java, the magic code alone identifies it: a
+damaged size in a blank must not cost the files behind it. Where no further file exists, the log
+ends behind a blank that is whole, and before one that is not.
 
-**Torn records.** The checksum of a record covers its body, and sizes show what is missing of its
-head; but a kill -9 amid the copying of topic and properties, or a power loss that takes a sector of
-them, leaves zeros that nothing shows. So from ``unsynced_from`` on the log also ends at a record
-with zeros where no writer puts any. (``enabledAppendPropCRC`` with ``forceVerifyPropCRC`` covers
-everything by a checksum.)
+**Torn records.** The checksum of a record covers its body, and sizes show missing parts of its
+head; but a kill -9 while topic and properties are copied, or a power loss that takes a sector of
+them, leaves zeros that no checksum covers. So from ``unsynced_from`` on the log also ends at a
+record with zeros where no writer puts any. (``enabledAppendPropCRC`` with ``forceVerifyPropCRC``
+covers everything by a checksum.)
 
-**Nothing is believed that was not checked.** A size is followed only within its file; a record
-longer than a slice is read whole only if it says that it stands where it stands, so that garbage
-does not make us read a file of garbage into memory.
+**Only checked values are used.** A size is followed only within its file; a record longer than a
+slice is read whole only if its own log offset is right, so that garbage does not make the scan load
+a file of garbage into memory.
 
-Answers to Java's ``CommitLog.checkMessageAndReturnSize`` and ``ReputMessageService.doReput``.
+Counterpart of Java's ``CommitLog.checkMessageAndReturnSize`` and ``ReputMessageService.doReput``.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ IsBatchTopic = Callable[[str], bool]
 def read_log(
     file: MappedFile, position: int, length: int, buffer: bytearray | None = None
 ) -> bytes:
-    """Bytes of a log file, whether or not they are known to be records.
+    """Read bytes of a log file, whether or not they are known to be records.
 
-    ``buffer``: memory to use on the way, for callers that read much.
+    ``buffer``: memory to reuse, for callers that read much.
     """
     if buffer is None:
         buffer = bytearray()
@@ -116,10 +115,10 @@ def _read_into(file: MappedFile, position: int, content: memoryview) -> bytes:
 
 
 class LogScan:
-    """Goes through a log from ``position``, which is the start of a record or of a file.
+    """Reads a log from ``position``, which is the start of a record or of a file.
 
-    ``position``: end of what was handed out, and at last the end of the log. ``fault``: why there
-    is no record there; None at the end of the last file, and at a limit.
+    ``position``: end of what was returned, and finally the end of the log. ``fault``: why there is
+    no record there; None at the end of the last file, and at a limit.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class LogScan:
         slice_size: int = SLICE_SIZE,
         unsynced_from: int | None = None,
     ) -> None:
-        """``unsynced_from``: a crash may have taken any part of records from this log offset on."""
+        """``unsynced_from``: a crash may have lost any part of records from this log offset on."""
         self.position = position
         self.fault: RecordFault | None = None
         self._log = log
@@ -144,7 +143,7 @@ class LogScan:
     def next(self, limit: int | None = None) -> RecordColumns | None:
         """The records of the next slice, at least one; None at the end.
 
-        ``limit``: a log offset at which a record ends, or a file; the scan stops there for now.
+        ``limit``: a log offset at which a record or a file ends; the scan stops there for now.
         """
         while self.fault is None and (limit is None or self.position < limit):
             file = self._log.find(self.position)
@@ -177,7 +176,7 @@ class LogScan:
     def _advance(
         self, file: MappedFile, content: bytes, columns: RecordColumns, available: int
     ) -> None:
-        """Go behind the records of a slice, and find out what comes next."""
+        """Move behind the records of a slice, and determine what comes next."""
         stop = columns.end_position
         self.position += stop
         self._needed = 0
@@ -198,7 +197,7 @@ class LogScan:
             self._read_more(total_size, rest)
 
     def _first_lost(self, columns: RecordColumns, start: int) -> int | None:
-        """Position of the first record that is not whole, though sizes and checksum are right."""
+        """Position of the first incomplete record whose sizes and checksum are right."""
         if (
             self._unsynced_from is None
             or self.position + columns.end_position < self._unsynced_from
@@ -245,7 +244,7 @@ def record_at(log: MappedFiles, log_offset: int, verify: Verify | None = None) -
 
 
 def first_blank(columns: RecordColumns) -> int:
-    """Position of the first of the blanks that a scan has passed over."""
+    """Position of the first of the blanks that a scan has passed."""
     import numpy as np
 
     ends = np.concatenate((np.zeros(1, np.int64), columns.position + columns.total_size))
@@ -256,7 +255,7 @@ def first_blank(columns: RecordColumns) -> int:
 def _incomplete(columns: RecordColumns, start: int) -> list[int]:
     """Positions of records that lack bytes behind the body; ``start``: of the buffer in its file.
 
-    No topic ends with a zero, and a property string ends with 0x02 or with a value. Nor does one
+    No topic ends with a zero, and a property string ends with 0x02 or with a value. Nor does it
     have zeros from one sector boundary to the next, or to its end.
     """
     import numpy as np
@@ -283,9 +282,9 @@ def _incomplete(columns: RecordColumns, start: int) -> list[int]:
 
 
 class Replay:
-    """Makes the entries of records that the views may or may not have.
+    """Makes the derived entries of records, unless they exist.
 
-    The counts say what became of the visible records.
+    The counts are those of the visible records.
     """
 
     def __init__(
@@ -308,7 +307,7 @@ class Replay:
         self.grown: set[EntryQueue] = set()
 
     def add(self, columns: RecordColumns, log_from: int = 0) -> None:
-        """Enter the records of a slice into the index, and those from an offset into queues."""
+        """Add the records of a slice to the index, and those from an offset on to the queues."""
         records = RecordTexts(columns)
         self._enter(records, log_from)
         if self._index is not None and self._index.behind_from is None:
@@ -332,7 +331,7 @@ class Replay:
     def _enter_run(
         self, records: RecordTexts, rows: npt.NDArray[np.int64], entries: npt.NDArray[Any]
     ) -> None:
-        """Enter the records of one queue."""
+        """Append the records of one queue."""
         import numpy as np
 
         columns = records.columns
@@ -378,7 +377,7 @@ class Replay:
             self.grown.add(queue)
 
     def _queue_of(self, records: RecordTexts, row: int) -> EntryQueue | None:
-        """The queue of a record; a new one is of the kind that its topic or the record says."""
+        """The queue of a record; a new one is of the kind that its topic or the record requires."""
         topic, queue_id = records.topic(row), int(records.columns.queue_id[row])
         queue = self._queues.get(topic, queue_id)
         if queue is not None:
@@ -408,7 +407,7 @@ def runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def visible_records(columns: RecordColumns, log_from: int = 0) -> npt.NDArray[np.bool_]:
-    """Which records, from an offset on, consumers can see."""
+    """Which records, from an offset on, are visible to consumers."""
     import numpy as np
 
     hidden = np.isin(columns.sys_flag & FLAG_TRANSACTION_MASK, HIDDEN_KINDS)
@@ -416,7 +415,7 @@ def visible_records(columns: RecordColumns, log_from: int = 0) -> npt.NDArray[np
 
 
 class _TopicNumbers(dict[bytes, int]):
-    """Topics by number, as they come; those that read alike are one, as they are for queues."""
+    """Numbers topics in order of appearance; names that decode to the same text are one topic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +428,7 @@ class _TopicNumbers(dict[bytes, int]):
 
 
 class RecordTexts:
-    """The texts of a slice that views are made of, one element for each record."""
+    """Topics, tags and keys of the records of a slice, one element for each record."""
 
     def __init__(self, columns: RecordColumns) -> None:
         import numpy as np
@@ -462,7 +461,7 @@ class RecordTexts:
         return [names[number] for number in self.topic_numbers.tolist()]
 
     def values(self, name: str) -> list[bytes | None]:
-        """A property of each record."""
+        """A property of each record; None where it is missing."""
         start, size = self._items.column(name)
         buffer = self._buffer
         spans = zip(start.tolist(), (start + size).tolist(), strict=True)
@@ -502,7 +501,7 @@ PutRecord = Callable[[str, int, int, bytes | None, bytes | None, bytes | None], 
 
 
 def index_records(records: RecordTexts, put: PutRecord) -> None:
-    """Hand over all records but rollbacks, in the order of the log."""
+    """Call ``put`` for all records but rollbacks, in the order of the log."""
     columns = records.columns
     kinds = (columns.sys_flag & FLAG_TRANSACTION_MASK).tolist()
     rows = zip(
@@ -526,8 +525,8 @@ def index_records(records: RecordTexts, put: PutRecord) -> None:
 class IndexCatchUp:
     """Replays the log into an index that is behind, while the store runs.
 
-    ``offered_until`` says how far the index was given records. Those that come meanwhile pass it
-    by, and this object comes to them, too; when there is none left, the index goes on by itself.
+    ``offered_until`` returns the end of the records that the index was given. New records are not
+    indexed meanwhile and are replayed as well; when none is left, the index continues normally.
     """
 
     def __init__(
@@ -546,16 +545,16 @@ class IndexCatchUp:
 
     @property
     def bytes_left(self) -> int:
-        """How much of the log is still to be read."""
+        """Bytes of the log still to be read."""
         if self._index.behind_from is None:
             return 0
         return max(0, self._offered_until() - self._position)
 
     def step(self, byte_budget: int) -> bool:
-        """Index about so many bytes of the log; whether the index is complete now.
+        """Index about ``byte_budget`` bytes of the log; return whether the index is complete.
 
-        A file that cannot be read is passed over. If the index cannot be written (full disk), its
-        ``error`` says so, nothing is lost, and the next step tries again.
+        A file that cannot be read is skipped. If the index cannot be written (full disk), its
+        ``error`` is set, nothing is lost, and the next step tries again.
         """
         index = self._index
         if index.behind_from is None:

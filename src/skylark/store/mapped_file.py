@@ -1,4 +1,4 @@
-"""One file of a log: the bytes, three positions, and who is reading.
+"""One file of a log: its bytes, its write, commit and flush positions, and its leases.
 
 ::
 
@@ -6,8 +6,8 @@
     |== on disk ====|== in the file ==|== in the pool ==|............|----------|  (hole)  |
 
 * ``wrote``: end of what was appended. ``committed``: end of what is in the file itself; it differs
-  from ``wrote`` only with the transient pool and is kept only then. ``flushed``: end of what a
-  completed sync covers. Readers see up to :attr:`MappedFile.readable`.
+  from ``wrote`` only with the transient pool and is maintained only then. ``flushed``: end of what
+  a completed sync covers. Readers see up to :attr:`MappedFile.readable`.
 * ``buffer``: where appends go, the mapping or the pooled memory. An append of ``size`` bytes is::
 
       end = file.wrote + size
@@ -16,17 +16,18 @@
       pack_into(file.buffer, file.wrote, ...)
       file.wrote = end
 
-  ``prepared`` lies somewhat before ``allocated``, the end of the blocks that really exist: reaching
-  it starts the allocation of the next piece while there is still room.
+  ``prepared`` is somewhat before ``allocated``, the end of the allocated blocks: reaching it starts
+  the allocation of the next piece while there is still room.
 
-A :class:`Lease` is a view of readable bytes. As long as one is out, the file is neither unmapped
-nor closed; a file that leaves (:mod:`skylark.store.file_sequence` decides) gives out no new ones.
+A :class:`Lease` is a memory view of readable bytes. While one is out, the file is neither unmapped
+nor closed; a file that leaves the log (:mod:`skylark.store.file_sequence` decides) gives no new
+ones.
 
-Files are opened when first needed and may be closed again when nobody reads them: a log of
-hundreds of files must not need hundreds of descriptors.
+Files are opened at the first use and may be closed again when they are not read: a log of hundreds
+of files must not need hundreds of descriptors.
 
-Everything here runs in the owner's thread. Answers to Java's ``MappedFile``, ``DefaultMappedFile``
-and ``ReferenceResource``; a lease is a ``SelectMappedBufferResult``.
+Everything here runs in the owner's thread. Counterpart of Java's ``MappedFile``,
+``DefaultMappedFile`` and ``ReferenceResource``; a lease is a ``SelectMappedBufferResult``.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ class RangeNotReadableError(StoreFileError):
 
 
 class Space(Protocol):
-    """Puts blocks under the bytes about to be written."""
+    """Allocates blocks for bytes that are about to be written."""
 
     def prepare(self, file: MappedFile, end: int) -> None:
         """Make ``[file.wrote, end)`` writable, or raise StoreFullError and change nothing."""
 
 
 class FileOwner(Protocol):
-    """What a file asks of the log it belongs to."""
+    """The log that a file belongs to, as the file uses it."""
 
     def open_file(self, file: MappedFile) -> FileHandle:
         """Open the file behind ``file``."""
 
     def file_is_idle(self, file: MappedFile) -> None:
-        """The last lease of a leaving file came back."""
+        """Called when the last lease of a leaving file is returned."""
 
 
 class Lease:
-    """A view of readable bytes that keeps their file mapped until released."""
+    """A memory view of readable bytes that keeps their file mapped until released."""
 
     __slots__ = ("_file", "view")
 
@@ -72,7 +73,7 @@ class Lease:
         self.view = view
 
     def release(self) -> None:
-        """Give the view back; again does nothing. The view is of no use afterwards."""
+        """Release the view, which must not be used afterwards. Releasing again does nothing."""
         file = self._file
         if file is None:
             return
@@ -98,7 +99,7 @@ class Lease:
 
 
 class MappedFile:
-    """A file of fixed size at a fixed place in a log."""
+    """A file of fixed size at a fixed offset of a log."""
 
     __slots__ = (
         "_handle",
@@ -131,7 +132,7 @@ class MappedFile:
         space: Space,
         handle: FileHandle | None = None,
     ) -> None:
-        """A file on disk, taken as full; or, with ``handle``, one just created and empty."""
+        """A file on disk, assumed full; or, with ``handle``, one just created and empty."""
         self.path = path
         self.start_offset = start_offset
         self.size = size
@@ -159,22 +160,22 @@ class MappedFile:
 
     @property
     def readable(self) -> int:
-        """End of what readers may see."""
+        """End of the bytes that readers may see."""
         return self.wrote if self.pooled is None else self.committed
 
     @property
     def leases(self) -> int:
-        """How many leases are out."""
+        """Number of leases that are out."""
         return self._leases
 
     @property
     def is_open(self) -> bool:
-        """Whether the file holds descriptors."""
+        """Whether the file has open descriptors."""
         return self._handle is not None
 
     @property
     def handle(self) -> FileHandle:
-        """The open file; opens it if need be."""
+        """The open file; opens it if necessary."""
         if self._handle is None:
             self._handle = self._owner.open_file(self)
         return self._handle
@@ -182,18 +183,18 @@ class MappedFile:
     # Writing
 
     def prepare(self, end: int) -> None:
-        """Make room up to ``end``; for the append that reached :attr:`prepared`."""
+        """Allocate blocks up to ``end``, when an append reaches :attr:`prepared`."""
         self._space.prepare(self, end)
 
     def use_pool(self, memory: memoryview) -> None:
-        """Take appends in ``memory`` from now on; of a file just created."""
+        """Direct the appends of a new file to ``memory``."""
         assert self.wrote == 0
         self.pooled = self.buffer = memory
 
     def leave_pool(self) -> memoryview | None:
-        """Take appends in the mapping again; returns the memory, if there was any.
+        """Direct appends to the mapping again; returns the memory, if there was any.
 
-        What was not committed is forgotten.
+        Bytes that were not committed are lost.
         """
         memory, self.pooled = self.pooled, None
         if memory is not None:
@@ -202,15 +203,15 @@ class MappedFile:
         return memory
 
     def set_end(self, position: int) -> None:
-        """Let all positions be ``position``: what recovery found, or a truncation."""
+        """Set all positions to ``position``, the end found by recovery or a truncation."""
         self.wrote = self.committed = self.flushed = position
         self.prepared = self.allocated = position  # what has blocks beyond is not known
         self.buffer = self.handle.buffer
 
-    def is_worth(self, done: int, end: int, least_pages: int) -> bool:
+    def is_due(self, done: int, end: int, least_pages: int) -> bool:
         """Java's rule for flush and commit from ``done`` to ``end``: enough pages, or a full file.
 
-        ``least_pages`` 0 asks for every byte.
+        With ``least_pages`` 0 any byte is enough.
         """
         if end <= done:
             return False
@@ -246,9 +247,9 @@ class MappedFile:
     # Closing
 
     def close(self) -> None:
-        """Give up mapping and descriptors; raises StoreFileBusyError while anybody reads.
+        """Close mapping and descriptors; raises StoreFileBusyError while the file is being read.
 
-        The object stays good: the file is opened again when needed.
+        The object stays usable: the file is opened again when needed.
         """
         if self._leases:
             raise StoreFileBusyError(f"{self._leases} leases are out", path=self.path)

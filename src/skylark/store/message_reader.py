@@ -1,23 +1,24 @@
-"""Reading: from a queue offset, a log offset, a time or a key to the bytes of records.
+"""Reads records by queue offset, log offset, time or key.
 
-Nothing is decoded, and only small answers are copied. A result holds views over the mapped log, or
-over its copy, and the leases that keep files mapped; whoever has written the views to a socket
-calls ``release()``.
+Nothing is decoded, and only small results are copied. A result holds memory views of the mapped
+log, or of a copy, and the leases that keep files mapped; the caller writes the views to a socket
+and then calls ``release()``.
 
-**get** reads a queue. Outside of the queue the answer is a status and the offset to go on with; a
-slave leaves the offset as it is, for the master may have what it has not (``offsetCheckInSlave``).
-Within, one read looks at 16000 bytes of entries (``maxFilterMessageSize``), or at as many entries
-as messages are asked for if that is more, of one queue file. It returns at most 32 messages or
-256 KiB from memory, 8 or 64 KiB from disk; :mod:`skylark.store.queue_scan` has the rules. "In
-memory" is a guess: the newest bytes of the log, up to 40 % of the RAM. ``bulk`` lifts these limits
-(a private extension of pulls).
+**get** reads a queue. An offset outside of the queue gives a status and the offset to continue
+with; a slave leaves the offset unchanged, because the master may have what it has not
+(``offsetCheckInSlave``). Within the queue, one read checks 16000 bytes of entries
+(``maxFilterMessageSize``), or as many entries as messages are requested if that is more, of one
+queue file. It returns at most 32 messages or 256 KiB from memory, 8 or 64 KiB from disk;
+:mod:`skylark.store.queue_scan` has the rules. "In memory" is an estimate: the newest bytes of the
+log, up to 40 % of the RAM. ``bulk`` lifts these limits (a private extension of pulls).
 
-**query** returns what the index has for the hash of a key, other keys with that hash included. Java
-asks the index up to three times, for older and older messages, while all records found are gone.
-The log loses its oldest records first, so a second time cannot find what the first did not.
+**query** returns what the index has for the hash of a key, including other keys with that hash.
+Java queries the index up to three times, for older and older messages, while all records found are
+deleted. The log deletes its oldest records first, so a second query cannot find more.
 
-Answers to Java's ``DefaultMessageStore.getMessage``, ``queryMessage``, ``selectOneMessageByOffset``
-and ``getOffsetInQueueByTime``, and to ``GetMessageResult`` and ``QueryMessageResult``.
+Counterpart of Java's ``DefaultMessageStore.getMessage``, ``queryMessage``,
+``selectOneMessageByOffset`` and ``getOffsetInQueueByTime``, and of ``GetMessageResult`` and
+``QueryMessageResult``.
 """
 
 from __future__ import annotations
@@ -70,25 +71,25 @@ _iter_batch_entries = BATCH_CQ_ENTRY.iter_unpack
 
 
 class StoreNotReadableError(StoreError):
-    """The store is shut down, or an operator has forbidden to read."""
+    """The store is shut down, or an operator has disabled reads."""
 
 
 class Views(msgspec.Struct, kw_only=True):
-    """Records as views over the log or a copy; ``size`` is the sum of their bytes."""
+    """Records as memory views of the log or a copy; ``size`` is the sum of their bytes."""
 
     views: Sequence[memoryview] = ()
     size: int = 0
     leases: Sequence[Lease] = ()
 
     def release(self) -> None:
-        """Give the bytes back; again does nothing. The views are of no use afterwards."""
+        """Release views and leases; the views must not be used afterwards. Idempotent."""
         views, leases = self.views, self.leases
         self.views = self.leases = ()
         release_views(views, leases)
 
 
 class GetResult(Views, kw_only=True):
-    """What a read of a queue found; ``min_offset`` and ``max_offset`` are the queue's."""
+    """Result of reading a queue; ``min_offset`` and ``max_offset`` are the queue's."""
 
     status: GetStatus
     next_offset: int  # queue offset to go on with
@@ -100,14 +101,14 @@ class GetResult(Views, kw_only=True):
 
 
 class QueryResult(Views, kw_only=True):
-    """Records of a key, oldest first, one view each, and how far the index has got."""
+    """Records of a key, oldest first, one view each, and how far the index is complete."""
 
     index_last_timestamp: int
     index_last_log_offset: int
 
 
 class _Record(NamedTuple):
-    """Where a record stands."""
+    """Position of a record."""
 
     file: MappedFile
     position: int
@@ -116,7 +117,7 @@ class _Record(NamedTuple):
 
 
 class Reader:
-    """Reads one store; everything here belongs to the thread that owns it."""
+    """Reads one store; runs in the owner's thread."""
 
     def __init__(
         self,
@@ -129,9 +130,9 @@ class Reader:
         ram_size: int,
         dispatched_until: Callable[[], int],
     ) -> None:
-        """``ram_size``: bytes of physical memory, for the guess what of the log is in it.
+        """``ram_size``: bytes of physical memory, to estimate which part of the log is cached.
 
-        ``dispatched_until``: where the log ends for readers; the index may know more.
+        ``dispatched_until`` returns the end of the log for readers; the index may be ahead of it.
         """
         self._log = log
         self._queues = queues
@@ -140,10 +141,10 @@ class Reader:
         self._ram_size = ram_size
         self._dispatched_until = dispatched_until
         self.shut_down = False
-        self.follow(config)
+        self.apply_settings(config)
 
-    def follow(self, config: StoreConfig) -> None:
-        """Read by these settings from now on."""
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from now on."""
         self._corrects = config.broker_role is not BrokerRole.SLAVE or config.offset_check_in_slave
         self._window_size = config.max_filter_message_size
         self._file_entries = config.consume_queue_file_size // CQ_ENTRY_SIZE
@@ -173,7 +174,7 @@ class Reader:
         bytes_max: int = SIZE_MAX,
         bulk: bool = False,
     ) -> GetResult:
-        """Messages of a queue from ``offset`` on; see the module.
+        """Read messages of a queue from ``offset`` on; see the module docstring.
 
         ``bulk``: only ``count_max`` and ``bytes_max`` limit what is returned. Raises
         StoreNotReadableError, and other StoreErrors if the disk fails.
@@ -182,9 +183,9 @@ class Reader:
             raise StoreNotReadableError("the store is not readable")
         queue = self._queues.get(topic, queue_id)
         if queue is None:
-            return self._nothing(GetStatus.NO_MATCHED_LOGIC_QUEUE, offset, 0)
+            return self._empty_result(GetStatus.NO_MATCHED_LOGIC_QUEUE, offset, 0)
         if not queue.min_offset <= offset < queue.max_offset:
-            return self._outside(queue, offset)
+            return self._out_of_range(queue, offset)
         if tags is not None and tags.codes is None:
             tags = None
         is_plain = tags is None and properties is None
@@ -209,14 +210,14 @@ class Reader:
         if is_plain:
             entry_count = min(count_max, _returned_at_most(*limits))
         try:
-            readable = self._look(queue, scan, max(1, entry_count))
+            readable = self._scan_queue(queue, scan, max(1, entry_count))
         except BaseException:
             slices.release()
             raise
         if not readable:
             slices.release()
             next_file = (scan.next_offset // self._file_entries + 1) * self._file_entries
-            return self._nothing(GetStatus.OFFSET_FOUND_NULL, offset, next_file, queue)
+            return self._empty_result(GetStatus.OFFSET_FOUND_NULL, offset, next_file, queue)
         if not slices.views:
             slices.release()
         return GetResult(
@@ -235,7 +236,7 @@ class Reader:
     def _take_all(
         self, queue: EntryQueue, offset: int, count_max: int, bytes_max: int
     ) -> GetResult | None:
-        """The messages of all entries from ``offset`` on; None if there is more to consider."""
+        """Fast path: the messages of all entries from ``offset`` on; None if it does not apply."""
         limits = self._in_memory
         count = min(count_max, limits.message_count, queue.max_offset - offset)
         if count <= 0 or queue.entry_size != CQ_ENTRY_SIZE:
@@ -261,7 +262,7 @@ class Reader:
             leases=taken.leases,
         )
 
-    def _nothing(
+    def _empty_result(
         self, status: GetStatus, offset: int, corrected: int, queue: EntryQueue | None = None
     ) -> GetResult:
         return GetResult(
@@ -271,17 +272,17 @@ class Reader:
             max_offset=0 if queue is None else queue.max_offset,
         )
 
-    def _outside(self, queue: EntryQueue, offset: int) -> GetResult:
+    def _out_of_range(self, queue: EntryQueue, offset: int) -> GetResult:
         if queue.max_offset == 0:
-            return self._nothing(GetStatus.NO_MESSAGE_IN_QUEUE, offset, 0, queue)
+            return self._empty_result(GetStatus.NO_MESSAGE_IN_QUEUE, offset, 0, queue)
         if offset < queue.min_offset:
-            return self._nothing(GetStatus.OFFSET_TOO_SMALL, offset, queue.min_offset, queue)
+            return self._empty_result(GetStatus.OFFSET_TOO_SMALL, offset, queue.min_offset, queue)
         if offset == queue.max_offset:
-            return self._nothing(GetStatus.OFFSET_OVERFLOW_ONE, offset, offset, queue)
-        return self._nothing(GetStatus.OFFSET_OVERFLOW_BADLY, offset, queue.max_offset, queue)
+            return self._empty_result(GetStatus.OFFSET_OVERFLOW_ONE, offset, offset, queue)
+        return self._empty_result(GetStatus.OFFSET_OVERFLOW_BADLY, offset, queue.max_offset, queue)
 
     def _limits(self, count_max: int, bytes_max: int, bulk: bool) -> tuple[ReadLimits, ReadLimits]:
-        """What may be returned from memory, and from disk."""
+        """The limits for records in memory, and for those on disk."""
         bytes_max = min(bytes_max, SIZE_MAX)
         if bulk:
             limits = ReadLimits(count_max, bytes_max)
@@ -293,7 +294,7 @@ class Reader:
         return in_memory, on_disk
 
     def _stop_offset(self, queue: EntryQueue, offset: int, count_max: int) -> int:
-        """The queue offset from which on no entry is looked at."""
+        """The queue offset at which the scan of entries stops."""
         window_size = max(self._window_size, count_max * queue.entry_size)
         stop_offset = offset - -window_size // queue.entry_size
         if isinstance(queue, BatchQueue):  # which knows by itself where a file ends
@@ -301,8 +302,8 @@ class Reader:
         file_number = offset // self._file_entries
         return min(stop_offset, (file_number + self._file_count_max) * self._file_entries)
 
-    def _look(self, queue: EntryQueue, scan: QueueScan, entry_count: int) -> bool:
-        """Look at entries until something is found; False if they cannot be read."""
+    def _scan_queue(self, queue: EntryQueue, scan: QueueScan, entry_count: int) -> bool:
+        """Scan entries until something is found; False if they cannot be read."""
         stop_offset = min(scan.stop_offset, queue.max_offset)
         while scan.next_offset < stop_offset:
             offset = scan.next_offset
@@ -323,12 +324,12 @@ class Reader:
         return True
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the first message there is; 0 without a queue."""
+        """Queue offset of the first message; 0 without a queue."""
         queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset behind the last message that can be read; 0 without a queue."""
+        """Queue offset behind the last readable message; 0 without a queue."""
         queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -337,20 +338,20 @@ class Reader:
     ) -> int:
         """The first message stored at a time or later, or the last one until then.
 
-        A time before all messages gives the first one; a time after them the offset behind the
-        last one (LOWER), or the last one (UPPER). 0 without a queue.
+        A time before all messages gives the first one; a time after them the offset behind the last
+        one (LOWER), or the last one (UPPER). 0 without a queue.
         """
         queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.offset_by_time(timestamp, boundary, self.store_time_of)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """When a message was stored; None if it is not there."""
+        """Store time of a message; None if the queue does not have it."""
         queue = self._queues.get(topic, queue_id)
         entry = None if queue is None else queue.read_entry(offset)
         return None if entry is None else self.store_time_of(entry.log_offset)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
-        """When the first message of a queue was stored; None if there is none."""
+        """Store time of the first message of a queue; None if there is none."""
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
     # ---- the log ---------------------------------------------------------------------------------
@@ -360,12 +361,12 @@ class Reader:
         return self._log.max_offset - log_offset <= self._memory_size
 
     def record(self, log_offset: int) -> Lease | None:
-        """The record at a log offset; None if none begins there, whatever the number is."""
+        """The record at a log offset; None if no record begins there."""
         found = self._find(log_offset)
         return None if found is None else found.file.lease(found.position, found.size)
 
     def store_time_of(self, log_offset: int) -> int | None:
-        """When the record at a log offset was stored; None if none begins there."""
+        """Store time of the record at a log offset; None if no record begins there."""
         found = self._find(log_offset)
         return None if found is None else found.store_timestamp
 
@@ -403,9 +404,9 @@ class Reader:
         *,
         index_type: str | None = None,
     ) -> QueryResult:
-        """The newest messages with a key, stored between two times; see the module.
+        """The newest messages with a key, stored between two times; see the module docstring.
 
-        ``index_type``: "T" if ``key`` is a tag; keys and unique keys need none.
+        ``index_type``: "T" if ``key`` is a tag; keys and unique ids need none.
         """
         if self._index is None:
             return QueryResult(index_last_timestamp=0, index_last_log_offset=0)
@@ -424,7 +425,7 @@ class Reader:
             for log_offset in hits.log_offsets:
                 found = self._find(log_offset)
                 if found is not None:
-                    slices.turn_to(log_offset)
+                    slices.select_file(log_offset)
                     slices.add(log_offset, log_offset + found.size)
         except BaseException:
             slices.release()
@@ -439,13 +440,13 @@ class Reader:
 
 
 def _returned_at_most(in_memory: ReadLimits, on_disk: ReadLimits) -> int:
-    """How many messages these limits let pass, wherever they are."""
+    """Number of messages that these limits allow, in memory or on disk."""
     size_max = max(in_memory.size, on_disk.size)
     return min(max(in_memory[0], on_disk[0]), size_max // RECORD_SIZE_MIN)
 
 
 def _rows(entries: bytes | bytearray, offset: int) -> Iterable[EntryRow]:
-    """Entries of a consume queue, as :meth:`QueueScan.rows` wants them."""
+    """Entries of a consume queue, in the form that :meth:`QueueScan.rows` takes."""
     return zip(count(offset), _iter_entries(entries), repeat(1), strict=False)
 
 

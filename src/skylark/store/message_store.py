@@ -1,28 +1,29 @@
-"""The message store: one object that composes the parts and decides nothing.
+"""The message store: facade that composes the parts of a store directory.
 
 ::
 
                     +-- Putter --> CommitLog --> MappedFiles --> FlushService, CommitService
     MessageStore ---+                 |
-                    |              Dispatch --> ConsumeQueues, IndexService --> ViewFlush
-                    |                                                            |
-                    +-- Reader, Retention                                    Checkpoint
+                    |              Dispatch --> ConsumeQueues, IndexService --> DerivedFileFlush
+                    |                                                                |
+                    +-- Reader, Retention                                        Checkpoint
 
 Life of a store: :meth:`MessageStore.open` takes the lock and recovers (synchronously, with
-progress), :meth:`MessageStore.start` begins flushing and cleaning, :meth:`MessageStore.close`
-brings everything to disk and removes the mark of an unclean exit. That mark, ``abort``, is there
-from before the first put until after the last sync; whoever finds it recovers the hard way. An
-owner that has other work to do while the disk is busy takes the three steps of closing one by one::
+progress), :meth:`MessageStore.start` starts flushing and cleaning, :meth:`MessageStore.close`
+flushes everything to disk and removes the file ``abort``. That file exists from before the first
+put until after the last sync; a start that finds it recovers as after a crash. An owner with other
+work to do while the disk is busy closes in three steps::
 
     owner     stop()            no more puts, timers or callbacks
     a thread  bring_to_disk()   takes long
-    owner     close()           only lets go of the files
+    owner     close()           only closes the files
 
-One thread owns the store. It needs from its owner: a scheduler (timers), ``post`` (a way back from
-worker threads), and, optionally, callbacks for messages that become readable and for those that are
-about to be deleted. Several stores may live in one process; each has its own threads and files.
+One thread owns the store. The owner provides a scheduler (timers), ``post`` (runs callbacks of
+worker threads in the owner's thread), and, optionally, callbacks for messages that become readable
+and for those that are about to be deleted. Several stores may be open in one process; each has its
+own threads and files.
 
-Answers to Java's ``DefaultMessageStore``.
+Counterpart of Java's ``DefaultMessageStore``.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from skylark.store.allocator import POPULATE_AHEAD, Allocator, WarmUp
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog
 from skylark.store.config import BrokerRole, FlushDiskType, StoreConfig
-from skylark.store.consume_queue_flush import ViewFlush
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.consume_queue_flush import DerivedFileFlush
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileLock, FileSystem
 from skylark.store.files import OsFileSystem
@@ -72,7 +73,7 @@ MakeWorker: TypeAlias = Callable[[str], Executor]
 
 
 def worker_thread(name: str) -> Executor:
-    """A thread of its own for one kind of work."""
+    """An executor with one thread, for one kind of work."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"skylark-{name}")
 
 
@@ -108,11 +109,11 @@ class MessageStore:
         make_worker: MakeWorker = worker_thread,
         watch: Watch | None = None,
     ) -> None:
-        """``store_host`` is packed (see ``pack_host``): it goes into every record.
+        """``store_host`` is packed (see ``pack_host``): it is part of every record.
 
-        ``is_awaited`` spares ``on_arrival`` messages that nobody waits for;
-        ``on_delete`` is told which log offsets are about to go, while they still can be read;
-        ``watch`` has the owner look at a descriptor: without it, workers do all syncs.
+        ``is_awaited`` suppresses ``on_arrival`` for queues that no reader waits for; ``on_delete``
+        gets the log offsets that are about to be deleted, while they are still readable; ``watch``
+        makes the owner watch a descriptor: without it, workers do all syncs.
         """
         self.config = config
         self._on_delete = on_delete
@@ -128,11 +129,11 @@ class MessageStore:
         self._log_worker = make_worker("flush")
         self._commit_worker = make_worker("commit")
         self._space_worker = make_worker("space")
-        self._view_worker = make_worker("views")
+        self._derived_worker = make_worker("derived")
         self._pool = self._make_pool()
         log_files, crc = self._make_log_files(), config.enabled_append_prop_crc
         self.log = CommitLog(log_files, scheduler, store_host, property_crc=crc)
-        self._views = ViewSync(self._file_system)
+        self._dirty_ranges = DirtyRanges(self._file_system)
         self.queues = self._make_queues()
         self.index = self._make_index()
         self._tags_codes = TagsCodes(config.delay_levels_ms)
@@ -158,29 +159,29 @@ class MessageStore:
         self._flush: FlushService | None = None
         self._watch = watch
         self._commit: CommitService | None = None
-        self._view_flush: ViewFlush | None = None
+        self._derived_flush: DerivedFileFlush | None = None
         self._catch_up: IndexCatchUp | None = None
 
-    def follow(self, config: StoreConfig) -> None:
-        """Work by changed settings; those that are read at start must be what they were.
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use changed settings; those that are read only at start must be unchanged.
 
-        To be called between :meth:`open` and :meth:`stop`.
+        Call this between :meth:`open` and :meth:`stop`.
         """
         assert self._flush is not None, "open() comes first"
-        assert self._view_flush is not None
+        assert self._derived_flush is not None
         self.config = config
         self._make_putter()  # it keeps nothing that a new one could miss
-        self.reader.follow(config)
-        self.retention.follow(config)
-        self._flush.follow(config)
-        self._view_flush.follow(config)
+        self.reader.apply_settings(config)
+        self.retention.apply_settings(config)
+        self._flush.apply_settings(config)
+        self._derived_flush.apply_settings(config)
         self.log.files.force_after_ms = config.destroy_maped_file_interval_forcibly
         if self._pool is not None and self._commit is not None:
             self._pool.fast_fail = config.fast_fail_if_no_buffer_in_store_pool
-            self._commit.follow(config)
+            self._commit.apply_settings(config)
 
     def leave_room_for_copies(self, growth: CopyGrowth) -> None:
-        """Refuse from now on client messages whose copies would not fit into records."""
+        """From now on refuse client messages whose copies would not fit into records."""
         self._copy_growth = growth
         self._make_putter()
 
@@ -256,7 +257,7 @@ class MessageStore:
         return ConsumeQueues(
             self._file_system,
             config.store_path_root_dir,
-            self._views,
+            self._dirty_ranges,
             queue_file_size=config.consume_queue_file_size,
             batch_queue_file_size=config.mapper_file_size_batch_consume_queue,
             open_files_max=config.consume_queue_open_files_max,
@@ -271,7 +272,7 @@ class MessageStore:
         return IndexService(
             self._file_system,
             config.store_path_root_dir / INDEX_DIRECTORY,
-            self._views,
+            self._dirty_ranges,
             self._scheduler,
             slot_count=config.max_hash_slot_num,
             entry_count_max=config.max_index_num,
@@ -279,7 +280,7 @@ class MessageStore:
         )
 
     def _make_services(self) -> None:
-        """What flushes: made after recovery, because it begins where the log ends."""
+        """Create flush, commit and retention, after recovery: they begin where the log ends."""
         config, files = self.config, self.log.files
         if self._synchronous and self._watch is not None:
             self._kernel_syncs = open_kernel_syncs()
@@ -302,19 +303,19 @@ class MessageStore:
                 post=self._post,
                 on_committed=self._on_committed,
             )
-        self._view_flush = ViewFlush(
+        self._derived_flush = DerivedFileFlush(
             self._parts,
             self.dispatch,
-            self._views,
+            self._dirty_ranges,
             self.flags,
-            executor=self._view_worker,
+            executor=self._derived_worker,
             post=self._post,
         )
         self.retention = Retention(
             self._parts,
             self.flags,
             store_time_of=self.reader.store_time_of,
-            views_until=lambda: self.checkpoint.logics_physical_offset,
+            entries_durable_until=lambda: self.checkpoint.logics_physical_offset,
             on_delete=self._on_delete,
         )
 
@@ -322,14 +323,14 @@ class MessageStore:
         self, report: RecoveryReport, is_batch_topic: IsBatchTopic | None
     ) -> ReplicaLog:
         assert self._flush is not None
-        assert self._view_flush is not None
+        assert self._derived_flush is not None
         return ReplicaLog(
             self._parts,
             Replay(self.queues, self.index, self._tags_codes, is_batch_topic=is_batch_topic),
             self.dispatch,
             post=self._post,
             wake_flush=self._flush.wake,
-            flush_views_soon=self._view_flush.flush_soon,
+            flush_derived_soon=self._derived_flush.flush_soon,
             catch_up_index=self._catch_up_index,
             last_record_offset=report.last_record_offset if report.scanned_records else None,
         )
@@ -343,10 +344,10 @@ class MessageStore:
         is_batch_topic: IsBatchTopic | None = None,
         index_later: bool = True,
     ) -> RecoveryReport:
-        """Take the directory, and recover what is in it.
+        """Lock the directory, and recover its files.
 
-        Raises StoreLockedError if another store has it, CorruptLogError if the log cannot be what
-        it should be; then nothing was deleted.
+        Raises StoreLockedError if another store has it, CorruptLogError if the log is damaged; then
+        nothing was deleted.
         """
         root = self.config.store_path_root_dir
         self._file_system.make_directories(root, durable=True)
@@ -371,29 +372,29 @@ class MessageStore:
         return report
 
     def start(self) -> None:
-        """Flush, catch up and clean from now on."""
+        """Start flushing, index catch-up and retention."""
         assert self._flush is not None, "open() comes first"
-        assert self._view_flush is not None
+        assert self._derived_flush is not None
         if self._watch is not None and self._kernel_syncs is not None:
             self._unwatch = self._watch(self._kernel_syncs.fileno(), self._kernel_syncs.reap)
         self._flush.start()
         if self._commit is not None:
             self._commit.start()
-        self._view_flush.start()
+        self._derived_flush.start()
         self.retention.start()
         self._catch_up_index()
 
     def stop(self) -> None:
-        """Take no more messages, and leave the owner's thread alone: no timers, no callbacks.
+        """Refuse messages, and run no more timers or callbacks in the owner's thread.
 
-        Who still waits for the disk gets FLUSH_DISK_TIMEOUT. From now on :meth:`bring_to_disk` may
-        run in any thread; leases may be returned meanwhile, and nothing else may be used.
+        Puts that still wait for the disk get FLUSH_DISK_TIMEOUT. From now on :meth:`bring_to_disk`
+        may run in any thread; leases may be returned meanwhile, and nothing else may be used.
         """
         self._halt()
         self._has_stopped = True
         self.dispatch.silence()
         if self._flush is not None:
-            self._flush.give_up()
+            self._flush.answer_all()
 
     def _halt(self) -> None:
         self._putter.shut_down()
@@ -401,35 +402,35 @@ class MessageStore:
         self._catch_up = None
         if self.replica is not None and self._problems is None and not self._has_stopped:
             self.replica.finish()
-        if self._view_flush is not None and self._flush is not None:
+        if self._derived_flush is not None and self._flush is not None:
             self.retention.stop()
             if self._commit is not None:
                 self._commit.halt()
             self._flush.halt()
-            self._view_flush.halt()
+            self._derived_flush.halt()
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
 
     def bring_to_disk(self) -> None:
-        """Sync everything and remove the mark of an unclean exit; :meth:`close` raises errors."""
+        """Sync everything and remove ``abort``; :meth:`close` raises the errors."""
         problems = self._problems = []
-        if self._view_flush is None or self._flush is None:
+        if self._derived_flush is None or self._flush is None:
             return
         if self._commit is not None:
             _try(self._commit.stop, problems)
         _try(self._flush.stop, problems)
-        _try(self._view_flush.stop, problems)
+        _try(self._derived_flush.stop, problems)
         if self.index is not None:
             _try(self.index.close, problems)
         if not problems:
             _try(self._abort.remove, problems)
 
     def close(self) -> None:
-        """Bring everything to disk, unless that is done, and let go of the directory.
+        """Flush everything to disk, unless that is done, and release the directory.
 
-        After an error (raised at the end) the mark of an unclean exit stays, and the next start
-        recovers. Leases that are out keep their files mapped until they are returned.
+        After an error (raised at the end) ``abort`` stays, and the next start recovers. Leases that
+        are out keep their files mapped until they are returned.
         """
         self._halt()
         if self._problems is None:
@@ -440,7 +441,7 @@ class MessageStore:
             raise self._problems[0]
 
     def _close_files(self) -> None:
-        """Close everything as it is; nothing is written or synced."""
+        """Close all files without writing or syncing."""
         self.queues.close()
         if self.index is not None:
             self.index.unmap()
@@ -448,7 +449,7 @@ class MessageStore:
 
     def _release(self) -> None:
         for worker in (
-            self._log_worker, self._commit_worker, self._space_worker, self._view_worker,
+            self._log_worker, self._commit_worker, self._space_worker, self._derived_worker,
         ):  # fmt: skip
             worker.shutdown(wait=True)
         if self._kernel_syncs is not None:
@@ -458,7 +459,7 @@ class MessageStore:
             self._lock = None
 
     def _while_open(self, post: Post) -> Post:
-        """Have what workers report pass by an owner that has stopped."""
+        """Wrap ``post`` so that callbacks of workers are dropped once the owner has stopped."""
 
         def run(callback: Callable[[], None]) -> None:
             if not self._has_stopped:
@@ -471,7 +472,7 @@ class MessageStore:
     def when_durable(self, result: PutResult, answer: PutWaiter, *, wait: bool = True) -> None:
         """Call ``answer`` with the final status of a put: at once, or when it is on disk.
 
-        ``wait`` is false for messages with the property WAIT=false. Only SYNC_FLUSH makes anybody
+        ``wait`` is false for messages with the property WAIT=false. Only with SYNC_FLUSH does a put
         wait; ``answer`` then gets PUT_OK after the sync, or FLUSH_DISK_TIMEOUT.
         """
         flush = self._flush
@@ -493,7 +494,7 @@ class MessageStore:
             answer(PutStatus.PUT_OK)
 
     def when_all_on_disk(self, answer: PutWaiter) -> None:
-        """Call ``answer`` when all that was put so far is on disk, whatever the flush setting.
+        """Call ``answer`` when everything put so far is on disk, with any flush setting.
 
         It gets PUT_OK, perhaps at once, or FLUSH_DISK_TIMEOUT.
         """
@@ -505,12 +506,12 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until they expire.
 
-        The views are synced soon after. A crash before that may bring back a queue with the
-        records of the last seconds, for recovery makes entries for all records it reads again.
+        The derived files are synced soon after. A crash before that may bring back a queue with the
+        records of the last seconds, because recovery makes entries for all records it reads again.
         """
         self.queues.destroy_topic(topic)
-        if self._view_flush is not None:
-            self._view_flush.flush_soon()
+        if self._derived_flush is not None:
+            self._derived_flush.flush_soon()
 
     @property
     def flush_errors(self) -> int:
@@ -551,7 +552,7 @@ class MessageStore:
             self._post(self._step_catch_up)
 
     def _step_catch_up(self) -> None:
-        """Index a piece of the log, then let others have their turn."""
+        """Index a piece of the log, then return to the event loop."""
         catch_up = self._catch_up
         if catch_up is None:
             return
@@ -563,7 +564,7 @@ class MessageStore:
 
 
 def _try(step: Callable[[], None], problems: list[StoreError]) -> None:
-    """Run one step of closing; a failure must not keep the others from running."""
+    """Run one step of closing; a failure must not prevent the others."""
     try:
         step()
     except StoreError as error:

@@ -1,15 +1,15 @@
-"""What the store asks of the thread that owns it: timers, and a way back from other threads.
+"""Interface between the store and its owner thread: timers, and callbacks from other threads.
 
-The store belongs to one thread, the broker's event loop, and has no lock on its data. Work that
-blocks (sync, allocation, commit) runs on a ``concurrent.futures.Executor``; a worker touches only
-file handles and never the store's state. Its completion comes back through :data:`Post`::
+One thread owns the store, the broker's event loop, and the store's data has no lock. Work that
+blocks (sync, allocation, commit) runs on a ``concurrent.futures.Executor``; a worker uses only file
+handles and never the store's state. It reports its completion through :data:`Post`::
 
     owner                                   worker
       submit(handle.sync) ------------------> fdatasync
       state changes  <------- post(finish) -- done
 
 In the broker the scheduler is the loop's clock and ``post`` is ``loop.call_soon_threadsafe``; in
-tests both are plain queues that the test turns by hand. A process that belongs to a store calls
+tests both are plain queues that the test runs itself. A process that only serves a store calls
 :func:`share_interpreter`.
 """
 
@@ -43,16 +43,16 @@ class Scheduler(TimeSource, Protocol):
 
 
 def post_when_done(future: Future[T], post: Post, callback: Callable[[Future[T]], None]) -> None:
-    """Have the owner run ``callback(future)`` when the worker is done with it."""
+    """Run ``callback(future)`` in the owner's thread when the worker has finished."""
     future.add_done_callback(lambda done: post(lambda: callback(done)))
 
 
 def share_interpreter() -> None:
-    """Let the short steps of worker threads in between those of a busy owner.
+    """Let worker threads get the interpreter sooner while the owner is busy.
 
     A thread that syncs a file needs the interpreter for some microseconds before and after the
-    system call. By default a busy owner would let it wait 5 ms each time, many times as long as the
-    sync itself, and so would every sender that waits for the sync. For whole processes only: the
-    setting is not ours to change in an application that has a store in it.
+    system call. By default it would wait 5 ms each time for a busy owner, many times as long as the
+    sync itself, and so would every put that waits for the sync. Only for processes that belong to a
+    store: in an application that embeds one, this setting belongs to the application.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,7 +1,7 @@
-"""Calls for files that differ between systems, chosen once.
+"""System calls for files that differ between operating systems, chosen once.
 
-Of these, :class:`Platform` names what is nearest to the promises of
-:mod:`skylark.store.file_system` on the system at hand.
+:class:`Platform` selects, on the system at hand, the calls that come closest to the guarantees of
+:mod:`skylark.store.file_system`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The calls that differ between systems, chosen once; addresses and lengths in bytes."""
+    """The calls that differ between systems; addresses and lengths in bytes."""
 
     allocate: Callable[[int, int, int], None]  # descriptor, offset, length
     sync: Callable[[int], None]  # descriptor
@@ -37,11 +37,11 @@ class Platform:
         os_module: ModuleType | SimpleNamespace = os,
         fcntl_module: ModuleType | SimpleNamespace = fcntl,
     ) -> Platform:
-        """Pick the calls that exist; tests pass modules that lack some.
+        """Select the calls that exist; tests pass modules that lack some.
 
         macOS has neither posix_fallocate nor fdatasync, and its fsync leaves data in the drive's
-        cache: F_FULLFSYNC does not. Allocation by writing zeros is the nearest thing there; APFS
-        copies on write, so a full disk can still fail a later write of an allocated block.
+        cache; F_FULLFSYNC does not. Allocation there writes zeros; APFS copies on write, so a full
+        disk can still fail a later write of an allocated block.
         """
         fallocate = getattr(os_module, "posix_fallocate", None)
         full_sync = getattr(fcntl_module, "F_FULLFSYNC", None)
@@ -72,7 +72,7 @@ def _allocate_by(fallocate: Callable[[int, int, int], None]) -> Callable[[int, i
 
 
 def _allocate_by_zeros(fd: int, offset: int, length: int) -> None:
-    """Write zeros over zeros: a page that holds a byte has its block, and its byte stays."""
+    """Write zeros over zeros: a page that holds a byte has its block, and keeps its bytes."""
     end = offset + length
     while offset < end:
         count = min(len(ZERO_CHUNK), end - offset)
@@ -114,7 +114,7 @@ def _call_libc(name: str, address: int, length: int, *more: int) -> None:
 
 
 def write_fully(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write all of it at a position."""
+    """Write all bytes at a position."""
     written = 0
     with memoryview(content) as view:
         while written < len(view):

@@ -1,6 +1,6 @@
 """The files of one queue directory, read and written at positions and never mapped.
 
-A queue is a row of bytes cut into files of equal length. A file is named by the position of its
+A queue is a sequence of bytes in files of equal length. A file is named by the position of its
 first byte in the queue, in 20 digits, and has its full length from creation, as a hole::
 
     consumequeue/TOPIC/0/00000000000000000000    300,000 entries of 20 bytes
@@ -10,27 +10,26 @@ Thousands of queues would need thousands of descriptors if each kept its files o
 many if it mapped them. So all queues of a store share one :class:`QueueHandles`, which keeps the
 most recently used files open and closes the others. A full disk is an error of the write.
 
-Whoever reads on in or behind what was read last will want more (:meth:`QueueFiles.read_on`): then
-some more is read and kept, so that consumers that catch up, 32 messages at a time, cost a system
-call for every eighth of their pulls. Those who read much at a time are not helped, and nothing is
-kept for them. It is forgotten when something of the queue is cut off, and when readers have come to
-its end.
+A reader that continues behind its last read will probably want more (:meth:`QueueFiles.read_on`):
+then more is read and kept, so that consumers that catch up, 32 messages at a time, need a system
+call only for every eighth pull. Readers of large pieces gain nothing, and nothing is kept for them.
+The bytes kept are dropped when the queue is truncated, and when readers have reached its end.
 
-Loading follows Java's rules: the last file is deleted if its length is 0; any other length than
-the configured one stops the start, because the position of every entry depends on it. Names that
-are no positions are left alone.
+Loading follows Java's rules: the last file is deleted if its length is 0; any other length than the
+configured one stops the start, because the position of every entry depends on it. Names that are
+not positions are ignored.
 
-What a crash leaves (:mod:`skylark.store.dirty_ranges` makes bytes and names durable, later):
+What a crash leaves (:mod:`skylark.store.dirty_ranges` makes bytes and names durable later):
 
 * after creating a file: an empty one, which recovery takes for the end of the queue. A power loss
   may leave it with length 0, or without its name while a later file kept its own. After an unclean
-  exit, :meth:`load` therefore accepts a gap and drops empty files; the queue, which can look at
+  exit, :meth:`load` therefore accepts a gap and drops empty files; the queue, which can read the
   entries, decides on which side of the gap the entries count (``ConsumeQueue.recover``).
 * within a write: any part of it. Entries may be torn, and recovery does not trust them.
-* within :meth:`cut`: files go from the newest on, so that what is left has no gap; the bytes after
-  the cut are cleared last. They lead to records beyond the log's end, and recovery cuts again.
+* within :meth:`cut`: files are removed newest first, so that the rest has no gap; the bytes after
+  the cut are cleared last. They point to records beyond the log's end, and recovery cuts again.
 
-Answers to Java's ``MappedFileQueue`` as far as consume queues use it.
+Counterpart of Java's ``MappedFileQueue`` as far as consume queues use it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import DirectoryEntry, FileHandle, FileSystem
 from skylark.wire.layout import CQ_ENTRY_SIZE
@@ -59,20 +58,22 @@ _REBUILD: Final = (
 class QueueHandles:
     """Open handles of queue files, shared by all queues; the least recently used is closed."""
 
-    __slots__ = ("_handles", "_open_files_max", "files", "views")
+    __slots__ = ("_handles", "_open_files_max", "dirty_ranges", "files")
 
-    def __init__(self, files: FileSystem, views: ViewSync, *, open_files_max: int = 256) -> None:
+    def __init__(
+        self, files: FileSystem, dirty_ranges: DirtyRanges, *, open_files_max: int = 256
+    ) -> None:
         self.files = files
-        self.views = views
+        self.dirty_ranges = dirty_ranges
         self._open_files_max = open_files_max
         self._handles: dict[tuple[QueueFiles, int], FileHandle] = {}  # least recently used first
 
     def __len__(self) -> int:
-        """How many files are open."""
+        """Number of open files."""
         return len(self._handles)
 
     def get(self, owner: QueueFiles, start: int) -> FileHandle:
-        """The file of ``owner`` that begins at ``start``, opened if it is not."""
+        """The file of ``owner`` that begins at ``start``, opened if necessary."""
         key = owner, start
         handle = self._handles.pop(key, None)
         if handle is None:
@@ -82,12 +83,12 @@ class QueueHandles:
         return handle
 
     def create(self, owner: QueueFiles, start: int) -> None:
-        """Make the file of ``owner`` that begins at ``start``, all hole."""
+        """Create the file of ``owner`` that begins at ``start``, all hole."""
         self._make_room()
         path = owner.path_of(start)
         self._handles[owner, start] = self.files.create_file(path, owner.file_size)
-        self.views.wrote(path, 0, 0)  # its length
-        self.views.renamed(owner.directory)
+        self.dirty_ranges.wrote(path, 0, 0)  # its length
+        self.dirty_ranges.directory_changed(owner.directory)
 
     def remove(self, owner: QueueFiles, start: int) -> None:
         """Delete the file of ``owner`` that begins at ``start``."""
@@ -96,10 +97,10 @@ class QueueHandles:
             handle.close()
         path = owner.path_of(start)
         self.files.remove(path)
-        self.views.removed(path)
+        self.dirty_ranges.removed(path)
 
     def close(self) -> None:
-        """Close everything; nothing is synced by this."""
+        """Close everything, without syncing."""
         while self._handles:
             self._handles.popitem()[1].close()
 
@@ -135,7 +136,7 @@ class QueueFiles:
         return f"<QueueFiles {self.directory} files={len(self.starts)} of {self.file_size}>"
 
     def path_of(self, start: int) -> Path:
-        """The file that begins at ``start``."""
+        """Path of the file that begins at ``start``."""
         return self.directory / f"{start:020d}"
 
     @property
@@ -144,9 +145,9 @@ class QueueFiles:
         return len(self.starts) * self.file_size
 
     def load(self, *, clean: bool) -> None:
-        """Find the files. After an unclean exit there may be gaps: see the module."""
+        """Find the files. After an unclean exit there may be gaps: see the module docstring."""
         if not clean:  # names that a killed process did not sync are still not durable
-            self._handles.views.renamed(self.directory)
+            self._handles.dirty_ranges.directory_changed(self.directory)
         found = [
             entry
             for entry in self._handles.files.list_directory(self.directory)
@@ -158,7 +159,7 @@ class QueueFiles:
             if entry.size == 0 and (index == len(found) - 1 or not clean):
                 logger.warning("%s has length 0 and is deleted", path)
                 self._handles.files.remove(path)
-                self._handles.views.removed(path)
+                self._handles.dirty_ranges.removed(path)
                 continue
             if entry.size != self.file_size or start % self.file_size:
                 raise StoreFileError(
@@ -193,7 +194,7 @@ class QueueFiles:
         return content
 
     def read_on(self, position: int, length: int, end: int) -> bytes:
-        """The same, for one who may go on behind it; nothing at ``end`` or behind it is kept."""
+        """Like :meth:`read`, for a sequential reader; bytes at or behind ``end`` are not kept."""
         goes_on = self._read_from < position <= self._read_until
         self._read_from, self._read_until = position, position + length
         at = position - self._ahead_start
@@ -205,14 +206,14 @@ class QueueFiles:
         return self.ahead[at : at + length]
 
     def forget_ahead(self) -> None:
-        """Keep nothing for those who read on."""
+        """Drop the bytes that were read ahead."""
         self.ahead = b""
 
     def write(self, position: int, data: memoryview) -> int:
         """Write the part of ``data`` that fits into the file at ``position``; return its size.
 
-        Creates the file, and the directory, if this is the first byte of it. On an error any part
-        may have been written; writing the same bytes again is harmless.
+        Creates the file, and the directory, for its first byte. On an error any part may have been
+        written; writing the same bytes again is harmless.
         """
         within = position % self.file_size
         start = position - within
@@ -221,14 +222,14 @@ class QueueFiles:
         size = min(len(data), self.file_size - within)
         with data[:size] as part:
             self._handles.get(self, start).write(within, part)
-        self._handles.views.wrote(self.path_of(start), within, within + size)
+        self._handles.dirty_ranges.wrote(self.path_of(start), within, within + size)
         return size
 
     def cut(self, position: int, *, clear: bool = True) -> None:
         """Drop everything from ``position`` on; ``clear``: the bytes after it are not all zero.
 
         A queue whose files begin later than 0 keeps its first one even if nothing is left in it:
-        the name holds the number at which the queue goes on.
+        the name holds the number at which the queue continues.
         """
         self.forget_ahead()
         while self.starts and self.starts[-1] >= position:
@@ -241,7 +242,7 @@ class QueueFiles:
         if clear and position < start + self.file_size:
             within = position - start
             self._handles.get(self, start).zero(within, self.file_size - within)
-            self._handles.views.wrote(self.path_of(start), within, self.file_size)
+            self._handles.dirty_ranges.wrote(self.path_of(start), within, self.file_size)
 
     def remove(self, start: int) -> None:
         """Delete one file."""
@@ -256,6 +257,6 @@ class QueueFiles:
 
     def _create(self, start: int) -> None:
         if not self.starts:
-            self._handles.views.make_directory(self.directory)
+            self._handles.dirty_ranges.make_directory(self.directory)
         self._handles.create(self, start)
         self.starts.append(start)

@@ -1,28 +1,28 @@
-"""All consume queues of a store: found on disk at start, made by the first message, flushed.
+"""Registry of all consume queues of a store: loads, creates, flushes and deletes them.
 
 ::
 
     ROOT/consumequeue/TOPIC/QUEUE_ID/          entries of 20 bytes
     ROOT/batchconsumequeue/TOPIC/QUEUE_ID/     entries of 46 bytes, for BatchCQ topics
 
-A directory that is not named by a number is no queue and is left alone. A topic has queues of one
-kind: it is found where its files are, or made of the kind that is asked for first.
+A directory whose name is not a number is not a queue and is ignored. A topic has queues of one
+kind: the kind of its files on disk, or the kind of the first request.
 
 Thousands of queues are normal (every retry topic has at least one), so an idle queue is a small
-object without buffer, descriptor or mapping, and nothing here walks over all queues while messages
-flow. A :class:`FlushRound` visits those that have new entries, as many at a time as it is told to,
-so that the thread that serves connections is never held for long.
+object without buffer, descriptor or mapping, and nothing here iterates over all queues while
+messages flow. A :class:`FlushRound` writes the queues that have new entries, a limited number at a
+time, so that it never blocks the thread that serves connections for long.
 
-What a crash leaves, and what recovery makes of it, is in :mod:`skylark.store.consume_queue`. The
+What a crash leaves, and how recovery repairs it, is in :mod:`skylark.store.consume_queue`. The
 order of a start is::
 
     load      find the files
     recover   cut each queue behind its last trusted entry; -> how far the log was dispatched
     (replay)  dispatch() the records of the log from there on
-    truncate  drop entries that lead beyond the end of the log
+    truncate  drop entries that point beyond the end of the log
     correct_min
 
-Answers to Java's ``ConsumeQueueStore``.
+Counterpart of Java's ``ConsumeQueueStore``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Final
 from skylark.core.errors import StoreError
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue, EntryQueue, Tails
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.queue_files import QueueFiles, QueueHandles
@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 
 
 class FlushRound:
-    """Writes what was new when it was made, in as many steps as the caller likes."""
+    """Writes the queues that had new entries at its creation, in steps."""
 
     __slots__ = ("_queues", "_tails")
 
@@ -61,9 +61,9 @@ class FlushRound:
         self._queues = list(tails.dirty)[::-1]  # the next one last
 
     def run(self, queue_count_max: int | None = None) -> bool:
-        """Write some queues, or all that are left; whether that was the last of them.
+        """Write some queues, or all that are left; return whether that was the last of them.
 
-        After an error the same call may be tried again: the queue that failed is still first.
+        After an error the caller may retry: the queue that failed is still first.
         """
         queues = self._queues
         stop = 0 if queue_count_max is None else max(0, len(queues) - queue_count_max)
@@ -83,7 +83,7 @@ class ConsumeQueues:
         self,
         files: FileSystem,
         root: Path,
-        views: ViewSync,
+        dirty_ranges: DirtyRanges,
         *,
         queue_file_size: int = 300_000 * CQ_ENTRY_SIZE,
         batch_queue_file_size: int = 300_000 * BATCH_CQ_ENTRY_SIZE,
@@ -92,7 +92,7 @@ class ConsumeQueues:
         recent_size: int = 16_000,
     ) -> None:
         self._files = files
-        self._handles = QueueHandles(files, views, open_files_max=open_files_max)
+        self._handles = QueueHandles(files, dirty_ranges, open_files_max=open_files_max)
         self._tails = Tails(size_max=tail_size_max, recent_size=recent_size)
         #: The queues by topic and number; others only read it, where ``get`` is too slow.
         self.by_topic: dict[str, dict[int, EntryQueue]] = {}
@@ -100,7 +100,7 @@ class ConsumeQueues:
             (ConsumeQueue, root / QUEUE_DIRECTORY, queue_file_size),
             (BatchQueue, root / BATCH_QUEUE_DIRECTORY, batch_queue_file_size),
         )
-        self._views = views
+        self._dirty_ranges = dirty_ranges
         self._topics_found: set[str] = set()  # that had a directory when the store was loaded
 
     # ---- look-up ---------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class ConsumeQueues:
         return None if queues is None else queues.get(queue_id)
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none; its directory appears with its first entries."""
+        """The queue, created if necessary; its directory is created with its first entries."""
         queue = self.get(topic, queue_id)
         if queue is None:
             queue = self._add(ConsumeQueue, topic, queue_id)
@@ -120,7 +120,7 @@ class ConsumeQueues:
         return queue
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchQueue:
-        """The same for a BatchCQ topic."""
+        """Like :meth:`get_or_create`, for a BatchCQ topic."""
         queue = self.get(topic, queue_id)
         if queue is None:
             queue = self._add(BatchQueue, topic, queue_id)
@@ -137,7 +137,7 @@ class ConsumeQueues:
         return list(self.by_topic)
 
     def __iter__(self) -> Iterator[EntryQueue]:
-        """All queues; adding and removing some meanwhile is allowed."""
+        """All queues; adding and removing queues meanwhile is allowed."""
         for queues in list(self.by_topic.values()):
             yield from list(queues.values())
 
@@ -158,7 +158,7 @@ class ConsumeQueues:
 
     @property
     def message_total(self) -> int:
-        """Messages that can be read, in all queues."""
+        """Number of readable messages in all queues."""
         return sum(queue.max_offset - queue.min_offset for queue in self)
 
     @property
@@ -178,19 +178,19 @@ class ConsumeQueues:
 
     @property
     def error(self) -> StoreFileError | None:
-        """Why entries that should be on disk wait in memory; the store then refuses puts."""
+        """Why entries that should be on disk are still in memory; the store then refuses puts."""
         return self._tails.error
 
     # ---- start -----------------------------------------------------------------------------------
 
     def load(self, *, clean: bool) -> None:
-        """Find the queues on disk; ``clean``: the last run ended in order."""
+        """Find the queues on disk; ``clean``: the last run was closed in order."""
         for kind, directory, _ in self._kinds:
             for topic in self._subdirectories(directory):
                 self._topics_found.add(topic)
                 if not clean:  # see QueueFiles.load
                     for parent in (directory / topic, directory, directory.parent):
-                        self._views.renamed(parent)
+                        self._dirty_ranges.directory_changed(parent)
                 for name in self._subdirectories(directory / topic):
                     if not (name.isascii() and name.isdecimal() and name == str(int(name))):
                         logger.warning("%s is no queue", directory / topic / name)
@@ -212,7 +212,7 @@ class ConsumeQueues:
     def recover(self, synced_until: int | None = None, progress: Progress | None = None) -> int:
         """Cut every queue behind its last trusted entry, see :meth:`EntryQueue.recover`.
 
-        Returns the log offset up to which the log has been dispatched, -1 if no queue knows.
+        Returns the log offset up to which the log was dispatched, -1 if no queue has entries.
         """
         queue_count = len(self)
         dispatched_until = -1
@@ -244,11 +244,11 @@ class ConsumeQueues:
         self.start_flush().run()
 
     def delete_before(self, log_min: int) -> int:
-        """Delete queue files that lead only to deleted records; return how many."""
+        """Delete queue files that point only to deleted records; return how many."""
         return sum(queue.delete_before(log_min) for queue in self)
 
     def destroy_all(self) -> None:
-        """Delete every queue, as when there is no log."""
+        """Delete every queue."""
         for queue in self:
             self.destroy(queue)
 
@@ -258,10 +258,10 @@ class ConsumeQueues:
             self.destroy(queue)
 
     def destroy(self, queue: EntryQueue) -> None:
-        """Delete one queue, files and directory; the object is of no further use.
+        """Delete one queue, files and directory; the object must not be used afterwards.
 
-        The directory of its topic stays, as in Java: empty, it says that queues were deleted and
-        not lost.
+        The directory of its topic stays, as in Java: an empty one shows that queues were deleted
+        and not lost.
         """
         queue.destroy()
         queue.is_deleted = True
@@ -273,15 +273,15 @@ class ConsumeQueues:
             if isinstance(queue, kind):
                 self._remove_directory(directory / queue.topic / str(queue.queue_id))
                 with contextlib.suppress(StoreFileError):  # a queue of the last moments had none
-                    self._views.make_directory(directory / queue.topic)
-                    self._views.renamed(directory)
+                    self._dirty_ranges.make_directory(directory / queue.topic)
+                    self._dirty_ranges.directory_changed(directory)
 
     def _remove_directory(self, path: Path) -> None:
         # A stranger's file may be in it, or the queue never had one of its own.
         with contextlib.suppress(StoreFileError):
             self._files.remove_directory(path)
-            self._views.renamed(path.parent)
+            self._dirty_ranges.directory_changed(path.parent)
 
     def close(self) -> None:
-        """Close all files; :meth:`flush` and a sync come before."""
+        """Close all files, after :meth:`flush` and a sync."""
         self._handles.close()

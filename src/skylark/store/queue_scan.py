@@ -1,27 +1,28 @@
-"""One read of a queue: which entries it looks at, which records it takes, where it ends.
+"""One read of a queue: which entries it checks, which records it returns, where it ends.
 
-Entries are looked at one after the other, and *before each entry* the read ends if
+Entries are checked one after the other, and *before each entry* the read ends if
 
-1. the entry is at or behind ``stop_offset``: so many entries were to be looked at and no more;
-2. something was found, and with this entry it would be too much: more messages than asked for, or
-   more messages or bytes than the limits allow where the record lies, in memory or on disk. So the
-   first record that passes is taken whatever its size.
+1. the entry is at or behind ``stop_offset``, the limit on entries to check;
+2. something was found, and this entry would exceed a limit: the requested number of messages, or
+   the number of messages or bytes allowed where the record is, in memory or on disk. So the first
+   record that passes is returned with any size.
 
-An entry that does not pass the filter by tags counts with its size in 2., as it does in Java.
+An entry that does not pass the tag filter counts with its size in 2., as in Java.
 
-There are three ways to do it. :meth:`QueueScan.rows` goes entry by entry and is the meaning of the
-above. :meth:`QueueScan.columns` takes all entries at once and is quicker from some sixty on.
-:func:`take_all` is for fewer entries that are all to be taken, which is what most pulls come to.
-Both give up, and change nothing, where the outcome might differ. A property test compares them.
+There are three implementations. :meth:`QueueScan.rows` goes entry by entry and defines the meaning.
+:meth:`QueueScan.columns` processes all entries at once and is faster from about sixty on.
+:func:`take_all` serves few entries that are all returned, the case of most pulls. Both decline, and
+change nothing, where the result might differ. A property test compares them.
 
-**Records that are gone.** Retention deletes log files first and corrects the queues after that, so
-an entry may lead to a deleted record: it is passed over. An entry that leads *behind* the readable
-end of the log is not there yet: the read ends before it. (Java would skip it for good.)
+**Deleted records.** Retention deletes log files first and corrects the queues afterwards, so an
+entry may point to a deleted record: it is skipped. An entry that points *behind* the readable end
+of the log belongs to a record that is not readable yet: the read ends before it. (Java would skip
+it for good.)
 
-What is taken are views over the mapped files, :class:`LogSlices`: records that are neighbours in
-the log are one view, and there is one lease for each file. :func:`take_all` copies what is small.
+The result is memory views of the mapped files, :class:`LogSlices`: neighbouring records are one
+view, and there is one lease for each file. :func:`take_all` copies small results.
 
-Answers to the loop in Java's ``DefaultMessageStore.getMessage`` and to ``isTheBatchFull``.
+Counterpart of the loop in Java's ``DefaultMessageStore.getMessage`` and of ``isTheBatchFull``.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class TagMatcher(Protocol):
         """Whether an entry passes."""
 
     def mask(self, tags_codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The same for many."""
+        """:meth:`matches` for many entries."""
 
 
 class PropertyMatcher(Protocol):
@@ -91,7 +92,7 @@ class ReadLimits(NamedTuple):
 
 
 class LogSlices:
-    """Views over the log, and a lease for each file they are in."""
+    """Memory views of the log, and a lease for each file they are in."""
 
     __slots__ = ("_files", "_view", "file_end", "file_start", "leases", "views")
 
@@ -102,8 +103,8 @@ class LogSlices:
         self.leases: list[Lease] = []
         self.views: list[memoryview] = []
 
-    def turn_to(self, log_offset: int) -> bool:
-        """Make the file that holds ``log_offset`` the current one; whether there is one."""
+    def select_file(self, log_offset: int) -> bool:
+        """Make the file that holds ``log_offset`` the current one; return whether there is one."""
         if self.file_start <= log_offset < self.file_end:
             return True
         file = self._files.find(log_offset)
@@ -123,16 +124,16 @@ class LogSlices:
         self.views.append(self._view[start - file_start : end - file_start])
 
     def properties(self, start: int, end: int) -> bytes | None:
-        """The property string of the record between two log offsets; None if it is none."""
+        """The property string of the record between two log offsets; None if there is no record."""
         return _properties_of(self._view, start - self.file_start, end - self.file_start)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Release all views and leases."""
         release_views(self.views, self.leases)
 
 
 def release_views(views: Iterable[memoryview], leases: Iterable[Lease]) -> None:
-    """Give back views, and the leases of the files they are in."""
+    """Release views, and the leases of the files they are in."""
     for view in views:
         try:
             view.release()
@@ -143,7 +144,7 @@ def release_views(views: Iterable[memoryview], leases: Iterable[Lease]) -> None:
 
 
 def _properties_of(view: memoryview, position: int, end: int) -> bytes | None:
-    """The properties of the record at ``position``, and nothing else of it."""
+    """The properties of the record at ``position``, without decoding the rest."""
     head = _HEAD_V4
     if end - position < RECORD_SIZE_MIN:
         return None
@@ -169,7 +170,7 @@ def _properties_of(view: memoryview, position: int, end: int) -> bytes | None:
 
 @cache
 def _fields(count: int) -> Struct:
-    """So many entries of a consume queue."""
+    """Struct of ``count`` entries of a consume queue."""
     return Struct(">" + "qiq" * count)
 
 
@@ -185,11 +186,11 @@ class Taken(NamedTuple):
 def take_all(
     files: MappedFiles, entries: bytes | bytearray, memory_size: int, size_max: int
 ) -> Taken | None:
-    """Take the records of all these entries; None if there is more to consider.
+    """Take the records of all these entries; None if one of the conditions does not hold.
 
     They must be no more than ``size_max`` bytes, among the newest ``memory_size`` of the log, in
-    one file and in order. Few bytes are copied: a view for each record that is no neighbour of the
-    one before costs more than its bytes, here and where it is written.
+    one file and in order. Few bytes are copied: a view for each record that is not a neighbour of
+    the one before costs more than its bytes, here and in the transport.
     """
     fields = _fields(len(entries) // CQ_ENTRY_SIZE).unpack(entries)
     starts, sizes = fields[::3], fields[1::3]
@@ -225,7 +226,7 @@ def take_all(
 
 
 class QueueScan:
-    """What a read looks for, and what it has found so far."""
+    """Conditions of a read, and its result so far."""
 
     __slots__ = (
         "_any_filtered",
@@ -291,7 +292,7 @@ class QueueScan:
     # ---- one by one ------------------------------------------------------------------------------
 
     def rows(self, rows: Iterable[EntryRow]) -> None:
-        """Look at entries one after the other, from ``next_offset`` on."""
+        """Check entries one after the other, from ``next_offset`` on."""
         tags, properties, slices = self._tags, self._properties, self.slices
         stop_offset, log_max, memory_from = self.stop_offset, self._log_max, self._memory_from
         count_max, in_memory, on_disk = self._count_max, self._in_memory, self._on_disk
@@ -323,9 +324,9 @@ class QueueScan:
                     slices.add(run_start, run_end)
                 run_start, run_end = log_offset, -1
                 if log_offset < file_start or end > file_end or size <= 0:
-                    reached = self._reach(log_offset, end)
+                    located = self._locate(log_offset, end)
                     file_start, file_end = slices.file_start, slices.file_end
-                    if not reached:
+                    if not located:
                         continue
             if properties is not None and not self._passes(log_offset, end, properties):
                 continue
@@ -337,12 +338,12 @@ class QueueScan:
         self.message_count = found
         self.next_offset, self.last_log_offset = next_offset, last_log_offset
 
-    def _reach(self, log_offset: int, end: int) -> bool:
-        """Have the file of a record at hand; False if the record is gone, or never was one."""
+    def _locate(self, log_offset: int, end: int) -> bool:
+        """Select the file of a record; False if the record was deleted, or cannot exist."""
         slices = self.slices
         if log_offset < self._log_min and log_offset >= 0:
             return False
-        if slices.turn_to(log_offset) and log_offset < end <= slices.file_end:
+        if slices.select_file(log_offset) and log_offset < end <= slices.file_end:
             return True
         logger.error("a queue entry leads to %s..%s, where no record can be", log_offset, end)
         return False
@@ -357,9 +358,9 @@ class QueueScan:
     # ---- all at once -----------------------------------------------------------------------------
 
     def columns(self, entries: bytes | bytearray) -> bool:
-        """Look at entries of a consume queue from ``next_offset`` on; False: use :meth:`rows`.
+        """Check entries of a consume queue from ``next_offset`` on; False: use :meth:`rows`.
 
-        Not for a filter by properties.
+        Not for a property filter.
         """
         if self._properties is not None:
             return False
@@ -377,25 +378,25 @@ class QueueScan:
         chosen: slice | NDArray[np.intp]
         if self._tags is None:
             totals = sizes[:count_max].cumsum()
-            looked_at = max(1, int(totals.searchsorted(limits.size, "right")))
-            chosen = slice(looked_at)
+            scanned = max(1, int(totals.searchsorted(limits.size, "right")))
+            chosen = slice(scanned)
         else:
             chosen = hits = np.flatnonzero(self._tags.mask(rows["tags_code"]))[:count_max]
-            looked_at = int(hits[-1]) + 1 if len(hits) == count_max else len(rows)
+            scanned = int(hits[-1]) + 1 if len(hits) == count_max else len(rows)
             if sizes[hits].sum() + sizes.max() > limits.size:
                 return False  # an entry that does not pass might end the read
-        last_log_offset = int(starts[looked_at - 1])
+        last_log_offset = int(starts[scanned - 1])
         starts, sizes = starts[chosen], sizes[chosen]
         if len(starts) and not self._add_columns(starts, sizes):
             return False
         self.message_count = len(starts)
-        self.next_offset += looked_at
+        self.next_offset += scanned
         self.last_log_offset = last_log_offset
-        self._any_filtered = self._any_filtered or looked_at > len(starts)
+        self._any_filtered = self._any_filtered or scanned > len(starts)
         return True
 
     def _add_columns(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-        """Add records in ascending order, unless one of them is gone or no record."""
+        """Add records in ascending order; False if one of them was deleted or is not a record."""
         import numpy as np
 
         ends = starts + sizes
@@ -411,6 +412,6 @@ class QueueScan:
         run_starts = [int(starts[0]), *starts[breaks + 1].tolist()]
         run_ends = [*ends[breaks].tolist(), int(ends[-1])]
         for start, end in zip(run_starts, run_ends, strict=True):
-            slices.turn_to(start)
+            slices.select_file(start)
             slices.add(start, end)
         return True

@@ -1,20 +1,19 @@
-"""From a master's stream of log bytes to whole records, so that no torn one is ever written.
+"""Cuts a master's stream of log bytes into whole records, so that a slave never writes a torn one.
 
-A master cuts its log anywhere: frames begin and end amid records. :class:`RecordStream` holds back
-the bytes of a record until all of it is there::
+A master cuts its log anywhere: frames begin and end within records. :class:`RecordStream` holds
+back the bytes of a record until all of it has arrived::
 
     log end              received
       |== record ==|== record ==|== rec          <- what came in
-      |------- handed out ------|--held--|       <- :attr:`whole`, :attr:`end`
+      |------- returned --------|--held--|       <- :attr:`whole`, :attr:`end`
 
-So the end of a slave's log is always the end of a record (or lies in a blank, of which nothing but
-the head means anything), and a crash leaves there what it leaves at a master. What is held dies
-with the connection; the next one asks for it again.
+So the end of a slave's log is always the end of a record (or within a blank, of which only the head
+matters), and a crash leaves there what it leaves at a master. The held bytes are lost with the
+connection; the next connection requests them again.
 
-What comes in is checked as far as that costs nothing: each record must have a known magic code, a
-size that its file has room for, and the log offset at which it is about to be written. Two logs
-that went different ways are told apart by that, unless records of both happen to begin at the same
-offset.
+Cheap checks are made on the way: each record must have a known magic code, a size that its file has
+room for, and the log offset at which it is about to be written. This detects logs that have
+diverged, unless records of both happen to begin at the same offset.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ assert _HEAD.size == 36
 
 
 class RecordStreamError(RemoteProtocolError):
-    """A master sends bytes that cannot follow what the log holds; nothing of them was written."""
+    """A master sends bytes that cannot follow what the log holds; none of them was written."""
 
 
 class RecordStream:
-    """Takes bytes in order of the log and hands out whole records."""
+    """Takes bytes in the order of the log and returns whole records."""
 
     __slots__ = ("_file_size", "_held", "_held_size", "_needed", "_size_max", "blank_until",
                  "end", "record_end", "whole")  # fmt: skip
@@ -68,13 +67,13 @@ class RecordStream:
 
     @property
     def held_size(self) -> int:
-        """Bytes of a record that is not complete yet."""
+        """Bytes held of an incomplete record."""
         return self._held_size
 
     def take(self, log_offset: int, body: bytes) -> bytes | memoryview:
-        """Take a piece of the log; return what is whole now, to be written at :attr:`whole`.
+        """Take a piece of the log; return what is complete now, to be written at :attr:`whole`.
 
-        Raises RecordStreamError; the stream is of no use afterwards.
+        Raises RecordStreamError; the stream must not be used afterwards.
         """
         if log_offset != self.end:
             raise RecordStreamError(f"bytes of {log_offset} came where {self.end} was expected")
@@ -131,9 +130,9 @@ class RecordStream:
             return position
 
     def _pass_records(self, content: bytes, position: int) -> int:
-        """Pass over good and whole records: where the next bytes begin, whatever they are.
+        """Pass valid and whole records; return the position behind them.
 
-        Hot: a slave that catches up runs this for each record of its master.
+        Fast path: a slave that catches up runs this for each record of its master.
         """
         start, size = self.whole, len(content)
         size_max = self._size_max

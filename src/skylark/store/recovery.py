@@ -1,61 +1,61 @@
-"""Recovery: what a start makes of the files it finds, after an orderly end and after any other.
+"""Recovery: what a start does with the files it finds, after a clean shutdown and after a crash.
 
-The log is the only truth. Recovery finds where it ends, cuts it there, and sees to it that every
-record before the end has exactly its entries in the views::
+The log is the only source of truth. Recovery finds where it ends, truncates it there, and makes
+sure that every record before the end has exactly its entries in the derived files::
 
-    load      log, queues, index, checkpoint; the file ``abort`` says how the last run ended
+    load      log, queues, index, checkpoint; the file ``abort`` shows how the last run ended
     start     choose the file from which records are read again, S
-    trust     cut the views back to what is vouched for
-    scan      check records from S on up to the first that is none; dispatch them   (replay.py)
-    cut       log and views behind the end; sync what the scan has read
+    trust     truncate the derived files to what is known to be on disk
+    scan      check records from S on up to the first invalid one; dispatch them  (log_replay.py)
+    cut       truncate log and derived files behind the end; sync what the scan has read
     number    queues continue behind their last entry, and begin at the first record the log has
 
-**After an orderly end** everything was on disk. The last entry of the queues says up to where the
-log was dispatched, D; the scan starts in the file that holds D and dispatches records from D on.
-Normally there is none, and nothing is changed. Without ``consumequeue/``, or with queues that are
-all empty, D is the beginning: the queues are made anew. A topic whose directory is there without a
+**After a clean shutdown** everything was on disk. The last entry of the queues shows up to where
+the log was dispatched, D; the scan starts in the file that holds D and dispatches records from D
+on. Normally there is none, and nothing changes. Without ``consumequeue/``, or with queues that are
+all empty, D is the beginning: the queues are rebuilt. A topic whose directory exists without a
 queue in it was deleted.
 
 The last records may be those of a deleted topic, whose queues must not come back. So where the
-checkpoint says that more was dispatched than D, and none of the queues of these records is there,
-D is what the checkpoint says. A queue that is there and ends too early has lost entries: then all
-from D on are made again, as they are without a checkpoint (Java's of 4.x says 0). Who wants queues
-made again therefore deletes ``consumequeue/`` whole, not a topic of it.
+checkpoint says that more was dispatched than D, and none of the queues of these records exists, D
+is the checkpoint's offset. A queue that exists and ends too early has lost entries: then all
+entries from D on are made again, as they are without a checkpoint (that of Java 4.x says 0). So an
+operator who wants queues rebuilt deletes the whole of ``consumequeue/``, not one topic of it.
 
-**After any other end** S is the start of the last file of which the checkpoint says that all before
-it is on disk, log and views: its first record is older than both times of the checkpoint by 3 s,
-and it does not begin behind the checkpoint's offset (a clock that was set back must not make new
-records look old). Without a checkpoint that is the first file: slow, and right. ``synced_until``
-for the queues, and the same for the index, is S itself: entries of later records are made again by
-the scan anyway, so nothing is gained by trusting any of them.
+**After a crash** S is the start of the last file for which the checkpoint says that everything
+before it is on disk, in log and derived files: its first record is at least 3 s older than both
+times of the checkpoint, and it does not begin behind the checkpoint's offset (a clock that was set
+back must not make new records look old). Without a checkpoint that is the first file: slow, and
+correct. ``synced_until`` for the queues, and the same for the index, is S itself: the scan makes
+entries of later records again anyway, so trusting any of them gains nothing.
 
-Why no acknowledged message is lost, and none doubled:
+Why no acknowledged message is lost, and none duplicated:
 
-* *Log before S*: unharmed by a kill -9, since the page cache survives; and by a power loss, since
-  its times and its offset move only when a sync has returned.
-* *Log from S on*: kept up to the first record that does not check. A kill -9 can spoil only the
-  record that was being written, a power loss only what no sync has covered. Neither was
-  acknowledged, unless the settings say that acknowledging need not wait for the disk. Before the
-  end counts as flushed it is synced, for the killed process may not have done it.
-* *Views before S*: synced before the checkpoint said so. If they do not reach S nevertheless
-  (somebody deleted them), S moves back to where they end.
-* *Views from S on*: dropped and made from the records, one entry each. They may have lagged, led,
-  or been torn: it makes no difference.
-* *Recovery itself* may be interrupted at any line: it repeats what it did, because ``abort`` is
-  there and the checkpoint vouches for nothing that is being made. Where an orderly end finds
-  entries missing, both are seen to before the first entry is made: half-made queues must not be
-  taken for whole ones.
+* *Log before S*: a kill -9 does no harm, since the page cache survives; nor does a power loss,
+  since the checkpoint's times and offset advance only when a sync has returned.
+* *Log from S on*: kept up to the first invalid record. A kill -9 can damage only the record that
+  was being written, a power loss only bytes that no sync has covered. Neither was acknowledged,
+  unless the settings allow an acknowledgement before the disk. The log is synced up to its end
+  before that counts as flushed, because the killed process may not have done it.
+* *Derived files before S*: synced before the checkpoint said so. If they do not reach S
+  nevertheless (they were deleted), S moves back to where they end.
+* *Derived files from S on*: dropped and made from the records, one entry each. They may have been
+  behind, ahead, or torn: it makes no difference.
+* *Recovery itself* may be interrupted at any line: the next start repeats it, because ``abort``
+  exists and the checkpoint does not cover entries that are being made. Where a start after a clean
+  shutdown finds entries missing, it sets both before it makes the first entry: half-made queues
+  must not be taken for complete ones.
 
-**Damage is not a torn end.** Where records were on disk for certain (orderly end, or before what
-the checkpoint vouches for) and a later file begins with a sound record, a record that does not
-check was spoilt by something else than a crash. Cutting there would delete sound files: recovery
-refuses, names the place, and leaves the log as it is.
+**Damage is not a torn end.** If an invalid record was certainly on disk (clean shutdown, or before
+what the checkpoint covers) and a later file begins with a valid record, something other than a
+crash damaged it. Truncating there would delete valid files: recovery stops with an error that names
+the place, and leaves the log as it is.
 
-``commitLogRecoverMaxNum``: Java starts no more than so many files back, whatever the checkpoint
-says, and leaves entries of older records as they are, or missing. Here the number only decides when
-a long scan is worth a warning.
+``commitLogRecoverMaxNum``: Java starts at most so many files back, whatever the checkpoint says,
+and leaves entries of older records as they are, or missing. Here the number only decides when a
+long scan logs a warning.
 
-Answers to Java's ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
+Counterpart of Java's ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
 ``DefaultMessageStore.recover``.
 """
 
@@ -104,7 +104,7 @@ _ZERO_SLICE: Final = 1 << 20  # so many zeros in a row, and nothing follows in t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreParts:
-    """The pieces of a store that recovery brings into agreement; none of them loaded yet."""
+    """The parts of a store that its services share; before recovery none of them is loaded."""
 
     files: FileSystem
     config: StoreConfig
@@ -118,7 +118,7 @@ class StoreParts:
 
 
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found and done."""
+    """What recovery found and did."""
 
     clean: bool  #: the last run ended in order
     scan_start: int = 0  #: log offset from which records were checked
@@ -130,7 +130,7 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int = 0  #: bytes behind the end that were not zero, or lay between such
     last_record_offset: int = 0
     last_store_timestamp: int = 0  #: of the newest record
-    views_rebuilt: bool = False  #: queues did not hold what they should have
+    derived_files_rebuilt: bool = False  #: queues did not hold what they should have
     replayed_records: int = 0  #: got a queue entry
     repeated_records: int = 0  #: had one
     misplaced_records: int = 0  #: have a queue offset that does not follow
@@ -143,7 +143,7 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_s(self) -> float:
-        """Seconds from beginning to end."""
+        """Duration of the whole recovery in seconds."""
         return self.load_s + self.scan_s + self.finish_s
 
 
@@ -155,17 +155,17 @@ def recover(
     progress: Progress | None = None,
     index_later: bool = False,
 ) -> RecoveryReport:
-    """Load a store and make it whole. The caller holds its lock.
+    """Load a store and recover it. The caller holds its lock.
 
-    Afterwards ``abort`` exists, and appends may begin behind ``log_end``. With ``index_later`` the
+    Afterwards ``abort`` exists, and appends may begin at ``log_end``. With ``index_later`` the
     index is left behind if much is to be replayed: see :class:`IndexCatchUp`. CorruptLogError:
-    nothing was deleted, and the store is not fit for use.
+    nothing was deleted, and the store cannot be used.
     """
     return _Recovery(parts, process_id, is_batch_topic, progress, index_later).run()
 
 
 class _Recovery:
-    """One run. The attributes are what the steps tell each other."""
+    """One run. The attributes pass results from step to step."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Recovery:
             truncated_bytes=truncated_bytes,
             last_record_offset=self._last_record_offset,
             last_store_timestamp=self._last_store_timestamp,
-            views_rebuilt=self._views_rebuilt,
+            derived_files_rebuilt=self._views_rebuilt,
             replayed_records=self._replay.appended,
             repeated_records=self._replay.repeated,
             misplaced_records=self._replay.misplaced,
@@ -230,13 +230,13 @@ class _Recovery:
             scan_s=scanned - loaded,
             finish_s=monotonic() - scanned,
         )
-        _tell(self._log.directory, report)
+        _log_report(self._log.directory, report)
         return report
 
     # ---- load ------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Find all files. The log comes first: if it is no log, nothing else is touched."""
+        """Find all files. The log comes first: if it is not a log, nothing else is touched."""
         parts = self._parts
         self._log.load()
         self._clean = not parts.abort.exists()
@@ -248,7 +248,7 @@ class _Recovery:
             self._index.load(clean=self._clean)
 
     def _refuse_missing_log(self) -> None:
-        """A disk that is not mounted must not cost the queues."""
+        """Raise if the log directory is missing: it may not be mounted, and the queues stay."""
         directory = self._log.directory
         if self._queues.size_total and not self._parts.files.exists(directory):
             raise CorruptLogError(
@@ -263,9 +263,9 @@ class _Recovery:
     # ---- where to start --------------------------------------------------------------------------
 
     def _start(self) -> int:
-        """Cut the views to what is trusted, and choose the start of the scan."""
+        """Truncate the derived files to what is trusted, and choose the start of the scan."""
         if not self._log.files:
-            self._begin_anew()
+            self._discard_derived_files()
             return 0
         start = self._start_clean() if self._clean else self._start_unclean()
         file_count = (self._log.wrote_end - start) // self._log.file_size
@@ -278,8 +278,8 @@ class _Recovery:
             )
         return start
 
-    def _begin_anew(self) -> None:
-        """There is no log: what the views hold leads nowhere."""
+    def _discard_derived_files(self) -> None:
+        """Delete queues and index of a store without a log: their entries point to nothing."""
         index_file_count = 0 if self._index is None else self._index.file_count
         if not len(self._queues) and not index_file_count:
             return
@@ -295,11 +295,11 @@ class _Recovery:
         self._checkpoint.physic_msg_timestamp = 0
         self._checkpoint.index_msg_timestamp = 0
         self._checkpoint.confirm_offset = 0
-        self._distrust_views(0)
+        self._distrust_derived_files(0)
 
     def _start_clean(self) -> int:
         self._queues.recover()
-        dispatched = self._behind_deleted(self._dispatched())
+        dispatched = self._skip_deleted_topics(self._dispatched())
         self._dispatch_from = max(dispatched, 0)
         index = self._index
         if index is not None and not index.file_count and self._head(self._log.min_offset):
@@ -309,8 +309,8 @@ class _Recovery:
                 return file.start_offset
         return self._log.min_offset
 
-    def _behind_deleted(self, dispatched: int) -> int:
-        """The end of what was dispatched, by queues that are there and by queues that are not."""
+    def _skip_deleted_topics(self, dispatched: int) -> int:
+        """The end of what was dispatched, including records of topics deleted since."""
         vouched = self._checkpoint.logics_physical_offset
         if vouched <= dispatched:
             return dispatched
@@ -331,7 +331,7 @@ class _Recovery:
         return max(dispatched, scan.position)
 
     def _start_unclean(self) -> int:
-        start = self._vouched_start()
+        start = self._durable_start()
         self._queues.recover(start)
         dispatched = self._dispatched()
         if not self._is_end(dispatched, start):
@@ -342,14 +342,14 @@ class _Recovery:
                 dispatched,
                 start,
             )
-            self._distrust_views(start)
+            self._distrust_derived_files(start)
             self._queues.recover(start)
         self._queues.correct_min(self._log.min_offset)
         if self._index is not None:
             self._trust_index(self._index, start)
         return start
 
-    def _vouched_start(self) -> int:
+    def _durable_start(self) -> int:
         """Start of the last file before which everything is on disk, by the checkpoint."""
         checkpoint = self._checkpoint
         timestamp = checkpoint.recovery_timestamp
@@ -367,14 +367,14 @@ class _Recovery:
     def _dispatched(self) -> int:
         """End of the last record that has a queue entry.
 
-        -1 if no plain queue has any: queues of inner batches alone do not speak for the others.
+        -1 if no plain queue has any: batch queues alone do not show how far the others were.
         """
         ends = [queue.max_log_offset for queue in self._queues]
         plain = [q.max_log_offset for q in self._queues if isinstance(q, ConsumeQueue)]
         return max(ends, default=-1) if max(plain, default=-1) >= 0 else -1
 
     def _is_end(self, offset: int, file_start: int) -> bool:
-        """Whether no record stands between an offset and the start of a file."""
+        """Whether no record is between an offset and the start of a file."""
         if file_start == self._log.min_offset or offset == file_start:
             return True
         file = self._log.find(offset)
@@ -400,8 +400,8 @@ class _Recovery:
         if self._index_later:
             index.mark_behind(start)
 
-    def _distrust_views(self, start: int) -> None:
-        """Have a crash from here on repaired by a replay from ``start``."""
+    def _distrust_derived_files(self, start: int) -> None:
+        """Make the next start after a crash replay from ``start``."""
         checkpoint = self._checkpoint
         head = self._head(start)
         if head is None or start == self._log.min_offset:
@@ -434,11 +434,11 @@ class _Recovery:
         if self._clean and not self._views_rebuilt:
             if not visible_records(columns, self._dispatch_from).any():
                 return
-            self._distrust_views(start)
+            self._distrust_derived_files(start)
         self._replay.add(columns, self._dispatch_from)
 
     def _refuse_damage(self, scan: LogScan) -> None:
-        """Do not cut sound files away because of a record that no crash has spoilt."""
+        """Raise if an invalid record is damage and not the end of the log: valid files follow."""
         if scan.fault is None:
             return
         checkpoint = self._checkpoint
@@ -464,7 +464,7 @@ class _Recovery:
     # ---- end -------------------------------------------------------------------------------------
 
     def _finish(self, start: int, log_end: int) -> None:
-        """Cut everything behind the end, and set what follows from it."""
+        """Truncate everything behind the end, and update checkpoint, index and ``abort``."""
         log, index = self._log, self._index
         self._queues.truncate(log_end)
         if index is not None and index.file_count and index.end_offset >= log_end:
@@ -481,7 +481,7 @@ class _Recovery:
             self._progress(log_end - start, log_end - start)
 
     def _limit_checkpoint(self, log_end: int) -> None:
-        """Do not vouch for records that are gone: others will have their offsets."""
+        """Do not cover records that were truncated: new ones will have their offsets."""
         checkpoint = self._checkpoint
         checkpoint.confirm_offset = self._last_record_offset
         if checkpoint.logics_physical_offset > log_end:
@@ -502,7 +502,7 @@ class _Recovery:
                 pass
 
     def _bytes_behind(self, log_end: int) -> int:
-        """How much the log is about to lose; zeros at the end of a file count for nothing."""
+        """Bytes that the truncation will remove, without the zeros at the end of a file."""
         total = 0
         for file in self._log.following(log_end):
             first = position = end = max(0, log_end - file.start_offset)
@@ -538,7 +538,7 @@ def _checksum(config: StoreConfig) -> Verify | None:
     return Verify.BODY if config.check_crc_on_recover else None
 
 
-def _tell(directory: Path, report: RecoveryReport) -> None:
+def _log_report(directory: Path, report: RecoveryReport) -> None:
     if report.truncated_bytes:
         logger.warning(
             "%s: cut at %s, %s bytes behind it are gone: %s",

@@ -1,4 +1,4 @@
-"""The log of a slave: bytes of its master at the same offsets, and views of its own.
+"""The log of a slave: the bytes of its master at the same offsets, with derived files made locally.
 
 ::
 
@@ -6,30 +6,31 @@
                                                                             |
                                              queues, index <-- Replay <-- LogScan, in later turns
 
-Appending is a copy into the mapped file, so that the master's acknowledgement leaves at once; the
-views follow in the next turn of the owner, but :data:`VIEWS_PAUSE_S` after the last ones at the
-earliest: to make those of ten records costs hardly more than of one. With SYNC_FLUSH they follow
-the disk, as at a master: nobody reads what a power cut could take back.
+Appending is a copy into the mapped file, so the acknowledgement to the master is sent at once. The
+derived entries follow in the next turn of the owner, but not before :data:`DISPATCH_PAUSE_S` after
+the last ones: those of ten records cost hardly more than those of one. With SYNC_FLUSH they follow
+the flush, as at a master: no reader sees what a power loss could remove.
 
-While a slave catches up, copying comes first: views are made when the stream is less dense than
-:data:`DENSE_BYTES` a millisecond, or :data:`BACKLOG_MAX` behind. In the latter case the index,
-which takes most of the time, is left behind and caught up later, as after a long recovery.
+While a slave catches up, copying has priority: entries are made when the stream carries less than
+:data:`DENSE_BYTES` a millisecond, or when they are :data:`BACKLOG_MAX` behind. In the latter case
+the index, which takes most of the time, is left behind and caught up later, as after a long
+recovery.
 
 What a crash leaves at each line of :meth:`ReplicaLog.append`:
 
-* before ``wrote`` moves, kill -9: a part of the records of one piece. Unlike at a master the head
-  comes first. Recovery ends the log before the record whose body does not match its checksum, or
-  which has zeros where no writer puts any; the slave asks its master for it again;
-* amid a blank: its head says that the file is finished, and recovery takes it for that. A blank at
-  the end is given up when the slave connects, and comes again;
-* before the views are made: recovery makes them;
+* before ``wrote`` advances, kill -9: a part of the records of one piece. Unlike at a master the
+  head comes first. Recovery ends the log before the record whose body does not match its checksum,
+  or which has zeros where no writer puts any; the slave requests it from its master again;
+* within a blank: its head says that the file is finished, and recovery accepts that. A blank at the
+  end is truncated when the slave connects, and is sent again;
+* before the derived entries are made: recovery makes them;
 * power loss: as at a master. What was acknowledged as durable (:attr:`ReplicaLog.durable_end`) is
   before the last completed sync.
 
-:meth:`ReplicaLog.truncate` gives up records. It cuts the views first: a crash amid it leaves a log
-that is too long, of which recovery makes the views again.
+:meth:`ReplicaLog.truncate` drops records. It truncates the derived files first: a crash in between
+leaves a log that is too long, and recovery makes the derived entries again.
 
-Answers to Java's ``appendToCommitLog`` and to the slave's part of ``ReputMessageService``.
+Counterpart of Java's ``appendToCommitLog`` and of the slave's part of ``ReputMessageService``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ RECORD_SIZE_MAX: Final = 64 << 20
 TAIL_SIZE: Final = 4096
 _DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
 #: Views of single records are made no more often than this.
-VIEWS_PAUSE_S: Final = 0.010
+DISPATCH_PAUSE_S: Final = 0.010
 DENSE_BYTES: Final = 128 << 10  # appended in a turn, or a millisecond: the slave is catching up
 BACKLOG_MAX: Final = 64 << 20  # bytes of the log without views, while it does
 _CRC_SLICE: Final = 1 << 20
@@ -70,14 +71,14 @@ OnGrown = Callable[[set[EntryQueue]], None]
 
 
 class ReplicaWait(Protocol):
-    """Who holds back the answers of a put until enough slaves have it."""
+    """Delays the answer of a put until enough slaves have the message."""
 
     def join(self, end_offset: int, answer: PutWaiter) -> PutWaiter:
-        """Wait for slaves as well: what to call when the disk is done, instead of ``answer``."""
+        """Register a put: returns the function to call after the flush instead of ``answer``."""
 
 
 class Tail(NamedTuple):
-    """The last bytes of a log that mean something: ``size`` of them, ending at ``log_offset``."""
+    """The last bytes of a log up to the end of its last record, with a checksum."""
 
     log_offset: int
     size: int
@@ -102,7 +103,7 @@ def log_checksum(files: MappedFiles, log_offset: int, size: int) -> int | None:
 
 
 class ReplicaLog:
-    """Appends what a master sends, and makes the views of it."""
+    """Appends what a master sends, and makes the derived entries."""
 
     def __init__(
         self,
@@ -112,11 +113,11 @@ class ReplicaLog:
         *,
         post: Post,
         wake_flush: Callable[[], None],
-        flush_views_soon: Callable[[], None],
+        flush_derived_soon: Callable[[], None],
         catch_up_index: Callable[[], None],
         last_record_offset: int | None = None,
     ) -> None:
-        """``last_record_offset``: where the last record begins, if recovery has seen it."""
+        """``last_record_offset``: start of the last record, if recovery has found it."""
         config = parts.config
         self._files = parts.log
         self._queues = parts.queues
@@ -126,15 +127,15 @@ class ReplicaLog:
         self._post = post
         self._scheduler = parts.scheduler
         self._wake_flush = wake_flush
-        self._flush_views_soon = flush_views_soon
+        self._flush_derived_soon = flush_derived_soon
         self._catch_up_index = catch_up_index
         self._synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._views_wait = self._synchronous and not config.read_un_committed
+        self._dispatch_after_flush = self._synchronous and not config.read_un_committed
         self._record_size_max = max(RECORD_SIZE_MAX, config.record_size_max)
         self._stream: RecordStream | None = None
         self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
         self._posted = False
-        self._views_at = -inf  # the last were made
+        self._dispatched_at = -inf  # the last were made
         self._timer: TimerHandle | None = None  # to make the next
         self._fresh_size = 0  # bytes appended since the last look
         self._dense_size = DENSE_BYTES  # and how many are too many at the next
@@ -149,17 +150,17 @@ class ReplicaLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether any file of the master may come first."""
+        """Whether the log has no bytes, so that it may begin with any file of the master."""
         return self.log_end == 0
 
     @property
     def log_end(self) -> int:
-        """Where the log ends: what a slave reports, 0 if it has nothing."""
+        """End of the log, which the slave reports; 0 if it has nothing."""
         return self._files.wrote_end
 
     @property
     def durable_end(self) -> int:
-        """Up to where the flush setting is satisfied: what a slave may acknowledge."""
+        """End of what satisfies the flush setting: what a slave may acknowledge."""
         return self._files.flushed_where if self._synchronous else self.log_end
 
     @property
@@ -169,18 +170,18 @@ class ReplicaLog:
 
     @property
     def dispatched_until(self) -> int:
-        """Up to where the views are made."""
+        """End of the last record with derived entries."""
         return self._dispatch.dispatched_until
 
     # ---- appending -------------------------------------------------------------------------------
 
     def append(self, log_offset: int, body: bytes) -> None:
-        """Take a piece of the master's log, which begins at :attr:`received_end`.
+        """Append a piece of the master's log, which begins at :attr:`received_end`.
 
         An empty log begins where the first piece does. Raises RecordStreamError if the bytes do not
         belong there, StoreFullError or another StoreError if they cannot be written. Then nothing
-        of the piece is in the log, what was held is forgotten, and :attr:`log_end` says from where
-        to go on.
+        of the piece is in the log, the held bytes are dropped, and :attr:`log_end` is where to
+        continue.
         """
         stream = self._stream
         if stream is None:
@@ -197,14 +198,14 @@ class ReplicaLog:
             self._fresh_size += len(content)
             self._last_record_end = stream.record_end or self._last_record_end
             self._wake_flush()
-            if not self._views_wait:
+            if not self._dispatch_after_flush:
                 self._dispatch_soon()
 
     def restart(self) -> None:
-        """Forget what is held of a record, and give up a blank at the end of the log.
+        """Drop the held part of a record, and truncate a blank at the end of the log.
 
         A new connection begins at :attr:`log_end`, which is the end of a record then. A blank holds
-        no message, may have come in half, and the master may have lost it in a crash.
+        no message, may be incomplete, and the master may have lost it in a crash.
         """
         self._stream = None
         end = self._record_end_now()
@@ -242,12 +243,12 @@ class ReplicaLog:
     # ---- views -----------------------------------------------------------------------------------
 
     def flushed(self) -> None:
-        """More of the log is on disk."""
-        if self._views_wait and self._scan.position < self._files.flushed_where:
+        """Called when more of the log is on disk."""
+        if self._dispatch_after_flush and self._scan.position < self._files.flushed_where:
             self._dispatch_soon()
 
     def finish(self) -> None:
-        """Make the views of everything that may have any, before the store closes."""
+        """Make all remaining derived entries before the store closes."""
         if self._timer is not None:
             self._timer.cancel()
         while self._step():
@@ -257,12 +258,12 @@ class ReplicaLog:
         if self._posted:
             return
         self._posted = True
-        if self._scheduler.monotonic() - self._views_at >= VIEWS_PAUSE_S:
+        if self._scheduler.monotonic() - self._dispatched_at >= DISPATCH_PAUSE_S:
             self._dense_size = DENSE_BYTES
             self._post(self._dispatch_some)
         else:
-            self._dense_size = DENSE_BYTES * round(VIEWS_PAUSE_S * 1000)
-            when = self._views_at + VIEWS_PAUSE_S
+            self._dense_size = DENSE_BYTES * round(DISPATCH_PAUSE_S * 1000)
+            when = self._dispatched_at + DISPATCH_PAUSE_S
             self._timer = self._scheduler.call_at(when, self._post, self._dispatch_some)
 
     def _dispatch_some(self) -> None:
@@ -283,15 +284,15 @@ class ReplicaLog:
         if has_more:
             self._dispatch_soon()
             return
-        self._views_at = self._scheduler.monotonic()
+        self._dispatched_at = self._scheduler.monotonic()
         if self._index is not None and self._index.behind_from is not None:
             self._catch_up_index()
 
     def _step(self) -> bool:
-        """Make the views of some records; whether there are more."""
+        """Make the derived entries of some records; return whether there are more."""
         scan = self._scan
         scan.position = max(scan.position, self._files.min_offset)  # files may have expired
-        limit = self._files.flushed_where if self._views_wait else self.log_end
+        limit = self._files.flushed_where if self._dispatch_after_flush else self.log_end
         if scan.position >= limit:
             return False
         columns = scan.next(limit)
@@ -302,19 +303,19 @@ class ReplicaLog:
             if file is not None:
                 file.last_store_timestamp = store_timestamp
             self._dispatch.resume(scan.position, store_timestamp)
-            self._tell_grown()
+            self._notify_grown()
         if scan.fault is not None:
             self._cut_damage(scan)
             return False
         return scan.position < limit
 
-    def _tell_grown(self) -> None:
+    def _notify_grown(self) -> None:
         grown, self._replay.grown = self._replay.grown, set()
         if grown and self.on_grown is not None:
             self.on_grown(grown)
 
     def _cut_damage(self, scan: LogScan) -> None:
-        """A record whose parts do not fit came from the master: it must not stay."""
+        """Truncate the log before an invalid record that the master has sent."""
         assert scan.fault is not None
         problem = f"what the master sent for {scan.position} is no record: {scan.fault.value}"
         logger.error("%s", problem)
@@ -335,11 +336,11 @@ class ReplicaLog:
         return None if crc is None else Tail(end, size, crc)
 
     def checksum(self, log_offset: int, size: int) -> int | None:
-        """CRC-32 of the bytes before an offset, None where there are none."""
+        """CRC-32 of the bytes before an offset; None if the log does not have them."""
         return log_checksum(self._files, log_offset, size)
 
     def truncate(self, log_offset: int) -> None:
-        """End the log at the last record that lies before ``log_offset``, and forget the rest."""
+        """End the log at the last record before ``log_offset``, and drop the rest."""
         if log_offset < self.log_end:
             boundary = self._record_end(log_offset)
             logger.warning("the log is cut from %s to %s", self.log_end, boundary)
@@ -354,7 +355,7 @@ class ReplicaLog:
     def _record_end(self, log_offset: int, start: int | None = None) -> int:
         """End of the last whole record before an offset; 0 without any.
 
-        ``start``: where a record begins not far before it.
+        ``start``: start of a record not far before it.
         """
         end = 0
         if self.is_empty:
@@ -387,7 +388,7 @@ class ReplicaLog:
         self._dispatch.resume(
             min(self._dispatch.dispatched_until, self.log_end), self._dispatch.dispatched_timestamp
         )
-        self._flush_views_soon()
+        self._flush_derived_soon()
 
     def _store_time_of(self, log_offset: int) -> int | None:
         head = record_at(self._files, log_offset)

@@ -1,51 +1,51 @@
-"""Retention: which files of the log may go, and everything that goes with them.
+"""Retention: deletes old files of the log, and the derived files that point to them.
 
-Every ``cleanResourceInterval`` (10 s; the first time after a minute) the facts are looked at and
-:class:`RetentionPolicy` decides, without touching anything:
+Every ``cleanResourceInterval`` (10 s; the first time after a minute) :class:`RetentionPolicy`
+decides from the current facts, without changing anything:
 
 ===========================================  =======================================================
-the local hour is one of ``deleteWhen``,     files whose last record is older than
-the disk is over 75 % full, or an operator   ``fileReservedTime`` (72 h) go
-asked for it (then 20 times in a row)
-the disk is over 85 % full                   the oldest files go, expired or not, as many as bring
-(``cleanFileForciblyEnable``), or the log    it below; those that are gone but still being read
-is longer than ``diskUsedBytesMax``          count as freed
-the disk is over 90 % full                   the same, and messages are refused
+the local hour is one of ``deleteWhen``,     delete files whose last record is older than
+the disk is over 75 % full, or an operator   ``fileReservedTime`` (72 h)
+requested it (then 20 times in a row)
+the disk is over 85 % full                   delete the oldest files, expired or not, until usage is
+(``cleanFileForciblyEnable``), or the log    below; deleted files that are still being read count
+is longer than ``diskUsedBytesMax``          as freed
+the disk is over 90 % full                   the same, and refuse messages
 ===========================================  =======================================================
 
-"The disk" is the fuller one of the log's and the queues'. The last file never goes, and at most
-``deleteFileBatchMax`` go in one pass, with a pause after each. When the disk is below 90 % again,
-messages are taken again, also when it was a failed put that noticed the full disk: if there is no
-room after all, the next put notices again.
+"The disk" is the fuller one of the log's and the queues'. The last file is never deleted, and at
+most ``deleteFileBatchMax`` are deleted in one pass, with a pause after each. When the disk is below
+90 % again, the store accepts messages again, also if a failed put had detected the full disk: if
+there is still no room, the next put detects it again.
 
-**Age.** A file is as old as its last record. Of a file that another run has written, the time of
-the first record of the next file is taken: that is when the file was closed, and what Java's file
-time amounts to, but it survives a copy. Without such a record the file stays.
+**Age.** A file is as old as its last record. For a file written by an earlier run, the time of the
+first record of the next file is used: that is when the file was closed, like Java's file time, but
+it survives a copy. Without such a record the file stays.
 
-:class:`Retention` carries it out, one step per turn of the owner::
+:class:`Retention` carries out the plan, one step per turn of the owner::
 
-    tell the listener the range that is about to go
-    retire the file            out of the log at once; out of the directory with its last reader,
-                               or by force two minutes later (mapped_files)
+    call the listener with the range that is about to be deleted
+    retire the file            out of the log at once; out of the directory after its last lease,
+                               or by force two minutes later (file_sequence.py)
     pause, next file ...
     correct the first offset of all queues, some queues a turn
-    delete queue files that lead only to records of removed files, with a pause after each queue
+    delete queue files that point only to records of removed files, with a pause after each queue
     delete index files         by the same rule
 
-A file that is retired and still in the directory is looked at every ``redeleteHangedFileInterval``
-(two minutes), as in Java: somebody may read it for too long, or its removal has failed. Readers
-who return it, and the next file that goes, do not wait for that.
+A retired file that is still in the directory is retried every ``redeleteHangedFileInterval`` (two
+minutes), as in Java: a reader may keep it too long, or its removal has failed. The return of its
+last lease, and the deletion of the next file, remove it earlier.
 
-A file stays as long as some of it is not on disk; and, unless there is no room for it, as long as
-queue entries of its records are in memory alone: after a crash nothing else could tell how far its
+A file stays while some of it is not on disk. It also stays, unless the disk is too full, while
+queue entries of its records are only in memory: after a crash nothing else would show how far its
 queues were numbered.
 
-What a crash leaves: the log begins where it began, or some files later. A file that was retired
-and still in the directory is part of the log again, and so must be its queue entries: hence views
-follow the directory. They may still lead to deleted records, which readers pass over; the first
-pass after a start makes them follow, whatever the log did before.
+What a crash leaves: the log begins where it began, or some files later. A file that was retired and
+is still in the directory is part of the log again, and so must be its queue entries: hence derived
+files follow the directory. They may still point to deleted records, which readers skip; the first
+pass after a start trims them in any case.
 
-Answers to Java's ``CleanCommitLogService``, ``CleanConsumeQueueService``,
+Counterpart of Java's ``CleanCommitLogService``, ``CleanConsumeQueueService``,
 ``CorrectLogicOffsetService`` and ``cleanExpiredConsumerQueue``.
 """
 
@@ -79,7 +79,7 @@ _HOUR_MS: Final = 3_600_000
 
 
 class Facts(NamedTuple):
-    """What there is to know before a pass."""
+    """Input of a decision."""
 
     now_ms: int
     hour: int  # of local time
@@ -102,14 +102,14 @@ class Plan(NamedTuple):
 
 
 class RetentionPolicy:
-    """Decides; remembers nothing but how often an operator's request is still to be followed."""
+    """Decides; its only state is the number of passes left of an operator's request."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.manual_passes = 0
-        self.follow(config)
+        self.apply_settings(config)
 
-    def follow(self, config: StoreConfig) -> None:
-        """Decide by these settings from now on."""
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from now on."""
         self._hours = config.delete_hours
         self._reserved_ms = config.file_reserved_time * _HOUR_MS
         self._batch_max = config.delete_file_batch_max
@@ -120,7 +120,7 @@ class RetentionPolicy:
         self._log_size_max = config.disk_used_bytes_max
 
     def request(self) -> None:
-        """Delete expired files in the next passes, whatever the hour is."""
+        """Delete expired files in the next passes, at any hour."""
         self.manual_passes = MANUAL_PASSES
 
     def decide(self, facts: Facts) -> Plan:
@@ -144,7 +144,7 @@ class RetentionPolicy:
         )
 
     def forecast(self, facts: Facts, ahead_ms: int) -> int:
-        """Files that would go in ``ahead_ms``, or if the log grew by one more file."""
+        """Number of files to be deleted in ``ahead_ms``, or if the log grew by one more file."""
         later = facts._replace(
             now_ms=facts.now_ms + ahead_ms,
             log_disk=_fuller(facts.log_disk, facts.file_size),
@@ -155,7 +155,7 @@ class RetentionPolicy:
         return min(count, len(facts.store_times))
 
     def _expired_count(self, facts: Facts) -> int:
-        """Files from the oldest on whose time is over, up to the first that has some left."""
+        """Number of expired files, from the oldest up to the first that is not."""
         limit = facts.now_ms - self._reserved_ms
         for number, store_time in enumerate(facts.store_times):
             if store_time is None or store_time > limit:
@@ -163,7 +163,7 @@ class RetentionPolicy:
         return len(facts.store_times)
 
     def _surplus_count(self, facts: Facts) -> int:
-        """Files that must go because there is no room for them."""
+        """Number of files to delete because the disk or the log is too full."""
         surplus = 0
         if self._cleans:
             disks = facts.log_disk, facts.queue_disk
@@ -175,13 +175,13 @@ class RetentionPolicy:
 
 
 def _excess(disk: DiskUsage, ratio: float) -> int:
-    """Bytes to be freed until the disk is used to no more than ``ratio``."""
+    """Bytes to free until usage of the disk is no more than ``ratio``."""
     used = disk.total - disk.free
     return used - int(ratio * (used + disk.available))
 
 
 def _fuller(disk: DiskUsage, size: int) -> DiskUsage:
-    """The disk with so many bytes more on it."""
+    """The disk with ``size`` more bytes used."""
     return disk._replace(free=max(0, disk.free - size), available=max(0, disk.available - size))
 
 
@@ -198,7 +198,7 @@ OnDelete: TypeAlias = Callable[[int, int, bool], None]
 
 
 class Retention:
-    """Looks at intervals, and carries out what the policy decides."""
+    """Runs passes at intervals, and carries out what the policy decides."""
 
     def __init__(
         self,
@@ -206,13 +206,13 @@ class Retention:
         flags: RunningFlags,
         *,
         store_time_of: Callable[[int], int | None],
-        views_until: Callable[[], int] | None = None,
+        entries_durable_until: Callable[[], int] | None = None,
         on_delete: OnDelete | None = None,
         hour_of: Callable[[int], int] = local_hour,
     ) -> None:
-        """``store_time_of``: when the record at a log offset was stored, None if there is none.
+        """``store_time_of`` returns the store time of the record at a log offset, or None.
 
-        ``views_until``: records before this log offset have their queue entries on disk.
+        ``entries_durable_until`` returns the log offset before which queue entries are on disk.
         """
         config = parts.config
         self._file_system = parts.files
@@ -221,22 +221,22 @@ class Retention:
         self._index = parts.index
         self._flags = flags
         self._store_time_of = store_time_of
-        self._views_until = views_until
+        self._entries_durable_until = entries_durable_until
         self._scheduler = parts.scheduler
         self._on_delete = on_delete
         self._hour_of = hour_of
         self._policy = RetentionPolicy(config)
         self._queue_path = config.store_path_root_dir / QUEUE_DIRECTORY
         self._redelete_at = 0.0  # when retired files are looked at again
-        self.follow(config)
+        self.apply_settings(config)
         self._timer: TimerHandle | None = None
         self._step_timer: TimerHandle | None = None
         self._work: Iterator[float] | None = None  # a pass under way; yields pauses in seconds
-        self._followed: tuple[int, int] | None = None  # where the log began for the views
+        self._trimmed_to: tuple[int, int] | None = None  # where the log began for the views
 
-    def follow(self, config: StoreConfig) -> None:
-        """Work by these settings from the next look on."""
-        self._policy.follow(config)
+    def apply_settings(self, config: StoreConfig) -> None:
+        """Use these settings from the next pass on."""
+        self._policy.apply_settings(config)
         self._batch_max = config.delete_file_batch_max
         self._interval_s = config.clean_resource_interval / 1000
         self._redelete_interval_s = config.redelete_hanged_file_interval / 1000
@@ -245,41 +245,41 @@ class Retention:
 
     @property
     def is_working(self) -> bool:
-        """Whether a pass is under way."""
+        """Whether a pass is running."""
         return self._work is not None
 
     def start(self) -> None:
-        """Begin to look at intervals."""
+        """Start the timer."""
         self._timer = self._scheduler.call_at(
             self._scheduler.monotonic() + FIRST_PASS_S, self._tick
         )
 
     def stop(self) -> None:
-        """End; a pass under way stays unfinished, and the next start goes on."""
+        """Stop; an unfinished pass is continued by the next start."""
         for timer in (self._timer, self._step_timer):
             if timer is not None:
                 timer.cancel()
         self._work = None
 
     def request_deletion(self) -> None:
-        """Delete expired files soon, whatever the hour is (DELETE_EXPIRED_COMMITLOG)."""
+        """Delete expired files soon, at any hour (DELETE_EXPIRED_COMMITLOG)."""
         self._policy.request()
 
-    def doomed_until(self, ahead_ms: int) -> int:
-        """Up to which log offset records may soon be gone; raises StoreFileError.
+    def expiring_until(self, ahead_ms: int) -> int:
+        """Log offset before which records may soon be deleted; raises StoreFileError.
 
-        Counted are files that expire within ``ahead_ms``, at whatever hour they are deleted then,
-        and those that have to make room for one file more.
+        Counts files that expire within ``ahead_ms``, at any hour, and those that have to make room
+        for one more file.
         """
         count = self._policy.forecast(self._facts(), ahead_ms)
         files = self._log
         return files.files[count - 1].end_offset if count else files.min_offset
 
     def clean_expired_queue(self, queue: EntryQueue, keep: Collection[str] = ()) -> bool:
-        """Delete a queue if its messages are all gone; say whether it was deleted.
+        """Delete a queue if all its messages were deleted; return whether it was deleted.
 
-        Those of system topics stay, and those of topics in ``keep``. The numbering of a deleted
-        queue begins anew. (CLEAN_EXPIRED_CONSUMEQUEUE, queue by queue)
+        Queues of system topics and of topics in ``keep`` stay. The numbering of a deleted queue
+        restarts. (CLEAN_EXPIRED_CONSUMEQUEUE, queue by queue)
         """
         is_gone = 0 <= queue.max_log_offset < self._log.removed_until
         is_idle = queue.next_offset == queue.max_offset  # no message waits to be dispatched
@@ -307,7 +307,7 @@ class Retention:
         plan = self._policy.decide(facts)
         self._set_flag(StoreFlag.DISK_FULL, plan.log_disk_full, facts.log_disk)
         self._set_flag(StoreFlag.LOGIC_DISK_FULL, plan.queue_disk_full, facts.queue_disk)
-        is_behind = self._beginning() != self._followed
+        is_behind = self._log_start() != self._trimmed_to
         if self._work is None and (plan.delete_count or is_behind):
             self._work = self._pass(plan)
             self._step()
@@ -355,7 +355,7 @@ class Retention:
     # ---- a pass ----------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Go on with the pass until it wants to pause."""
+        """Continue the pass until its next pause."""
         self._step_timer = None
         if self._work is None:
             return
@@ -376,17 +376,21 @@ class Retention:
             if not self._delete_oldest(forced=number < plan.forced_count):
                 break
             yield self._log_pause_s
-        yield from self._follow()
+        yield from self._trim_derived_files()
 
     def _delete_oldest(self, *, forced: bool) -> bool:
-        """Take the oldest file out of the log; False if it may not go."""
+        """Take the oldest file out of the log; False if it must stay."""
         files = self._log
         if len(files.files) < 2:
             return False
         file = files.files[0]
         if file.end_offset > files.flushed_where:
             return False  # what is not on disk yet is no old message
-        if not forced and self._views_until is not None and file.end_offset > self._views_until():
+        if (
+            not forced
+            and self._entries_durable_until is not None
+            and file.end_offset > self._entries_durable_until()
+        ):
             return False  # a crash would lose the numbering of its queues
         if self._on_delete is not None:
             try:
@@ -398,13 +402,13 @@ class Retention:
         files.retire_oldest(self._scheduler.monotonic())
         return True
 
-    def _beginning(self) -> tuple[int, int]:
+    def _log_start(self) -> tuple[int, int]:
         """Where the log begins for readers, and on disk."""
         return self._log.min_offset, self._log.removed_until
 
-    def _follow(self) -> Iterator[float]:
-        """Let the views begin where the log does."""
-        log_min, removed_until = beginning = self._beginning()
+    def _trim_derived_files(self) -> Iterator[float]:
+        """Let the derived files begin where the log does."""
+        log_min, removed_until = beginning = self._log_start()
         for number, queue in enumerate(self._queues, 1):
             queue.correct_min(log_min)
             if number % QUEUES_PER_TURN == 0:
@@ -416,4 +420,4 @@ class Retention:
                 yield 0.0
         if self._index is not None:
             self._index.delete_before(removed_until)
-        self._followed = beginning
+        self._trimmed_to = beginning

@@ -1,7 +1,8 @@
-"""What the store may do right now: readable, writeable, and why not.
+"""Running flags: whether the store is readable and writeable now, and why not.
 
 Bits as in Java's ``RunningFlags``, because admin tools show the number. A store with any bit but
-NOT_READABLE refuses puts; entries of the views are made nevertheless, for what is in the log.
+NOT_READABLE and INDEX_ERROR refuses puts; entries of the derived files are still made for records
+that are in the log.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BLOCK_WRITES: Final = int(
 
 
 class RunningFlags:
-    """The bits, and the two questions asked for every message."""
+    """The bits, and the two answers that every message needs."""
 
     __slots__ = ("bits", "readable", "writeable")
 
@@ -42,7 +43,7 @@ class RunningFlags:
         self.writeable = True
 
     def set(self, flag: StoreFlag, on: bool = True) -> bool:
-        """Set or clear a bit; whether that changed anything."""
+        """Set or clear a bit; return whether that changed anything."""
         bits = self.bits | flag if on else self.bits & ~flag
         changed = bits != self.bits
         self.bits = int(bits)

@@ -1,10 +1,10 @@
-"""How a put or a get ended: the store's own statuses and the response codes they become.
+"""Results of puts and gets: the store's statuses and the response codes they become.
 
-A status says what happened to the message, a response code what the client is told; several
-statuses share a code. The pairs stand here, beside the statuses, so that no handler keeps a second
+A status says what happened to the message, a response code is what the client gets; several
+statuses share a code. The pairs are defined beside the statuses, so that no handler needs a second
 table.
 
-Answers to Java's ``PutMessageStatus``, ``PutMessageResult``, ``GetMessageStatus`` and to the
+Counterpart of Java's ``PutMessageStatus``, ``PutMessageResult``, ``GetMessageStatus`` and of the
 switches over them in ``SendMessageProcessor`` and ``PullMessageProcessor``.
 """
 
@@ -20,7 +20,7 @@ from skylark.wire.codes import ResponseCode
 
 
 class PutStatus(enum.Enum):
-    """What became of a message; ``code`` is what the producer is answered."""
+    """Result of a put; ``code`` is the response code for the producer."""
 
     PUT_OK = "PUT_OK", ResponseCode.SUCCESS
     # Stored, but fewer copies or less durable than asked for: the producer gets a send status
@@ -48,7 +48,7 @@ class PutStatus(enum.Enum):
 
     @property
     def stored(self) -> bool:
-        """Whether the message is in the log, so that the answer carries its offsets."""
+        """Whether the message is in the log, so that the response contains its offsets."""
         return self.code in _STORED_CODES
 
 
@@ -63,7 +63,7 @@ _STORED_CODES = frozenset(
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message, or the first of a batch, was put; zeros when it was not stored."""
+    """Where a message, or the first of a batch, was stored; zeros when it was not."""
 
     status: PutStatus
     log_offset: int = 0
@@ -74,12 +74,12 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_offset(self) -> int:
-        """Where the log continues: the offset that a flush must reach."""
+        """End of the records in the log: the offset that a flush must reach."""
         return self.log_offset + self.size
 
 
 class GetStatus(enum.Enum):
-    """What a read of a queue found."""
+    """Result of reading a queue."""
 
     FOUND = "FOUND", ResponseCode.SUCCESS
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE", ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -100,15 +100,18 @@ class GetStatus(enum.Enum):
 
     @property
     def remark(self) -> str:
-        """The remark of the answer. Java makes a queue when it is first asked for, so a client
-        never hears that there is none: it hears that the queue is empty."""
+        """The remark of the response.
+
+        Java creates a queue at the first read, so a client is never told that a queue does not
+        exist, but that it is empty.
+        """
         absent = self is GetStatus.NO_MATCHED_LOGIC_QUEUE
         return GetStatus.NO_MESSAGE_IN_QUEUE.name if absent else self.name
 
     def pull_code(self, queue_offset: int) -> ResponseCode:
-        """The answer to a pull that asked for ``queue_offset``.
+        """The response code of a pull that asked for ``queue_offset``.
 
-        A consumer that asks an empty queue for anything but its start is moved to the start.
+        A consumer that asks an empty queue for any offset but 0 is moved to its start.
         """
         if queue_offset != 0 and self in _EMPTY_QUEUE:
             return ResponseCode.PULL_OFFSET_MOVED

@@ -1,9 +1,9 @@
-"""The transient pool: appends go to memory, and a commit writes them to the file a little later.
+"""Transient store pool: appends go to memory, and a commit writes them to the file a little later.
 
-With ``transientStorePoolEnable`` an append never touches a page of the file, so that it cannot wait
-for the kernel's write-back. The price is stated by the setting: **what is not committed is in this
-process alone**. A kill -9 loses it, up to ``commitIntervalCommitLog`` of messages, where a store
-without the pool loses nothing; and readers see a message only once it is committed.
+With ``transientStorePoolEnable`` an append never touches a page of the file, so it cannot wait for
+the kernel's write-back. The price: **bytes that are not committed are only in this process**. A
+kill -9 loses them, up to ``commitIntervalCommitLog`` of messages, where a store without the pool
+loses nothing; and readers see a message only once it is committed.
 
 ::
 
@@ -11,16 +11,16 @@ without the pool loses nothing; and readers see a message only once it is commit
                wrote             committed                              flushed
 
 :class:`TransientPool` holds ``transientStorePoolSize`` buffers of one log file each. A file borrows
-one when it becomes the last, and gives it back when all of it is committed. When the pool is empty,
-the next file is written directly (or, with ``fastFailIfNoBufferInStorePool``, not made at all), and
-the broker refuses sends before they get here (:attr:`TransientPool.is_empty`).
+one when it becomes the last, and returns it when all of it is committed. When the pool is empty,
+the next file is written directly (or, with ``fastFailIfNoBufferInStorePool``, not created), and the
+broker refuses sends earlier (:attr:`TransientPool.is_empty`).
 
-:class:`CommitService` decides when: every ``commitIntervalCommitLog``, or woken by a put, if enough
-pages wait or the thorough interval has passed. The writing is done by a worker; the bytes before
-``wrote`` never change, so the append may go on meanwhile.
+:class:`CommitService` commits every ``commitIntervalCommitLog``, or when a put wakes it, if enough
+pages wait or the thorough interval has passed. A worker writes; the bytes before ``wrote`` never
+change, so appends may continue meanwhile.
 
 Java locks the buffers into RAM; here they are ordinary memory, which a machine without swap keeps
-in RAM as well. Answers to Java's ``TransientStorePool`` and ``CommitRealTimeService``.
+in RAM as well. Counterpart of Java's ``TransientStorePool`` and ``CommitRealTimeService``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from skylark.core.errors import StoreError
 from skylark.store.config import StoreConfig
 from skylark.store.errors import StoreFileError
-from skylark.store.group_commit import Rounds
+from skylark.store.group_commit import GroupCommit
 from skylark.store.mapped_file import MappedFile
 from skylark.store.owner_thread import Post, Scheduler
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolEmptyError(StoreError):
-    """No buffer is free, and the settings forbid to do without (CREATE_MAPPED_FILE_FAILED)."""
+    """No buffer is free, and the settings require one (CREATE_MAPPED_FILE_FAILED)."""
 
     retriable: ClassVar[bool] = True
 
@@ -63,7 +63,7 @@ class TransientPool:
 
     @property
     def available(self) -> int:
-        """Buffers that are free or not made yet."""
+        """Buffers that are free or not allocated yet."""
         return len(self._free) + self._count - self._made
 
     @property
@@ -84,7 +84,7 @@ class TransientPool:
         return None
 
     def give_back(self, memory: memoryview) -> None:
-        """Return a buffer; what it holds stays, and is overwritten before it is committed."""
+        """Return a buffer; its content stays, and is overwritten before it is committed."""
         assert len(memory) == self._file_size
         self._free.append(memory)
 
@@ -104,10 +104,10 @@ class CommitRange(NamedTuple):
     data: memoryview
 
 
-class CommitService(Rounds[CommitRange]):
-    """Writes pooled bytes to their files; ``on_committed(offset)`` says how far readers may go.
+class CommitService(GroupCommit[CommitRange]):
+    """Writes pooled bytes to their files; calls ``on_committed`` with the new readable end.
 
-    :meth:`wake` is for every put, if ``wakeCommitWhenPutMessage``.
+    Every put calls :meth:`wake` if ``wakeCommitWhenPutMessage`` is set.
     """
 
     def __init__(
@@ -120,20 +120,11 @@ class CommitService(Rounds[CommitRange]):
         post: Post,
         on_committed: Callable[[int], None],
     ) -> None:
-        super().__init__(
-            files,
-            scheduler=scheduler,
-            executor=executor,
-            post=post,
-            interval_ms=config.commit_interval_commit_log,
-            thorough_ms=config.commit_commit_log_thorough_interval,
-            least_pages=config.commit_commit_log_least_pages,
-        )
+        super().__init__(files, config, scheduler=scheduler, executor=executor, post=post)
         self._on_committed = on_committed
-        self._told = files.committed_where
+        self._notified_until = files.committed_where
 
-    def follow(self, config: StoreConfig) -> None:
-        """Work by these settings from the next look on."""
+    def apply_settings(self, config: StoreConfig) -> None:
         self._interval_s = config.commit_interval_commit_log / 1000
         self._thorough_s = config.commit_commit_log_thorough_interval / 1000
         self._least_pages = config.commit_commit_log_least_pages
@@ -144,7 +135,7 @@ class CommitService(Rounds[CommitRange]):
             memory, start, end = file.pooled, file.committed, file.wrote
             if memory is None:
                 continue  # written directly
-            if not file.is_worth(start, end, least_pages):
+            if not file.is_due(start, end, least_pages):
                 break
             ranges.append(CommitRange(file, start, memory[start:end]))
         if not ranges:
@@ -165,6 +156,6 @@ class CommitService(Rounds[CommitRange]):
 
     def _notify(self) -> None:
         committed_where = self._files.committed_where
-        if committed_where != self._told:  # less after a truncation
-            self._told = committed_where
+        if committed_where != self._notified_until:  # less after a truncation
+            self._notified_until = committed_where
             self._on_committed(committed_where)

@@ -9,7 +9,7 @@ import pytest
 from skylark.replication.ack_wait import AckWaiters
 from skylark.replication.config import ReplicationConfig
 from skylark.store.store_results import PutStatus
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 OK = PutStatus.PUT_OK
 LATE = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -19,9 +19,9 @@ class Bench:
     """Waiters, and the answers they gave."""
 
     def __init__(self, *, near: bool = True, **settings: Any) -> None:
-        self.hands = Hands()
+        self.owner = ManualOwner()
         config = ReplicationConfig(in_sync_replicas=2, **settings)
-        self.waiters = AckWaiters(config, self.hands, is_slave_near=lambda: near)
+        self.waiters = AckWaiters(config, self.owner, is_slave_near=lambda: near)
         self.answers: list[tuple[int, PutStatus]] = []
 
     def put(self, end: int, disk: PutStatus | None = OK) -> Any:
@@ -48,13 +48,13 @@ def test_one_acknowledgement_releases_all_it_covers_in_order() -> None:
 def test_nobody_waits_longer_than_slave_timeout() -> None:
     bench = Bench()
     bench.put(100)
-    bench.hands.advance(1_000)
+    bench.owner.advance(1_000)
     bench.put(200)
-    bench.hands.advance(1_999)
+    bench.owner.advance(1_999)
     assert bench.answers == []
-    bench.hands.advance(1)
+    bench.owner.advance(1)
     assert bench.answers == [(100, LATE)]
-    bench.hands.advance(1_000)
+    bench.owner.advance(1_000)
     assert bench.answers == [(100, LATE), (200, LATE)]
     assert bench.waiters.timeout_count == 2
     bench.waiters.confirm(300)
@@ -78,7 +78,7 @@ def test_the_status_of_the_slaves_wins() -> None:
     bench.put(200, disk=PutStatus.FLUSH_DISK_TIMEOUT)
     bench.waiters.confirm(100)
     assert bench.answers == [(100, PutStatus.FLUSH_DISK_TIMEOUT)]
-    bench.hands.advance(3_000)
+    bench.owner.advance(3_000)
     assert bench.answers[1:] == [(200, LATE)]
 
 
@@ -102,7 +102,7 @@ def test_who_stops_lets_nobody_wait() -> None:
     bench.waiters.stop()
     bench.put(200)
     assert bench.answers == [(100, LATE), (200, LATE)]
-    assert bench.hands.timer_count == 0
+    assert bench.owner.timer_count == 0
 
 
 def test_a_waiter_that_fails_does_not_keep_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,12 +121,12 @@ def test_a_waiter_that_fails_does_not_keep_others_waiting(caplog: pytest.LogCapt
 def test_a_shorter_time_holds_for_those_who_wait_too() -> None:
     bench = Bench()
     bench.put(100)
-    bench.hands.advance(500)
+    bench.owner.advance(500)
     bench.waiters.follow(ReplicationConfig(in_sync_replicas=2, slave_timeout=1_000))
     bench.put(200)
-    bench.hands.advance(999)
+    bench.owner.advance(999)
     assert bench.answers == []
-    bench.hands.advance(1)
+    bench.owner.advance(1)
     assert bench.answers == [(100, LATE), (200, LATE)]
 
 
@@ -135,7 +135,7 @@ def test_a_longer_time_holds_for_those_who_come() -> None:
     bench.put(100)
     bench.waiters.follow(ReplicationConfig(in_sync_replicas=2, slave_timeout=9_000))
     bench.put(200)
-    bench.hands.advance(3_000)
+    bench.owner.advance(3_000)
     assert bench.answers == [(100, LATE)]
-    bench.hands.advance(6_000)
+    bench.owner.advance(6_000)
     assert bench.answers == [(100, LATE), (200, LATE)]

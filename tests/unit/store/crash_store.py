@@ -17,7 +17,7 @@ from skylark.store.batch_queue import BatchQueue
 from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog, Draft, topic_field
 from skylark.store.config import StoreConfig
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileSystem
 from skylark.store.index import IndexService
@@ -30,7 +30,7 @@ from skylark.wire.batch import Batch, BatchMessage, encode_batch
 from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
 from skylark.wire.message import MessageRecord, decode_record, pack_host
 from skylark.wire.properties import encode_properties
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 ROOT = Path("/store")
 HOST = pack_host("127.0.0.1", 10911)
@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Ticks(Hands):
+class Ticks(ManualOwner):
     """A clock that the test sets."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class CrashStore:
         self.time: TimeSource = time or self.ticks
         self.config = StoreConfig(store_path_root_dir=root, **{**SMALL, **settings})
         config = self.config
-        self.views = ViewSync(files)
+        self.dirty_ranges = DirtyRanges(files)
         self.log_files = MappedFiles(
             config.commit_log_path,
             config.mapped_file_size_commit_log,
@@ -91,7 +91,7 @@ class CrashStore:
         self.queues = ConsumeQueues(
             files,
             root,
-            self.views,
+            self.dirty_ranges,
             queue_file_size=config.consume_queue_file_size,
             batch_queue_file_size=config.mapper_file_size_batch_consume_queue,
             tail_size_max=config.consume_queue_tail_size_max,
@@ -102,7 +102,7 @@ class CrashStore:
             self.index = IndexService(
                 files,
                 root / "index",
-                self.views,
+                self.dirty_ranges,
                 self.time,
                 slot_count=config.max_hash_slot_num,
                 entry_count_max=config.max_index_num,
@@ -234,11 +234,11 @@ class CrashStore:
         """Write and sync the views, and let the checkpoint say so."""
         timestamp, offset = self.dispatch.dispatched_timestamp, self.dispatch.dispatched_until
         self.write_views()
-        batch = self.views.begin()
+        batch = self.dirty_ranges.begin()
         try:
             batch.run()
         finally:
-            self.views.finish(batch)
+            self.dirty_ranges.finish(batch)
         if self.log_files.flushed_where == self.log_files.wrote_end:
             self.checkpoint.physic_msg_timestamp = self.log.last_store_timestamp
         behind = self.index is not None and self.index.behind_from is not None
@@ -301,7 +301,7 @@ class CrashStore:
         return self.index.query(topic, key).log_offsets
 
 
-def view_files(files: FileSystem, root: Path = ROOT) -> dict[str, bytes]:
+def derived_files(files: FileSystem, root: Path = ROOT) -> dict[str, bytes]:
     """All queue and index files by name; the index by number, for its names are times."""
     found: dict[str, bytes] = {}
 
@@ -384,7 +384,7 @@ def overwrite(disk: FaultyFileSystem, log_offset: int, content: bytes) -> None:
 def state(disk: FaultyFileSystem) -> dict[str, bytes]:
     """Every file of log and views."""
     files = {entry.name: disk.read_file(LOG / entry.name) for entry in disk.list_directory(LOG)}
-    return files | view_files(disk)
+    return files | derived_files(disk)
 
 
 def assert_complete(store: CrashStore, numbers: range = range(MESSAGES)) -> None:

@@ -10,7 +10,7 @@ from skylark.store.checkpoint import AbortFile, Checkpoint
 from skylark.store.commit_log import CommitLog, Draft
 from skylark.store.config import StoreConfig
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.file_sequence import MappedFiles
 from skylark.store.file_system import FileSystem
 from skylark.store.index import IndexService
@@ -23,7 +23,7 @@ from skylark.store.running_flags import RunningFlags
 from skylark.store.store_results import GetStatus, PutResult, PutStatus
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.message import MessageRecord, iter_records, pack_host
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 ROOT = Path("/store")
 FILE_SIZE = 16 << 10
@@ -33,7 +33,7 @@ ALL_RAM = 1 << 40  # everything counts as in memory
 
 
 class SmallStore:
-    """Everything a reader and a retention need; time stands still unless ``hands`` move it."""
+    """Everything a reader and a retention need; time stands still unless ``owner`` move it."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class SmallStore:
             "mapped_file_size_consume_queue": QUEUE_FILE_ENTRIES * 20,
             **settings,
         }
-        self.hands = Hands()
+        self.owner = ManualOwner()
         self.files = files
         self.config = StoreConfig(store_path_root_dir=root, **settings)
-        self.views = ViewSync(files)
+        self.dirty_ranges = DirtyRanges(files)
         self.log = CommitLog(
             MappedFiles(
                 self.config.commit_log_path,
@@ -61,17 +61,17 @@ class SmallStore:
                 files=files,
                 allocator=Allocator(files),
             ),
-            self.hands,
+            self.owner,
             HOST,
         )
         self.queues = ConsumeQueues(
-            files, root, self.views, queue_file_size=self.config.consume_queue_file_size
+            files, root, self.dirty_ranges, queue_file_size=self.config.consume_queue_file_size
         )
         self.index = IndexService(
             files,
             root / "index",
-            self.views,
-            self.hands,
+            self.dirty_ranges,
+            self.owner,
             slot_count=index_slots,
             entry_count_max=index_entries,
         )
@@ -89,7 +89,7 @@ class SmallStore:
             tags_codes=TagsCodes(),
             checkpoint=self.checkpoint,
             abort=AbortFile(files, root),
-            scheduler=self.hands,
+            scheduler=self.owner,
         )
 
     def make_reader(self, *, ram_size: int = ALL_RAM, **settings: Any) -> Reader:
@@ -124,7 +124,7 @@ class SmallStore:
                 queue_id,
                 body,
                 raw.encode(),
-                born_timestamp=self.hands.now_ms(),
+                born_timestamp=self.owner.now_ms(),
                 born_host=HOST,
             )
         )
@@ -163,7 +163,7 @@ def memory_store(**settings: Any) -> SmallStore:
 def retire_first_file(store: SmallStore) -> int:
     """Delete the first file of the log but leave the queues as they are; the queue offset."""
     store.log.files.sync()
-    retired = store.log.files.retire_oldest(store.hands.monotonic())
+    retired = store.log.files.retire_oldest(store.owner.monotonic())
     assert retired is not None
     queue = store.queues.get_or_create("T", 0)
     log_min = store.log.min_offset

@@ -16,7 +16,7 @@ from skylark.store.file_sequence import MappedFiles
 from skylark.store.files import OsFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.message import pack_host
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 V4, V6 = pack_host("127.0.0.1", 10911), pack_host("::1", 10911)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -60,7 +60,7 @@ def make_log(root: Path, store_host: bytes, *, property_crc: bool) -> CommitLog:
     system = OsFileSystem()
     files = MappedFiles(root, 1 << 20, files=system, allocator=Allocator(system))
     files.load()
-    return CommitLog(files, Hands(), store_host, property_crc=property_crc)
+    return CommitLog(files, ManualOwner(), store_host, property_crc=property_crc)
 
 
 @pytest.fixture(scope="module", params=[(V4, False), (V4, True), (V6, False)])

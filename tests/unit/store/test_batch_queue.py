@@ -9,7 +9,7 @@ import pytest
 
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import Boundary, Dispatched, QueueEntry, Tails
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.queue_files import QueueFiles, QueueHandles
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.layout import BATCH_CQ_ENTRY
@@ -22,7 +22,7 @@ T0 = 1_700_000_000_000
 def open_queue(
     disk: FaultyFileSystem, *, clean: bool = True, synced_until: int | None = None
 ) -> BatchQueue:
-    handles = QueueHandles(disk, ViewSync(disk), open_files_max=2)
+    handles = QueueHandles(disk, DirtyRanges(disk), open_files_max=2)
     queue = BatchQueue("T", 0, QueueFiles(handles, DIRECTORY, SIZE), Tails(recent_size=140))
     if disk.exists(DIRECTORY):
         queue.load(clean=clean)

@@ -16,7 +16,7 @@ from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.layout import BLANK_RECORD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from skylark.wire.message import Verify, decode_record, pack_host
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 HOST = pack_host("127.0.0.1", 10911)
 HOST_V6 = pack_host("::1", 10911)
@@ -28,7 +28,7 @@ def make_log(root: Path, *, file_size: int = 4096, **options: bool) -> CommitLog
     system = OsFileSystem()
     files = MappedFiles(root / "log", file_size, files=system, allocator=Allocator(system))
     files.load()
-    return CommitLog(files, Hands(), HOST, **options)
+    return CommitLog(files, ManualOwner(), HOST, **options)
 
 
 def draft(body: bytes = b"Hello", **fields: object) -> Draft:
@@ -126,7 +126,7 @@ def test_a_failed_append_changes_nothing() -> None:
     system.make_directories(root)
     files = MappedFiles(root / "log", 4096, files=system, allocator=Allocator(system))
     files.load()
-    log = CommitLog(files, Hands(), HOST)
+    log = CommitLog(files, ManualOwner(), HOST)
     for number in range(20):
         before = log.max_offset
         try:

@@ -16,7 +16,7 @@ from skylark.store.consume_queue import (
     QueueEntry,
     Tails,
 )
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
@@ -39,7 +39,7 @@ def open_queue(
     synced_until: int | None = None,
 ) -> ConsumeQueue:
     """A queue with files of ten entries that keeps five in memory, recovered if it exists."""
-    handles = QueueHandles(files, ViewSync(files), open_files_max=2)
+    handles = QueueHandles(files, DirtyRanges(files), open_files_max=2)
     tails = Tails(size_max=tail_size_max, recent_size=recent_size)
     queue = ConsumeQueue("T", 0, QueueFiles(handles, directory, SIZE), tails)
     if files.exists(directory):
@@ -198,7 +198,7 @@ def test_a_full_disk_does_not_fail_an_append() -> None:
 
 def test_files_must_hold_whole_entries() -> None:
     disk = FaultyFileSystem()
-    handles = QueueHandles(disk, ViewSync(disk))
+    handles = QueueHandles(disk, DirtyRanges(disk))
     with pytest.raises(ValueError, match="no whole entries"):
         ConsumeQueue("T", 0, QueueFiles(handles, DIRECTORY, 210), Tails())
 

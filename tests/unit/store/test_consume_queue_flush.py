@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skylark.store.checkpoint import Checkpoint
-from skylark.store.consume_queue_flush import ViewFlush
+from skylark.store.consume_queue_flush import DerivedFileFlush
 from skylark.store.errors import StoreFileError
 from skylark.store.running_flags import StoreFlag
 from skylark.testing.fault_plan import FaultPlan
@@ -24,15 +24,15 @@ class Flushing:
         self.system = FaultyFileSystem(plan)
         self.system.make_directories(ROOT)
         self.store = SmallStore(self.system, ROOT)
-        self.hands = self.store.hands
+        self.owner = self.store.owner
         self.checkpoint = self.store.checkpoint
-        self.flush = ViewFlush(
+        self.flush = DerivedFileFlush(
             self.store.parts,
             self.store.dispatch,
-            self.store.views,
+            self.store.dirty_ranges,
             self.store.flags,
-            executor=self.hands,
-            post=self.hands.post,
+            executor=self.owner,
+            post=self.owner.post,
         )
         self.flush.start()
 
@@ -47,9 +47,9 @@ def test_the_checkpoint_moves_only_when_the_entries_are_on_disk() -> None:
     flushing = Flushing()
     result = flushing.store.put(b"x")
     flushing.store.log.files.sync()
-    flushing.hands.advance(1000, worker=False)
+    flushing.owner.advance(1000, worker=False)
     assert flushing.checkpoint.logics_physical_offset == 0  # the worker has not synced yet
-    flushing.hands.settle()
+    flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == result.log_offset + result.size
     assert flushing.checkpoint.logics_msg_timestamp == result.store_timestamp
     assert flushing.checkpoint.physic_msg_timestamp == result.store_timestamp
@@ -63,19 +63,19 @@ def test_a_failed_sync_leaves_the_checkpoint_and_is_repeated() -> None:
     flushing.store.put(b"x")
     flushing.store.log.files.sync()
     plan.at("files.sync", error=5)
-    flushing.hands.advance(1000)
-    flushing.hands.settle()
+    flushing.owner.advance(1000)
+    flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == 0
-    flushing.hands.advance(6000)
-    flushing.hands.settle()
+    flushing.owner.advance(6000)
+    flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == flushing.store.log.max_offset
 
 
 def test_a_log_that_is_not_on_disk_is_not_vouched_for() -> None:
     flushing = Flushing()
     flushing.store.put(b"x")
-    flushing.hands.advance(1000)
-    flushing.hands.settle()
+    flushing.owner.advance(1000)
+    flushing.owner.settle()
     assert flushing.checkpoint.physic_msg_timestamp == 0
     assert flushing.checkpoint.logics_physical_offset == 0
 
@@ -84,14 +84,14 @@ def test_while_the_index_is_behind_the_checkpoint_stands() -> None:
     flushing = Flushing()
     first = flushing.store.put(b"x")
     flushing.store.log.files.sync()
-    flushing.hands.advance(1000)
-    flushing.hands.settle()
+    flushing.owner.advance(1000)
+    flushing.owner.settle()
     assert flushing.store.index is not None
     flushing.store.index.mark_behind(first.log_offset + first.size)
     flushing.store.put(b"x")
     flushing.store.log.files.sync()
-    flushing.hands.advance(6000)
-    flushing.hands.settle()
+    flushing.owner.advance(6000)
+    flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == first.log_offset + first.size
 
 
@@ -100,10 +100,10 @@ def test_entries_that_cannot_be_written_stop_the_store_until_they_can() -> None:
     flushing = Flushing(plan)
     flushing.store.put(b"x")
     plan.at("files.*", nth=range(1, 50), error=28)
-    flushing.hands.advance(1000)
+    flushing.owner.advance(1000)
     assert flushing.store.flags.has(StoreFlag.LOGICS_ERROR)
     plan.clear()
-    flushing.hands.advance(1000)
+    flushing.owner.advance(1000)
     assert not flushing.store.flags.has(StoreFlag.LOGICS_ERROR)
 
 
@@ -127,5 +127,5 @@ def test_flush_soon_does_not_wait_for_the_interval() -> None:
     flushing.store.put(b"x")
     flushing.store.log.files.sync()
     flushing.flush.flush_soon()
-    flushing.hands.settle()
+    flushing.owner.settle()
     assert flushing.checkpoint.logics_physical_offset == flushing.store.log.max_offset

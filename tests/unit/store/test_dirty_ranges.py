@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError, StoreSyncError
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
@@ -22,27 +22,29 @@ def disk_with_files(plan: FaultPlan | None = None) -> FaultyFileSystem:
     return disk
 
 
-def write(disk: FaultyFileSystem, views: ViewSync, path: Path, offset: int, data: bytes) -> None:
+def write(
+    disk: FaultyFileSystem, dirty_ranges: DirtyRanges, path: Path, offset: int, data: bytes
+) -> None:
     handle = disk.open_file(path)
     handle.write(offset, data)
     handle.close()
-    views.wrote(path, offset, offset + len(data))
+    dirty_ranges.wrote(path, offset, offset + len(data))
 
 
 @pytest.mark.parametrize("seed", range(10))  # each draws other odds for the power loss
 def test_a_batch_makes_everything_noted_durable(seed: int) -> None:
     disk = disk_with_files(FaultPlan(seed))
-    views = ViewSync(disk)
-    write(disk, views, A, 10, b"aaa")
-    write(disk, views, A, 5000, b"aaa")
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 10, b"aaa")
+    write(disk, dirty_ranges, A, 5000, b"aaa")
     disk.create_file(Path("/views/c"), 100).close()
-    views.wrote(Path("/views/c"), 0, 0)
-    views.renamed(Path("/views"))
-    batch = views.begin()
+    dirty_ranges.wrote(Path("/views/c"), 0, 0)
+    dirty_ranges.directory_changed(Path("/views"))
+    batch = dirty_ranges.begin()
     assert batch.ranges == {A: (10, 5003), Path("/views/c"): (0, 0)}
     batch.run()
-    views.finish(batch)
-    assert not views.pending
+    dirty_ranges.finish(batch)
+    assert not dirty_ranges.pending
     survivor = disk.power_loss()
     assert survivor.read_file(A)[10:13] == survivor.read_file(A)[5000:5003] == b"aaa"
     assert survivor.read_file(Path("/views/c")) == bytes(100)
@@ -50,14 +52,14 @@ def test_a_batch_makes_everything_noted_durable(seed: int) -> None:
 
 def test_what_is_noted_during_a_batch_waits_for_the_next() -> None:
     disk = disk_with_files()
-    views = ViewSync(disk)
-    write(disk, views, A, 0, b"1")
-    batch = views.begin()
-    write(disk, views, B, 0, b"2")
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 0, b"1")
+    batch = dirty_ranges.begin()
+    write(disk, dirty_ranges, B, 0, b"2")
     batch.run()
-    views.finish(batch)
-    assert views.pending
-    assert views.begin().ranges == {B: (0, 1)}
+    dirty_ranges.finish(batch)
+    assert dirty_ranges.pending
+    assert dirty_ranges.begin().ranges == {B: (0, 1)}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -65,20 +67,20 @@ def test_a_failed_sync_is_repeated_and_its_pages_written_again(seed: int) -> Non
     plan = FaultPlan(seed)
     plan.at("files.sync", nth=1, error=errno.EIO)
     disk = disk_with_files(plan)
-    views = ViewSync(disk)
-    write(disk, views, A, 7, b"lost")
-    write(disk, views, B, 7, b"kept")
-    views.renamed(Path("/views"))
-    batch = views.begin()
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 7, b"lost")
+    write(disk, dirty_ranges, B, 7, b"kept")
+    dirty_ranges.directory_changed(Path("/views"))
+    batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError, match="EIO"):
         batch.run()
-    views.finish(batch)
-    again = views.begin()
+    dirty_ranges.finish(batch)
+    again = dirty_ranges.begin()
     assert again.ranges == {A: (7, 11)}  # B was synced although A failed
     assert list(again.directories) == [Path("/views")]  # names wait for all bytes
     again.run()
-    views.finish(again)
-    assert not views.pending
+    dirty_ranges.finish(again)
+    assert not dirty_ranges.pending
     assert disk.power_loss().read_file(A)[7:11] == b"lost"
 
 
@@ -86,44 +88,44 @@ def test_a_failed_directory_is_repeated() -> None:
     plan = FaultPlan(1)
     plan.at("files.sync_directory", nth=1, error=errno.EIO)
     disk = disk_with_files(plan)
-    views = ViewSync(disk)
-    views.renamed(Path("/views"))
-    views.renamed(Path("/"))
-    batch = views.begin()
+    dirty_ranges = DirtyRanges(disk)
+    dirty_ranges.directory_changed(Path("/views"))
+    dirty_ranges.directory_changed(Path("/"))
+    batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError):
         batch.run()
-    views.finish(batch)
-    assert list(views.begin().directories) == [Path("/views")]
+    dirty_ranges.finish(batch)
+    assert list(dirty_ranges.begin().directories) == [Path("/views")]
 
 
 def test_files_and_directories_that_went_are_no_failure() -> None:
     disk = disk_with_files()
-    views = ViewSync(disk)
-    write(disk, views, A, 0, b"1")
-    write(disk, views, B, 0, b"1")
-    views.renamed(Path("/gone"))
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 0, b"1")
+    write(disk, dirty_ranges, B, 0, b"1")
+    dirty_ranges.directory_changed(Path("/gone"))
     disk.remove(A)  # behind our back
     disk.remove(B)
-    views.removed(B)
-    batch = views.begin()
+    dirty_ranges.removed(B)
+    batch = dirty_ranges.begin()
     assert list(batch.ranges) == [A]
     batch.run()
-    views.finish(batch)
-    assert not views.pending
+    dirty_ranges.finish(batch)
+    assert not dirty_ranges.pending
 
 
 def test_a_file_that_fails_and_then_goes_is_forgotten() -> None:
     plan = FaultPlan(1)
     plan.at("files.sync", nth=1, error=errno.EIO)
     disk = disk_with_files(plan)
-    views = ViewSync(disk)
-    write(disk, views, A, 0, b"1")
-    batch = views.begin()
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 0, b"1")
+    batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError):
         batch.run()
     disk.remove(A)
-    views.finish(batch)
-    assert views.begin().ranges == {}
+    dirty_ranges.finish(batch)
+    assert dirty_ranges.begin().ranges == {}
 
 
 def test_no_batch_begins_while_failed_pages_cannot_be_marked() -> None:
@@ -132,25 +134,25 @@ def test_no_batch_begins_while_failed_pages_cannot_be_marked() -> None:
     plan.at("files.sync", nth=1, error=errno.EIO)
     plan.at("files.open", nth=3, error=errno.EMFILE)
     disk = disk_with_files(plan)
-    views = ViewSync(disk)
-    write(disk, views, A, 0, b"1")
-    batch = views.begin()
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 0, b"1")
+    batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError):
         batch.run()
-    views.finish(batch)
+    dirty_ranges.finish(batch)
     with pytest.raises(StoreFileError, match="ulimit"):
-        views.begin()
-    assert views.begin().ranges == {A: (0, 1)}
+        dirty_ranges.begin()
+    assert dirty_ranges.begin().ranges == {A: (0, 1)}
 
 
 def test_a_machine_that_stops_within_a_batch_leaves_it_unfinished() -> None:
     plan = FaultPlan(1)
     plan.at("files.sync", nth=2, action=FaultAction.CUT)
     disk = disk_with_files(plan)
-    views = ViewSync(disk)
-    write(disk, views, A, 0, b"1")
-    write(disk, views, B, 0, b"1")
-    batch = views.begin()
+    dirty_ranges = DirtyRanges(disk)
+    write(disk, dirty_ranges, A, 0, b"1")
+    write(disk, dirty_ranges, B, 0, b"1")
+    batch = dirty_ranges.begin()
     with pytest.raises(StoreFileError, match="stopped"):
         batch.run()
     assert list(batch.ranges) == [B]

@@ -28,7 +28,7 @@ from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultPlan, Gate
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.testing.virtual_clock import VirtualClock
-from tests.unit.store.hands import Hands, Timer
+from tests.unit.store.manual_owner import ManualOwner, Timer
 
 Ts = TypeVarTuple("Ts")
 
@@ -53,7 +53,7 @@ class FlushedLog:
         kernel_syncs: KernelSyncs | None = None,
         **settings: Any,
     ) -> None:
-        self.hands = Hands()
+        self.owner = ManualOwner()
         self.synchronous = "flush_disk_type" in settings
         self.said: list[object] = []  # offsets from on_flushed, (name, status) of waiters
         files.make_directories(directory, durable=True)
@@ -63,9 +63,9 @@ class FlushedLog:
         self.flush = FlushService(
             self.log,
             StoreConfig(store_path_root_dir=directory, **settings),
-            scheduler=scheduler or self.hands,
-            executor=executor or self.hands,
-            post=post or self.hands.post,
+            scheduler=scheduler or self.owner,
+            executor=executor or self.owner,
+            post=post or self.owner.post,
             on_flushed=self.said.append,
             kernel_syncs=kernel_syncs,
         )
@@ -111,40 +111,40 @@ def test_the_first_look_is_thorough_and_then_pages_count(disk: FaultyFileSystem)
     made = FlushedLog(disk)
     syncs = sync_count(disk)
     made.append(10)
-    made.hands.advance(499)
+    made.owner.advance(499)
     assert made.said == []
-    made.hands.advance(1)
+    made.owner.advance(1)
     assert (made.said, sync_count(disk)) == ([10], syncs + 1)
     made.append(4 * PAGE_SIZE - 11)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [10]
     made.append(1)  # the fourth page is full
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [10, 4 * PAGE_SIZE]
-    made.hands.advance(5_000)
+    made.owner.advance(5_000)
     assert sync_count(disk) == syncs + 2  # nothing to do, nothing done
 
 
 def test_a_few_bytes_reach_the_disk_by_the_thorough_interval(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
-    made.hands.advance(500)
+    made.owner.advance(500)
     made.append(10)
-    made.hands.advance(9_999)
+    made.owner.advance(9_999)
     assert made.said == []
-    made.hands.advance(1)
+    made.owner.advance(1)
     assert made.said == [10]
 
 
 def test_a_full_file_is_flushed_at_the_next_look(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     made.append(SIZE - PAGE_SIZE)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [SIZE - PAGE_SIZE]
     made.append(PAGE_SIZE)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [SIZE - PAGE_SIZE, SIZE]
     made.append(10)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.log.flushed_where == SIZE
 
 
@@ -156,7 +156,7 @@ def test_several_files_are_synced_in_order(disk: FaultyFileSystem) -> None:
     synced: list[Path] = []
     for file in made.log.files:
         file.handle.sync = lambda path=file.path: synced.append(path)  # type: ignore[method-assign,misc]
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert synced == [LOG / file_name(index * SIZE) for index in range(4)]
     assert made.said == [3 * SIZE + 5]
     assert [file.flushed for file in made.log.files] == [SIZE, SIZE, SIZE, 5]
@@ -166,30 +166,30 @@ def test_a_timed_flush_is_not_woken_and_another_one_is(disk: FaultyFileSystem) -
     timed = FlushedLog(disk, LOG / "timed")
     timed.append(PAGE_SIZE * 4)
     timed.flush.wake()
-    timed.hands.settle()
+    timed.owner.settle()
     assert timed.said == []
     woken = FlushedLog(disk, LOG / "woken", flush_commit_log_timed=False)
     woken.append(PAGE_SIZE * 4)
     woken.flush.wake()
-    woken.hands.settle()
+    woken.owner.settle()
     assert woken.said == [PAGE_SIZE * 4]
     woken.append(10)
     woken.flush.wake()
-    woken.hands.settle()
+    woken.owner.settle()
     assert woken.said == [PAGE_SIZE * 4]  # too little
 
 
 def test_a_look_while_a_sync_runs_does_not_lose_the_thorough_one(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     made.append(10)
-    made.hands.advance(500, worker=False)
+    made.owner.advance(500, worker=False)
     assert made.flush.is_running
     made.append(10)
-    made.hands.advance(20_000, worker=False)
-    assert len(made.hands.jobs) == 1
-    made.hands.settle()
+    made.owner.advance(20_000, worker=False)
+    assert len(made.owner.jobs) == 1
+    made.owner.settle()
     assert made.said == [10]
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [10, 20]
 
 
@@ -202,7 +202,7 @@ def test_one_sync_answers_all_that_wait_in_order_of_offset(disk: FaultyFileSyste
     for name in "abc":
         made.put(name)
     assert made.said == []
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [30, ("a", OK), ("b", OK), ("c", OK)]  # visible first, then answered
     assert sync_count(disk) == syncs + 1
     assert made.flush.waiting_count == 0
@@ -211,34 +211,34 @@ def test_one_sync_answers_all_that_wait_in_order_of_offset(disk: FaultyFileSyste
 def test_those_who_come_during_a_sync_wait_for_the_next(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a")
-    made.hands.turn()
+    made.owner.turn()
     made.put("b")
     made.put("c")
-    made.hands.turn()
-    assert (len(made.hands.jobs), made.said) == (1, [])
-    made.hands.work()
-    made.hands.turn()
+    made.owner.turn()
+    assert (len(made.owner.jobs), made.said) == (1, [])
+    made.owner.work()
+    made.owner.turn()
     assert made.said == [10, ("a", OK)]
-    assert len(made.hands.jobs) == 1
-    made.hands.settle()
+    assert len(made.owner.jobs) == 1
+    made.owner.settle()
     assert made.said == [10, ("a", OK), 30, ("b", OK), ("c", OK)]
 
 
 def test_the_next_sync_starts_before_anybody_is_answered(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     jobs: list[int] = []
-    made.flush.wait(made.append(10), lambda status: jobs.append(len(made.hands.jobs)))
-    made.hands.turn()
+    made.flush.wait(made.append(10), lambda status: jobs.append(len(made.owner.jobs)))
+    made.owner.turn()
     made.put("b")
-    made.hands.work()
-    made.hands.turn()
+    made.owner.work()
+    made.owner.turn()
     assert jobs == [1]
 
 
 def test_what_is_on_disk_is_answered_at_once(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     end = made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     made.flush.wait(end, partial(made.note, "again"))
     assert made.said == [10, ("a", OK), ("again", OK)]
 
@@ -248,7 +248,7 @@ def test_a_put_that_does_not_wait_is_flushed_all_the_same(disk: FaultyFileSystem
     made.append(10)
     made.flush.wake()
     made.flush.wake()
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [10]
 
 
@@ -257,7 +257,7 @@ def test_a_waiter_across_files_needs_all_of_them(disk: FaultyFileSystem) -> None
     made.put("a", SIZE)
     made.put("b", SIZE)
     made.put("c", 10)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [2 * SIZE + 10, ("a", OK), ("b", OK), ("c", OK)]
 
 
@@ -295,7 +295,7 @@ def test_100_producers_share_few_syncs(tmp_path: Path) -> None:
         syncs = 0
         for producer in range(producers):
             send(producer)
-        made.hands.turn_until(lambda: sum(answered) == producers * rounds)
+        made.owner.turn_until(lambda: sum(answered) == producers * rounds)
         made.flush.stop()
         made.log.close()
     assert ends == sorted(ends)
@@ -311,41 +311,41 @@ def test_a_waiter_is_answered_after_the_timeout_and_the_message_stays(
 ) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a")
-    made.hands.advance(1_000, worker=False)
+    made.owner.advance(1_000, worker=False)
     made.put("b")
-    made.hands.advance(3_999, worker=False)
+    made.owner.advance(3_999, worker=False)
     assert made.said == []
-    made.hands.advance(1, worker=False)
+    made.owner.advance(1, worker=False)
     assert made.said == [("a", LATE)]
-    made.hands.advance(1_000, worker=False)
+    made.owner.advance(1_000, worker=False)
     assert made.said == [("a", LATE), ("b", LATE)]
     made.put("c")
-    made.hands.settle()  # the disk is back
+    made.owner.settle()  # the disk is back
     assert made.said == [("a", LATE), ("b", LATE), 10, 30, ("c", OK)]
 
 
 def test_a_timer_that_fires_a_little_early_counts(disk: FaultyFileSystem) -> None:
-    class Early(Hands):
+    class Early(ManualOwner):
         def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Timer:
             return super().call_at(when - 0.0004, callback, *args)
 
-    hands = Early()
-    made = FlushedLog(disk, scheduler=hands, executor=hands, post=hands.post, **SYNC)
+    owner = Early()
+    made = FlushedLog(disk, scheduler=owner, executor=owner, post=owner.post, **SYNC)
     made.put("a")
-    hands.advance(4_999.6, worker=False)
+    owner.advance(4_999.6, worker=False)
     assert made.said == [("a", LATE)]
-    assert hands.timer_count == 0
+    assert owner.timer_count == 0
 
 
 def test_answered_waiters_leave_no_timers_behind(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     for _ in range(50):
         made.put("a")
-        made.hands.settle()
-        made.hands.advance(10)
-    assert made.hands.timer_count == 1  # one for all, and none once it has fired
-    made.hands.advance(5_000)
-    assert made.hands.timer_count == 0
+        made.owner.settle()
+        made.owner.advance(10)
+    assert made.owner.timer_count == 1  # one for all, and none once it has fired
+    made.owner.advance(5_000)
+    assert made.owner.timer_count == 0
 
 
 async def test_a_hanging_disk_is_answered_by_the_clock() -> None:
@@ -380,18 +380,18 @@ def test_a_failed_sync_is_repeated_before_waiters_get_put_ok(disk: FaultyFileSys
     made = FlushedLog(disk, **SYNC)
     disk.plan.at("files.sync", nth=(1, 2), error=errno.EIO)
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == []
     assert made.flush.error_count == 1
     assert isinstance(made.flush.last_error, StoreSyncError)
     made.put("b")  # does not hammer the disk
-    made.hands.settle()
+    made.owner.settle()
     assert made.flush.error_count == 1
-    made.hands.advance(99)
+    made.owner.advance(99)
     assert made.flush.error_count == 1
-    made.hands.advance(1)
+    made.owner.advance(1)
     assert (made.flush.error_count, made.said) == (2, [])
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]
 
 
@@ -399,14 +399,14 @@ def test_waiters_time_out_while_the_disk_keeps_failing(disk: FaultyFileSystem) -
     made = FlushedLog(disk, **SYNC)
     disk.plan.chance("files.sync", 1.0, error=errno.EIO)
     made.put("a")
-    made.hands.advance(4_999)
+    made.owner.advance(4_999)
     assert made.said == []
     assert made.log.flushed_where == 0
-    made.hands.advance(1)
+    made.owner.advance(1)
     assert made.said == [("a", LATE)]
     assert made.flush.error_count == pytest.approx(50, abs=2)
     disk.plan.clear()
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [("a", LATE), 10]
 
 
@@ -415,9 +415,9 @@ def test_files_before_the_failed_one_count(disk: FaultyFileSystem) -> None:
     made.put("a", SIZE)
     made.put("b", SIZE)
     disk.plan.at("files.sync", nth=2, error=errno.EIO)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [SIZE, ("a", OK)]
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [SIZE, ("a", OK), 2 * SIZE, ("b", OK)]
 
 
@@ -428,8 +428,8 @@ def test_after_a_failed_sync_the_bytes_really_get_to_the_disk() -> None:
         made = FlushedLog(disk, **SYNC)
         plan.at("files.sync", error=errno.EIO)
         made.put("a", 3 * PAGE_SIZE)
-        made.hands.settle()
-        made.hands.advance(100)
+        made.owner.settle()
+        made.owner.advance(100)
         assert made.said == [3 * PAGE_SIZE, ("a", OK)]
         left = disk.power_loss().read_file(LOG / file_name(0))
         assert left[: 3 * PAGE_SIZE] == b"x" * (3 * PAGE_SIZE), plan
@@ -439,9 +439,9 @@ def test_async_flush_tries_again_after_an_error(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     disk.plan.at("files.sync", error=errno.EIO)
     made.append(10)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert (made.said, made.flush.error_count) == ([], 1)
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [10]
 
 
@@ -454,7 +454,7 @@ def test_a_waiter_that_fails_does_not_keep_the_others_waiting(
     made = FlushedLog(disk, **SYNC)
     made.flush.wait(made.append(10), fail)
     made.put("b")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [20, ("b", OK)]
     assert "a waiter failed on PUT_OK" in caplog.text
 
@@ -466,9 +466,9 @@ def test_a_file_deleted_during_its_sync_holds_nobody_up(disk: FaultyFileSystem) 
     made = FlushedLog(disk, **SYNC)
     made.put("a", SIZE)
     made.put("b")
-    made.hands.turn()
+    made.owner.turn()
     made.log.retire_oldest(0.0)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [SIZE, ("a", OK), SIZE + 10, ("b", OK)]
     assert made.flush.error_count == 0
 
@@ -477,23 +477,23 @@ def test_a_sync_from_before_a_truncation_counts_for_nothing(disk: FaultyFileSyst
     made = FlushedLog(disk, **SYNC)
     made.append(100)
     made.flush.wake()
-    made.hands.turn()
+    made.owner.turn()
     made.log.truncate(50)
     made.put("a")
-    made.hands.work()
-    made.hands.turn()
+    made.owner.work()
+    made.owner.turn()
     assert (made.said, made.log.flushed_where) == ([50], 50)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [50, 60, ("a", OK)]
 
 
 def test_offsets_are_told_again_after_a_truncation(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a", 100)
-    made.hands.settle()
+    made.owner.settle()
     made.log.truncate(50)
     made.put("b", 10)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [100, ("a", OK), 60, ("b", OK)]
 
 
@@ -506,14 +506,14 @@ def test_stopping_syncs_everything_and_answers_everybody(
 ) -> None:
     made = FlushedLog(disk, **settings)
     made.put("a", SIZE)
-    made.hands.turn()
+    made.owner.turn()
     made.put("b")
-    made.hands.work()  # done, but the owner has not heard of it
+    made.owner.work()  # done, but the owner has not heard of it
     made.flush.stop()
     assert made.said == [SIZE, ("a", OK), SIZE + 10, ("b", OK)]
     assert made.log.unflushed() == []
-    assert made.hands.timer_count == 0
-    made.hands.settle()
+    assert made.owner.timer_count == 0
+    made.owner.settle()
     made.put("too late")
     assert made.said[4:] == [("too late", LATE)]
 
@@ -544,7 +544,7 @@ def append_at_random(made: FlushedLog, stream: random.Random) -> bytes:
         assert end == len(written)
         if made.synchronous:
             made.flush.wait(end, partial(made.note, end))
-        made.hands.advance(stream.choice([0, 1, 50, 600]), worker=stream.random() < 0.8)
+        made.owner.advance(stream.choice([0, 1, 50, 600]), worker=stream.random() < 0.8)
     return bytes(written)
 
 

@@ -12,7 +12,7 @@ from skylark.store.file_system import PAGE_SIZE
 from skylark.store.flush import FlushService
 from skylark.store.store_results import PutStatus
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 LOG = Path("/log")
 SIZE = 64 * PAGE_SIZE
@@ -22,7 +22,7 @@ class Flushed:
     """A log with such a flush, and how far it says it is on disk."""
 
     def __init__(self, **settings: Any) -> None:
-        self.hands = Hands()
+        self.owner = ManualOwner()
         self.said: list[int] = []
         self._settings = settings
         disk = FaultyFileSystem()
@@ -33,16 +33,16 @@ class Flushed:
         self.flush = FlushService(
             self.log,
             StoreConfig(store_path_root_dir=LOG, **settings),
-            scheduler=self.hands,
-            executor=self.hands,
-            post=self.hands.post,
+            scheduler=self.owner,
+            executor=self.owner,
+            post=self.owner.post,
             on_flushed=self.said.append,
         )
         self.flush.start()
-        self.hands.advance(500)  # the first look, which is thorough
+        self.owner.advance(500)  # the first look, which is thorough
 
     def follow(self, **changes: Any) -> None:
-        self.flush.follow(StoreConfig(store_path_root_dir=LOG, **{**self._settings, **changes}))
+        self.flush.apply_settings(StoreConfig(store_path_root_dir=LOG, **{**self._settings, **changes}))
 
     def append(self, size: int) -> int:
         file = self.log.last
@@ -55,12 +55,12 @@ def test_intervals() -> None:
     made = Flushed(flush_commit_log_least_pages=0)
     made.follow(flush_interval_commit_log=2_000)
     made.append(10)
-    made.hands.advance(500)  # the wait that was under way
+    made.owner.advance(500)  # the wait that was under way
     assert made.said == [10]
     made.append(10)
-    made.hands.advance(1_999)
+    made.owner.advance(1_999)
     assert made.said == [10]
-    made.hands.advance(1)
+    made.owner.advance(1)
     assert made.said == [10, 20]
 
 
@@ -68,15 +68,15 @@ def test_pages_and_the_thorough_interval() -> None:
     made = Flushed()
     made.follow(flush_commit_log_least_pages=1, flush_commit_log_thorough_interval=1_000)
     made.append(PAGE_SIZE)
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [PAGE_SIZE]
     made.append(10)
-    made.hands.advance(9_000)  # the thorough look that was due by the old interval
+    made.owner.advance(9_000)  # the thorough look that was due by the old interval
     assert made.said == [PAGE_SIZE]
-    made.hands.advance(500)
+    made.owner.advance(500)
     assert made.said == [PAGE_SIZE, PAGE_SIZE + 10]
     made.append(10)
-    made.hands.advance(1_000)
+    made.owner.advance(1_000)
     assert made.said[2:] == [PAGE_SIZE + 20]
 
 
@@ -84,11 +84,11 @@ def test_whether_a_put_wakes_it() -> None:
     made = Flushed(flush_commit_log_least_pages=0)
     made.append(10)
     made.flush.wake()
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == []
     made.follow(flush_commit_log_timed=False)
     made.flush.wake()
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [10]
 
 
@@ -96,12 +96,12 @@ def test_how_long_a_put_waits_and_that_the_flush_type_stays() -> None:
     made = Flushed(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     answers: list[PutStatus] = []
     made.follow(sync_flush_timeout=100, flush_interval_commit_log=50)
-    assert made.hands.timer_count == 0  # no look at intervals
+    assert made.owner.timer_count == 0  # no look at intervals
     made.flush.wait(made.append(10), answers.append)
-    made.hands.advance(99, worker=False)
+    made.owner.advance(99, worker=False)
     assert answers == []
-    made.hands.advance(1, worker=False)
+    made.owner.advance(1, worker=False)
     assert answers == [PutStatus.FLUSH_DISK_TIMEOUT]
     made.flush.wait(made.append(10), answers.append)
-    made.hands.settle()
+    made.owner.settle()
     assert answers[1:] == [PutStatus.PUT_OK]

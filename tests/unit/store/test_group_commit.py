@@ -1,4 +1,4 @@
-"""Rounds: an error that nobody foresaw ends a round as a failed sync does, and not the service."""
+"""Group commit: an unexpected error ends a round like a failed sync, and not the service."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from skylark.store.errors import StoreFileError
 from skylark.store.file_sequence import file_name
-from skylark.store.group_commit import do_in_order
+from skylark.store.group_commit import run_in_order
 from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 from tests.unit.store.test_flush import LOG, SIZE, SYNC, FlushedLog
 
 OK, LATE = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT
@@ -44,21 +44,22 @@ def test_a_worker_without_memory_is_as_a_failed_sync(
     made = FlushedLog(disk, **SYNC)
     fail_once(made.log.last.handle, "sync", MemoryError())
     made.put("a")
-    made.hands.turn()
+    made.owner.turn()
     if newcomer:
         made.put("b")  # woken, while the round is running
-    made.hands.settle()
+    made.owner.settle()
     assert (made.said, made.log.flushed_where) == ([], 0)
     error = made.flush.last_error
     assert made.flush.error_count == 1
+    assert error is not None
     assert isinstance(error.__cause__, MemoryError)
     assert file_name(0) in str(error)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         f"the log is not on disk beyond 0: {error}"
     ]
-    made.hands.advance(100)
+    made.owner.advance(100)
     made.put("c")
-    made.hands.settle()
+    made.owner.settle()
     assert [said for said in made.said if isinstance(said, tuple)] == [
         (name, OK) for name in ("abc" if newcomer else "ac")
     ]
@@ -83,9 +84,9 @@ def test_only_what_came_before_the_failed_item_counts() -> None:
 
     disk.plan.at("files.sync", nth=2, error=errno.EIO)
     handle.sync = translate  # type: ignore[method-assign]
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [SIZE, ("a", OK)]
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [SIZE, ("a", OK), 2 * SIZE, ("b", OK)]
     assert disk.power_loss().read_file(LOG / file_name(SIZE)) == b"x" * SIZE
 
@@ -93,13 +94,13 @@ def test_only_what_came_before_the_failed_item_counts() -> None:
 def test_a_worker_that_may_not_begin_has_done_nothing(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a")
-    made.hands.turn()
-    future, _ = made.hands.jobs.popleft()
+    made.owner.turn()
+    future, _ = made.owner.jobs.popleft()
     future.cancel()
     future.set_running_or_notify_cancel()
-    made.hands.settle()
+    made.owner.settle()
     assert (made.said, made.flush.error_count) == ([], 1)
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [10, ("a", OK)]
 
 
@@ -107,12 +108,12 @@ def test_a_round_that_cannot_begin_is_tried_again(
     disk: FaultyFileSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = FlushedLog(disk, **SYNC)
-    fail_once(made.hands, "submit", RuntimeError("can't start new thread"))
+    fail_once(made.owner, "submit", RuntimeError("can't start new thread"))
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == []
     assert caplog.text.count("a round could not begin") == 1
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [10, ("a", OK)]
 
 
@@ -122,28 +123,28 @@ def test_a_result_that_cannot_be_noted_does_not_end_the_service(
     made = FlushedLog(disk, **SYNC)
     fail_once(made.log, "mark_flushed", MemoryError())
     made.put("a")
-    made.hands.turn()
+    made.owner.turn()
     made.put("b")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == []
     assert "a round was noted in part" in caplog.text
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]
 
 
 def test_a_call_that_was_not_posted_can_be_made_again(disk: FaultyFileSystem) -> None:
-    hands, failures = Hands(), [MemoryError()]
+    owner, failures = ManualOwner(), [MemoryError()]
 
     def post(callback: Callable[[], None]) -> None:
         if failures:
             raise failures.pop()
-        hands.post(callback)
+        owner.post(callback)
 
-    made = FlushedLog(disk, scheduler=hands, executor=hands, post=post, **SYNC)
+    made = FlushedLog(disk, scheduler=owner, executor=owner, post=post, **SYNC)
     with pytest.raises(MemoryError):
         made.put("a")
     made.put("b")
-    hands.settle()
+    owner.settle()
     assert made.said == [20, ("a", OK), ("b", OK)]
 
 
@@ -165,10 +166,10 @@ def test_the_result_of_another_round_is_not_taken_for_that_of_this_one(
 ) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a")
-    made.hands.turn()
+    made.owner.turn()
     stray: Future[Any] = Future()
-    stray.set_result(do_in_order([lambda: None]))
+    stray.set_result(run_in_order([lambda: None]))
     made.flush._finish(stray)
     assert (made.said, made.flush.is_running) == ([], True)
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [10, ("a", OK)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from skylark.core.errors import StoreError
 from skylark.core.hashing import index_key_hash, java_hash
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
@@ -51,7 +51,7 @@ def open_index(
     index = IndexService(
         files,
         directory,
-        ViewSync(files),
+        DirtyRanges(files),
         clock or FakeTime(),
         slot_count=slots,
         entry_count_max=entries,
@@ -270,12 +270,12 @@ def test_what_was_put_waits_for_a_sync() -> None:
     put(index, 2)
     put(index, 3)
     index.flush()
-    batch = index._views.begin()
+    batch = index._dirty_ranges.begin()
     first, second = (DIRECTORY / name for name in names(disk))
     assert batch.ranges == {first: (0, 40 + 40 + 3 * 20), second: (0, 40 + 40 + 2 * 20)}
     assert list(batch.directories) == [Path("/store"), DIRECTORY]
     index.flush()
-    assert not index._views.pending
+    assert not index._dirty_ranges.pending
 
 
 # ---- loading -------------------------------------------------------------------------------------
@@ -368,9 +368,9 @@ def test_names_that_a_killed_process_left_unsynced_are_synced_by_the_next(seed: 
     index.recover(101, {100: T0 + 1000}.get)
     put(index, 2)
     index.flush()
-    batch = index._views.begin()
+    batch = index._dirty_ranges.begin()
     batch.run()
-    index._views.finish(batch)
+    index._dirty_ranges.finish(batch)
     index = open_index(disk.power_loss(), clean=False)
     index.recover(201, {200: T0 + 2000}.get)
     assert [found(index, key) for key in ("k1", "k2")] == [[100], [200]]
@@ -556,9 +556,9 @@ def test_an_index_on_the_operating_system(tmp_path: Path) -> None:
     for number in range(1, 12_001):
         put(index, number)
     index.flush()
-    batch = index._views.begin()
+    batch = index._dirty_ranges.begin()
     batch.run()
-    index._views.finish(batch)
+    index._dirty_ranges.finish(batch)
     assert index.file_count == 3
     index.recover(800_001, lambda log_offset: T0 + log_offset * 10)
     for number in range(1, 12_001):

@@ -208,10 +208,10 @@ def flushed_log(root: Path, kernel: Scripted, platform: Platform | None = None) 
 def test_nobody_is_answered_before_the_kernel_is_done(made: FlushedLog, kernel: Scripted) -> None:
     for name in "ab":
         made.put(name)
-    made.hands.settle()
-    assert (len(kernel.begun), made.said, made.hands.jobs) == (1, [], type(made.hands.jobs)())
+    made.owner.settle()
+    assert (len(kernel.begun), made.said, made.owner.jobs) == (1, [], type(made.owner.jobs)())
     made.put("c")
-    made.hands.settle()
+    made.owner.settle()
     assert len(kernel.begun) == 1  # the next one begins after it
     kernel.reap()
     assert made.said == [20, ("a", OK), ("b", OK)]
@@ -224,14 +224,14 @@ def test_a_sync_that_fails_is_an_error_and_is_tried_again(
     made: FlushedLog, kernel: Scripted
 ) -> None:
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     kernel.reap(error=OSError(errno.EIO, "Input/output error"))
     assert made.said == []
     error = made.flush.last_error
     assert made.flush.error_count == 1
     assert isinstance(error, StoreSyncError)
     assert "Input/output error" in str(error)
-    made.hands.advance(100)
+    made.owner.advance(100)
     kernel.reap()
     assert made.said == [10, ("a", OK)]
 
@@ -239,10 +239,10 @@ def test_a_sync_that_fails_is_an_error_and_is_tried_again(
 def test_a_kernel_that_refuses_is_not_asked_again(made: FlushedLog, kernel: Scripted) -> None:
     kernel.refuses = OSError(errno.EINVAL, "Invalid argument")
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     kernel.refuses = None
     made.put("b")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [10, ("a", OK), 20, ("b", OK)]
     assert made.flush.error_count == 0
 
@@ -250,10 +250,10 @@ def test_a_kernel_that_refuses_is_not_asked_again(made: FlushedLog, kernel: Scri
 def test_two_files_are_for_the_worker(made: FlushedLog, kernel: Scripted) -> None:
     made.append(SIZE)
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [SIZE + 10, ("a", OK)]
     made.put("b")
-    made.hands.settle()
+    made.owner.settle()
     kernel.reap()
     assert made.said[2:] == [SIZE + 20, ("b", OK)]
 
@@ -264,14 +264,14 @@ def test_a_platform_with_another_sync_keeps_it(tmp_path: Path, kernel: Scripted)
     own = Platform(real.allocate, synced.append, real.lock_memory, real.unlock_memory)
     made = flushed_log(tmp_path, kernel, own)
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     assert made.said == [10, ("a", OK)]
     assert synced
 
 
 def test_stopping_waits_for_what_is_under_way(made: FlushedLog, kernel: Scripted) -> None:
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     made.put("b")
     made.flush.stop()
     assert made.said == [10, ("a", OK), 20, ("b", OK)]
@@ -283,13 +283,13 @@ def test_with_the_real_one(tmp_path: Path, syncs: KernelSyncs) -> None:
     made = FlushedLog(OsFileSystem(), tmp_path / "log", kernel_syncs=syncs, **SYNC)
     for name in "abc":
         made.put(name)
-        made.hands.settle()
+        made.owner.settle()
     while syncs.is_busy:
         syncs.reap(wait=True)
     assert made.said == [10, ("a", OK), 30, ("b", OK), ("c", OK)]
-    assert not made.hands.jobs
+    assert not made.owner.jobs
     made.put("d")
-    made.hands.settle()
+    made.owner.settle()
     made.flush.stop()
     assert made.said[-1] == ("d", OK)
 
@@ -301,7 +301,7 @@ def test_a_flush_goes_on_without_a_kernel_that_gives_no_account(
 ) -> None:
     made = FlushedLog(OsFileSystem(), tmp_path / "log", kernel_syncs=syncs, **SYNC)
     made.put("a")
-    made.hands.settle()
+    made.owner.settle()
     made.put("b")  # woken, while the sync is under way
     assert select.select([syncs], [], [], 30)[0]
     with monkeypatch.context() as patch:
@@ -314,7 +314,7 @@ def test_a_flush_goes_on_without_a_kernel_that_gives_no_account(
     error = made.flush.last_error
     assert made.flush.error_count == 1
     assert "EPERM" in str(error)
-    made.hands.advance(100)
+    made.owner.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]
 
 

@@ -135,7 +135,7 @@ def test_a_leaving_file_gives_out_no_leases(log: MappedFiles) -> None:
 def test_pages_that_make_a_flush_worth_while(
     log: MappedFiles, done: int, end: int, least_pages: int, expected: bool
 ) -> None:
-    assert log.roll().is_worth(done, end, least_pages) is expected
+    assert log.roll().is_due(done, end, least_pages) is expected
 
 
 def test_blocks_come_in_pieces_ahead_of_the_appends() -> None:

@@ -18,7 +18,7 @@ from skylark.store.running_flags import StoreFlag
 from skylark.store.store_results import GetStatus
 from skylark.wire.codes import ResponseCode
 from skylark.wire.message import decode_record, iter_records, pack_host
-from tests.unit.store.hands import START_MS
+from tests.unit.store.manual_owner import START_MS
 from tests.unit.store.small_store import (
     QUEUE_FILE_ENTRIES,
     SmallStore,
@@ -164,7 +164,7 @@ def test_a_queue_file_that_is_missing_is_passed_over(tmp_path: Path) -> None:
 def test_offset_by_time(any_store: SmallStore, timestamp: int, lower: int, upper: int) -> None:
     store = any_store
     for time_ms in (1_000, 1_000, 1_000, 3_000, 3_000):
-        store.hands.now = 100.0 + time_ms / 1000
+        store.owner.now = 100.0 + time_ms / 1000
         store.put()
     find = store.reader.offset_by_time
     assert find("T", 0, START_MS + timestamp) == lower
@@ -174,7 +174,7 @@ def test_offset_by_time(any_store: SmallStore, timestamp: int, lower: int, upper
 
 def test_offset_by_time_among_deleted_records(store: SmallStore) -> None:
     for number in range(300):
-        store.hands.now = 100.0 + number
+        store.owner.now = 100.0 + number
         store.put()
     first = retire_first_file(store)
     find = store.reader.offset_by_time
@@ -185,7 +185,7 @@ def test_offset_by_time_among_deleted_records(store: SmallStore) -> None:
 
 def test_store_times(store: SmallStore) -> None:
     for number in range(3):
-        store.hands.now = 100.0 + number
+        store.owner.now = 100.0 + number
         store.put()
     reader = store.reader
     assert [reader.store_time("T", 0, offset) for offset in (0, 2, 3)] == [
@@ -244,7 +244,7 @@ def test_a_record_within_a_body_is_none(store: SmallStore) -> None:
 
 def test_records_with_long_hosts(store: SmallStore) -> None:
     for number in range(2):
-        store.hands.now = 100.0 + number
+        store.owner.now = 100.0 + number
         store.putter.put(draft("T", pack_host("::1", 1), b""))
     second = store.log.max_offset // 2
     assert store.reader.store_time_of(second) == START_MS + 1_000
@@ -297,7 +297,7 @@ def test_query_returns_64_and_what_collides(store: SmallStore) -> None:
 @pytest.mark.spec("store.12.18")
 def test_query_in_a_range_of_time(store: SmallStore) -> None:
     for number in range(3):
-        store.hands.now = 100.0 + 10 * number
+        store.owner.now = 100.0 + 10 * number
         store.put(b"%d" % number, KEYS="k")
     query = store.reader.query
     early = query("T", "k", 32, 0, START_MS - 1)

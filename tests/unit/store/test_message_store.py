@@ -235,7 +235,7 @@ def test_sync_flush_answers_in_order_after_one_sync(
     before = disk.plan.visits["files.sync"]
     for number in range(50):
         result = store.put(draft(b"%d" % number))
-        store.when_durable(result, partial(_note, answers, number))
+        store.when_durable(result, partial(_record_outcome, answers, number))
     assert answers == []
     machine.workers["space"].jobs.clear()  # no other sync than the flush
     machine.settle()
@@ -243,7 +243,7 @@ def test_sync_flush_answers_in_order_after_one_sync(
     assert disk.plan.visits["files.sync"] - before - 1 == 1  # and the one that made the file
 
 
-def _note(answers: list[tuple[int, PutStatus]], number: int, status: PutStatus) -> None:
+def _record_outcome(answers: list[tuple[int, PutStatus]], number: int, status: PutStatus) -> None:
     answers.append((number, status))
 
 

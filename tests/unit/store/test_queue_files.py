@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skylark.store import queue_files
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError, StoreFullError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
@@ -34,7 +34,7 @@ def root(files: FileSystem, tmp_path: Path) -> Path:
 def open_queue(
     files: FileSystem, directory: Path, *, clean: bool = True, open_files_max: int = 4
 ) -> QueueFiles:
-    handles = QueueHandles(files, ViewSync(files), open_files_max=open_files_max)
+    handles = QueueHandles(files, DirtyRanges(files), open_files_max=open_files_max)
     queue = QueueFiles(handles, directory, SIZE)
     if files.exists(directory):
         queue.load(clean=clean)
@@ -177,7 +177,7 @@ def test_cut_without_clearing_leaves_the_bytes_alone(files: FileSystem, root: Pa
 
 def test_only_so_many_files_are_open_and_the_least_recently_used_is_closed() -> None:
     disk = FaultyFileSystem()
-    handles = QueueHandles(disk, ViewSync(disk), open_files_max=3)
+    handles = QueueHandles(disk, DirtyRanges(disk), open_files_max=3)
     queues = [QueueFiles(handles, Path(f"/q/{number}"), SIZE) for number in range(5)]
     for queue in queues:
         write(queue, 0, b"abc")
@@ -198,7 +198,7 @@ def test_only_so_many_files_are_open_and_the_least_recently_used_is_closed() -> 
 
 def test_a_queue_file_takes_only_the_space_it_needs(tmp_path: Path) -> None:
     files = OsFileSystem()
-    handles = QueueHandles(files, ViewSync(files))
+    handles = QueueHandles(files, DirtyRanges(files))
     queue = QueueFiles(handles, tmp_path / "q", 6_000_000)
     write(queue, 0, b"x" * 20)
     queue.cut(10)
@@ -241,10 +241,10 @@ def test_a_file_cut_by_somebody_else_is_an_error_of_ours(tmp_path: Path) -> None
 
 def test_what_was_written_waits_for_a_sync() -> None:
     disk = FaultyFileSystem()
-    views = ViewSync(disk)
-    queue = QueueFiles(QueueHandles(disk, views), Path("/consumequeue/T/0"), SIZE)
+    dirty_ranges = DirtyRanges(disk)
+    queue = QueueFiles(QueueHandles(disk, dirty_ranges), Path("/consumequeue/T/0"), SIZE)
     write(queue, 40, b"x" * 80)
-    batch = views.begin()
+    batch = dirty_ranges.begin()
     assert batch.ranges == {
         Path("/consumequeue/T/0/00000000000000000000"): (0, 100),
         Path("/consumequeue/T/0/00000000000000000100"): (0, 20),
@@ -257,7 +257,7 @@ def test_what_was_written_waits_for_a_sync() -> None:
         "/consumequeue/T/0",
     ]
     queue.cut(10)
-    batch = views.begin()
+    batch = dirty_ranges.begin()
     assert batch.ranges == {Path("/consumequeue/T/0/00000000000000000000"): (10, 100)}
     assert [str(path) for path in batch.directories] == ["/consumequeue/T/0"]
 

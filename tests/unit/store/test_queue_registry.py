@@ -12,7 +12,7 @@ import pytest
 from skylark.core.errors import StoreError
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
 from skylark.store.files import OsFileSystem
@@ -39,13 +39,13 @@ def open_queues(
     files: FileSystem,
     root: Path = ROOT,
     *,
-    views: ViewSync | None = None,
+    dirty_ranges: DirtyRanges | None = None,
     tail_size_max: int = 1000,
 ) -> ConsumeQueues:
     return ConsumeQueues(
         files,
         root,
-        views or ViewSync(files),
+        dirty_ranges or DirtyRanges(files),
         queue_file_size=200,
         batch_queue_file_size=460,
         open_files_max=3,
@@ -233,19 +233,19 @@ def test_queues_follow_the_log() -> None:
 
 
 def test_a_topic_is_deleted_and_leaves_an_empty_directory(files: FileSystem, root: Path) -> None:
-    views = ViewSync(files)
-    queues = open_queues(files, root, views=views)
+    dirty_ranges = DirtyRanges(files)
+    queues = open_queues(files, root, dirty_ranges=dirty_ranges)
     put(queues, "A", 0, 25)
     put(queues, "A", 1, 25)
     put(queues, "B", 0, 1)
     queues.get_or_create_batch("C", 0).append(0, 100, 0, 1, 4)
     queues.flush()
-    views.begin()
+    dirty_ranges.begin()
     queues.destroy_topic("A")
     assert files.list_directory(root / "consumequeue" / "A") == []
     assert queues.get("A", 0) is None
     assert sorted(queues.topics()) == ["B", "C"]
-    batch = views.begin()
+    batch = dirty_ranges.begin()
     assert batch.ranges == {}
     assert root / "consumequeue" in batch.directories
     batch.run()
@@ -269,15 +269,15 @@ def test_names_that_a_killed_process_left_unsynced_are_synced_by_the_next(seed: 
     put(queues, "A", 0, 5)
     queues.flush()
     disk = disk.kill()
-    views = ViewSync(disk)
-    queues = open_queues(disk, views=views)
+    dirty_ranges = DirtyRanges(disk)
+    queues = open_queues(disk, dirty_ranges=dirty_ranges)
     queues.load(clean=False)
     assert queues.recover(synced_until=0) == -1
     put(queues, "A", 0, 5)
     queues.flush()
-    batch = views.begin()
+    batch = dirty_ranges.begin()
     batch.run()
-    views.finish(batch)
+    dirty_ranges.finish(batch)
     queues = open_queues(disk := disk.power_loss())
     queues.load(clean=False)
     assert queues.recover(synced_until=500) == 500
@@ -298,7 +298,7 @@ import os, sys
 from pathlib import Path
 from skylark.store.queue_registry import ConsumeQueues
 from skylark.store.files import OsFileSystem
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -307,7 +307,7 @@ def anonymous():
 
 before = anonymous()
 files = OsFileSystem()
-queues = ConsumeQueues(files, Path(sys.argv[1]), ViewSync(files))
+queues = ConsumeQueues(files, Path(sys.argv[1]), DirtyRanges(files))
 if sys.argv[2] == "make":
     for number in range(1000):
         queue = queues.get_or_create(f"Topic{number // 8}", number % 8)

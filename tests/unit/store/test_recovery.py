@@ -24,6 +24,7 @@ from tests.unit.store.crash_store import (
     CrashStore,
     assert_complete,
     bodies,
+    derived_files,
     disk_of,
     log_file,
     new_store,
@@ -34,7 +35,6 @@ from tests.unit.store.crash_store import (
     remove_tree,
     reopened,
     state,
-    view_files,
 )
 
 # ---- an orderly end ------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_after_an_orderly_end_only_the_last_file_is_read_and_nothing_changed() -
     assert report.last_store_timestamp == START_MS + MESSAGES * 100
     assert report.scanned_bytes == report.log_end - report.scan_start
     assert (report.replayed_records, report.truncated_bytes) == (0, 0)
-    assert not report.views_rebuilt
+    assert not report.derived_files_rebuilt
     assert state(disk_of(after)) == before
     assert after.log.last_store_timestamp == report.last_store_timestamp
     assert after.checkpoint.confirm_offset == report.last_record_offset
@@ -81,7 +81,7 @@ def test_deleted_views_are_made_again(exit_code: str, missing: str) -> None:
     put_some(store)
     store.flush_log()
     store.flush_views()
-    made = view_files(disk_of(store))
+    made = derived_files(disk_of(store))
     if exit_code == "clean":
         store.close()
     disk = disk_of(store).kill()
@@ -91,11 +91,11 @@ def test_deleted_views_are_made_again(exit_code: str, missing: str) -> None:
     report = after.open()
     assert report.clean == (exit_code == "clean")
     if missing != "index":
-        assert report.views_rebuilt
+        assert report.derived_files_rebuilt
         assert (report.scan_start, report.replayed_records) == (0, MESSAGES)
     assert report.index_behind_from is None
     after.write_views()
-    assert view_files(disk) == made
+    assert derived_files(disk) == made
     assert_complete(after)
 
 
@@ -120,16 +120,16 @@ def test_views_that_lag_after_an_orderly_end_are_filled() -> None:
     store = new_store()
     put_some(store, 60)
     store.flush_views()
-    old = view_files(disk_of(store))
+    old = derived_files(disk_of(store))
     put_some(store, MESSAGES - 60, first=60)
     store.close()
     disk = disk_of(store).kill()
-    for name, content in view_files(disk).items():
+    for name, content in derived_files(disk).items():
         if name.startswith("consumequeue"):
             disk.install(ROOT / name, old.get(name, bytes(len(content))))
     after = CrashStore(disk)
     report = after.open()
-    assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, True, 90)
+    assert (report.clean, report.derived_files_rebuilt, report.replayed_records) == (True, True, 90)
     assert_complete(after)
 
 
@@ -149,7 +149,11 @@ def test_after_an_orderly_end_a_deleted_topic_stays_deleted() -> None:
     before = state(disk_of(store))
     for _ in range(2):  # the second start finds what the first has left
         after, report = reopened(store)
-        assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, False, 0)
+        assert (report.clean, report.derived_files_rebuilt, report.replayed_records) == (
+            True,
+            False,
+            0,
+        )
         assert report.log_end == store.log.max_offset
         assert report.scan_start == store.log_files.files[-1].start_offset
         assert after.queues.topics() == ["T"]
@@ -173,7 +177,11 @@ def test_deleted_topics_stay_deleted_where_no_others_are_left(flushed: bool) -> 
     store.close()
     for _ in range(2):
         store, report = reopened(store)
-        assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, False, 0)
+        assert (report.clean, report.derived_files_rebuilt, report.replayed_records) == (
+            True,
+            False,
+            0,
+        )
         assert store.queues.topics() == []
         store.close()
     # One of them made again: its numbering begins anew, and it alone is there.
@@ -181,7 +189,7 @@ def test_deleted_topics_stay_deleted_where_no_others_are_left(flushed: bool) -> 
     store.put("Deleted1", 0, b"new")
     store.close()
     store, report = reopened(store)
-    assert report.views_rebuilt is False
+    assert report.derived_files_rebuilt is False
     assert [(queue.topic, queue.max_offset) for queue in store.queues] == [("Deleted1", 1)]
     store.close()
     # Without the directories that deleting leaves, the queues were lost, and are made again.
@@ -189,7 +197,7 @@ def test_deleted_topics_stay_deleted_where_no_others_are_left(flushed: bool) -> 
     for topic in ("Deleted1", "Deleted2"):
         remove_tree(disk, ROOT / "consumequeue" / topic)
     store, report = reopened(store)
-    assert report.views_rebuilt
+    assert report.derived_files_rebuilt
     assert sorted(store.queues.topics()) == ["Deleted1", "Deleted2"]
 
 
@@ -205,7 +213,7 @@ def test_a_deleted_topic_stays_deleted_by_a_checkpoint_of_java() -> None:
     store.checkpoint.logics_physical_offset = last
     store.checkpoint.save()
     after, report = reopened(store)
-    assert (report.clean, report.views_rebuilt) == (True, False)
+    assert (report.clean, report.derived_files_rebuilt) == (True, False)
     assert after.queues.topics() == ["T"]
     assert_complete(after)
 
@@ -223,7 +231,7 @@ def test_records_behind_the_checkpoint_are_dispatched_also_after_those_of_a_dele
     remove_tree(disk, ROOT / "consumequeue" / "Later")
     after = CrashStore(disk)
     report = after.open()
-    assert (report.clean, report.views_rebuilt, report.replayed_records) == (True, True, 1)
+    assert (report.clean, report.derived_files_rebuilt, report.replayed_records) == (True, True, 1)
     assert after.messages() == bodies(range(MESSAGES)) | {("Later", 0): [b"later"]}
 
 
@@ -254,7 +262,7 @@ def test_a_queue_that_lost_a_file_is_filled_though_the_checkpoint_says_more() ->
     disk.remove(directory / names[-1])
     after = CrashStore(disk)
     report = after.open()
-    assert (report.clean, report.views_rebuilt) == (True, True)
+    assert (report.clean, report.derived_files_rebuilt) == (True, True)
     assert after.messages()["T", 0][-60:] == [b"%d" % n for n in range(MESSAGES, MESSAGES + 60)]
 
 
@@ -271,7 +279,7 @@ def test_without_any_log_file_the_queues_are_emptied(caplog: pytest.LogCaptureFi
     assert report.log_end == 0
     assert "3 queues and 4 index files lead nowhere and are deleted" in caplog.text
     assert after.messages() == {}
-    assert view_files(disk) == {}
+    assert derived_files(disk) == {}
     put_some(after, 10)
     assert_complete(after, range(10))
     again, report = reopened(after)
@@ -285,12 +293,12 @@ def test_a_log_that_is_not_mounted_is_not_taken_for_an_empty_one() -> None:
     store.close()
     disk = disk_of(store).kill()
     remove_tree(disk, LOG)
-    views = view_files(disk)
+    views = derived_files(disk)
     with pytest.raises(CorruptLogError, match="3 queues have entries") as caught:
         CrashStore(disk).open()
     assert caught.value.file == str(LOG)
     assert "storePathCommitLog" in str(caught.value)
-    assert view_files(disk) == views
+    assert derived_files(disk) == views
     assert not disk.exists(ROOT / "abort")
 
 
@@ -321,7 +329,7 @@ def test_after_a_kill_the_scan_starts_where_the_checkpoint_says(
     assert report.scan_start == (expected if views == "synced" else 0)
     assert expected > 0
     assert not report.clean
-    assert not report.views_rebuilt
+    assert not report.derived_files_rebuilt
     assert report.log_end == store.log.max_offset
     counts = {queue.queue_id: queue.max_offset for queue in after.queues}
     assert counts == {0: 50, 1: 50, 2: 50}
@@ -425,7 +433,7 @@ def test_queues_that_end_before_the_checkpoint_are_made_again() -> None:
         )
     after = CrashStore(disk)
     report = after.open()
-    assert report.views_rebuilt
+    assert report.derived_files_rebuilt
     assert report.scan_start == LOG_FILE_SIZE
     assert after.checkpoint.logics_physical_offset == LOG_FILE_SIZE
     assert_complete(after)
@@ -491,7 +499,7 @@ def test_a_log_that_does_not_begin_at_zero() -> None:
     remove_tree(disk, ROOT / "consumequeue")
     again = CrashStore(disk.kill())
     report = again.open()
-    assert (report.scan_start, report.views_rebuilt) == (2 * LOG_FILE_SIZE, True)
+    assert (report.scan_start, report.derived_files_rebuilt) == (2 * LOG_FILE_SIZE, True)
     numbers = range(first, MESSAGES)
     assert again.messages() == bodies(numbers)
 

@@ -15,7 +15,7 @@ from skylark.store.consume_queue import EntryQueue
 from skylark.store.errors import StoreFullError
 from skylark.store.message_store import MessageStore
 from skylark.store.record_stream import RecordStreamError
-from skylark.store.replica_log import VIEWS_PAUSE_S, ReplicaLog, log_checksum
+from skylark.store.replica_log import DISPATCH_PAUSE_S, ReplicaLog, log_checksum
 from skylark.store.store_results import PutStatus
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
@@ -23,7 +23,7 @@ from tests.support.store_machine import HOST, Ledger, Machine, check_store, sync
 
 QUEUES = (("TopicA", 0), ("TopicA", 1), ("TopicB", 7))
 FILE_SIZE = 3_000
-VIEWS_PAUSE_MS = VIEWS_PAUSE_S * 1000
+VIEWS_PAUSE_MS = DISPATCH_PAUSE_S * 1000
 
 
 class Pair:

@@ -18,7 +18,7 @@ from skylark.store.reput import Arrival, Dispatch, InnerBatch, TagsCodes, enter,
 from skylark.testing.faulty_file_system import FaultyFileSystem
 from skylark.wire.batch import BatchMessage
 from skylark.wire.properties import find_raw_property
-from tests.unit.store.crash_store import ROOT, START_MS, CrashStore, view_files
+from tests.unit.store.crash_store import ROOT, START_MS, CrashStore, derived_files
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
 
@@ -349,7 +349,7 @@ def test_a_replay_makes_the_views_that_the_append_made(
     store.close()
     disk = store.files
     assert isinstance(disk, FaultyFileSystem)
-    made = view_files(disk)
+    made = derived_files(disk)
     replayed = FaultyFileSystem()
     for entry in disk.list_directory(ROOT / "commitlog"):
         content = disk.read_file(ROOT / "commitlog" / entry.name)
@@ -365,4 +365,4 @@ def test_a_replay_makes_the_views_that_the_append_made(
         if same is not None and queue.max_offset == next_offset:
             assert (same.max_offset, same.next_offset) == (queue.max_offset, next_offset)
     again.close()
-    assert view_files(replayed) == made
+    assert derived_files(replayed) == made

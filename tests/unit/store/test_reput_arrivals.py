@@ -12,7 +12,7 @@ from skylark.core.hashing import java_hash
 from skylark.store.commit_log import Draft
 from skylark.store.put_message import Putter
 from skylark.store.reput import Arrival, Dispatch, IsAwaited, TagsCodes
-from tests.unit.store.crash_store import view_files
+from tests.unit.store.crash_store import derived_files
 from tests.unit.store.small_store import HOST, QUEUE_FILE_ENTRIES, SmallStore, memory_store
 
 Queue = tuple[str, int]
@@ -51,7 +51,7 @@ class Told:
     def views(self) -> dict[str, bytes]:
         self.store.queues.flush()
         self.store.index.flush()
-        return view_files(self.store.files)
+        return derived_files(self.store.files)
 
 
 def draft(topic: str = "T", queue_id: int = 0, tag: str = "A", sys_flag: int = 0) -> Draft:

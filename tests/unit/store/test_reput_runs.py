@@ -12,7 +12,7 @@ from skylark.store.put_message import Putter
 from skylark.store.reput import Dispatch, TagsCodes
 from skylark.wire.batch import Batch, BatchMessage
 from skylark.wire.message import iter_records
-from tests.unit.store.crash_store import view_files
+from tests.unit.store.crash_store import derived_files
 from tests.unit.store.small_store import HOST, SmallStore, memory_store
 
 HALF, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
@@ -31,7 +31,7 @@ class Site:
     def views(self) -> dict[str, bytes]:
         self.store.queues.flush()
         self.store.index.flush()
-        return view_files(self.store.files)
+        return derived_files(self.store.files)
 
 
 def draft(number: int, **fields: object) -> Draft:

@@ -39,15 +39,15 @@ class Cleaned:
     ) -> None:
         self.files = files
         self.store = SmallStore(files, root, **settings)
-        self.hands = self.store.hands
+        self.owner = self.store.owner
         self.gone: list[tuple[int, int, bool]] = []
         self.hour = 4
-        self.views_until = 1 << 62  # log offset; before it, queue entries are on disk
+        self.entries_durable_until = 1 << 62  # log offset; before it, queue entries are on disk
         self.retention = Retention(
             self.store.parts,
             self.store.flags,
             store_time_of=self.store.reader.store_time_of,
-            views_until=lambda: self.views_until,
+            entries_durable_until=lambda: self.entries_durable_until,
             on_delete=listener or (lambda *gone: self.gone.append(gone)),
             hour_of=lambda _: self.hour,
         )
@@ -67,7 +67,7 @@ class Cleaned:
         return [int(entry.name) // FILE_SIZE for entry in self.files.list_directory(directory)]
 
     def pass_time(self, seconds: float) -> None:
-        self.hands.advance(seconds * 1000)
+        self.owner.advance(seconds * 1000)
 
 
 class RoomyFiles(OsFileSystem):
@@ -96,7 +96,7 @@ def any_cleaned(request: pytest.FixtureRequest, tmp_path: Path) -> Cleaned:
 
 def test_when_it_looks(cleaned: Cleaned) -> None:
     cleaned.fill(16)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     cleaned.pass_time(59.9)
     assert cleaned.names() == list(range(16))
@@ -115,12 +115,12 @@ def test_when_it_looks(cleaned: Cleaned) -> None:
 
 def test_a_file_is_as_old_as_its_last_record(cleaned: Cleaned) -> None:
     cleaned.fill(2)
-    cleaned.hands.now += 3600
+    cleaned.owner.now += 3600
     cleaned.store.put(bytes(FILE_SIZE // 10))
     cleaned.fill(3)  # the second file ends an hour later
-    cleaned.hands.now += 3600
+    cleaned.owner.now += 3600
     cleaned.fill(4)
-    cleaned.hands.now += DAYS - 3600 - 120
+    cleaned.owner.now += DAYS - 3600 - 120
     cleaned.retention.start()
     cleaned.pass_time(100)
     assert cleaned.names() == [1, 2, 3]
@@ -130,11 +130,11 @@ def test_a_file_is_as_old_as_its_last_record(cleaned: Cleaned) -> None:
 
 def test_files_of_another_run_are_as_old_as_what_follows_them(cleaned: Cleaned) -> None:
     cleaned.fill(2)
-    cleaned.hands.now += 3600
+    cleaned.owner.now += 3600
     cleaned.fill(3)
     for file in cleaned.store.log.files.files:
         file.last_store_timestamp = 0  # as after a load
-    cleaned.hands.now += DAYS - 3600
+    cleaned.owner.now += DAYS - 3600
     cleaned.retention.start()
     cleaned.pass_time(3500)
     assert cleaned.names() == [1, 2]  # the next file began right after the first had ended
@@ -151,7 +151,7 @@ def test_an_empty_last_file_says_nothing_about_the_one_before(cleaned: Cleaned) 
     log_files.last.last_store_timestamp = 0
     log_files.roll()
     log_files.sync()
-    cleaned.hands.now += 2 * DAYS
+    cleaned.owner.now += 2 * DAYS
     cleaned.retention.start()
     cleaned.pass_time(100)
     assert cleaned.names() == [0, 1]
@@ -166,9 +166,9 @@ def test_queues_begin_where_the_log_does(any_cleaned: Cleaned) -> None:
     for _ in range(3):
         store.put(topic="expired")
     cleaned.fill(2)
-    cleaned.hands.now += 3600
+    cleaned.owner.now += 3600
     cleaned.fill(4)
-    cleaned.hands.now += DAYS - 3600
+    cleaned.owner.now += DAYS - 3600
     cleaned.retention.start()
     cleaned.pass_time(70)
     assert cleaned.names() == [1, 2, 3]
@@ -199,7 +199,7 @@ def test_files_of_the_views_go_as_well(any_cleaned: Cleaned) -> None:
     store.log.files.sync()
     index_count = store.index.file_count
     assert index_count > 5
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     cleaned.pass_time(3_000)
     assert len(cleaned.names()) == 1
@@ -225,17 +225,17 @@ def test_many_queues_are_corrected_in_turns(
     for number in range(queue_count):
         store.put(b"x", topic=f"topic{number}")
     cleaned.fill(4)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     corrected = [0]
-    call_at = cleaned.hands.call_at
+    call_at = cleaned.owner.call_at
 
     def watched_call_at(*args: Any) -> Any:
         offsets_now = (store.reader.min_offset(f"topic{n}", 0) for n in range(queue_count))
         corrected.append(sum(offsets_now))
         return call_at(*args)
 
-    monkeypatch.setattr(cleaned.hands, "call_at", watched_call_at)  # called after each step
+    monkeypatch.setattr(cleaned.owner, "call_at", watched_call_at)  # called after each step
     cleaned.pass_time(200)
     assert corrected[-1] == queue_count
     assert max(after - before for before, after in pairwise(corrected)) <= QUEUES_PER_TURN
@@ -248,7 +248,7 @@ def test_all_queues_are_right_before_the_first_file_of_a_queue_goes(cleaned: Cle
         store.put(b"x", topic=f"topic{number % 2}")
     store.queues.flush()
     store.log.files.sync()
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     queues = [store.queues.get_or_create(f"topic{number}", 0) for number in range(2)]
     sizes = [queue.size_total for queue in queues]
@@ -273,7 +273,7 @@ def test_nothing_is_done_when_nothing_happens(
     cleaned.retention.start()
     cleaned.pass_time(100)
     assert followed == [0]  # once after the start
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.pass_time(100)
     assert followed == [0, 2 * FILE_SIZE]
 
@@ -359,7 +359,7 @@ def test_a_put_that_finds_the_disk_full(cleaned: Cleaned) -> None:
 
 def test_a_disk_that_cannot_be_asked(cleaned: Cleaned, caplog: pytest.LogCaptureFixture) -> None:
     cleaned.fill(3)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.store.log.files.files[1].flushed = FILE_SIZE
     for file in cleaned.store.log.files.files:
         file.last_store_timestamp = 0
@@ -381,7 +381,7 @@ def test_a_disk_that_cannot_be_asked(cleaned: Cleaned, caplog: pytest.LogCapture
 def test_a_file_goes_with_its_last_reader(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(3)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
     cleaned.retention.start()
     cleaned.pass_time(70)
@@ -396,7 +396,7 @@ def test_a_file_goes_with_its_last_reader(any_cleaned: Cleaned) -> None:
 def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(2)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
     cleaned.retention.start()
     cleaned.pass_time(60 + 119)
@@ -410,7 +410,7 @@ def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
 def test_a_file_that_stayed_is_looked_at_by_its_own_interval() -> None:
     cleaned = in_memory(redelete_hanged_file_interval=150_000)
     cleaned.fill(2)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     result = cleaned.store.reader.get("T", 0, 0, 1, bulk=True)
     cleaned.retention.start()
     cleaned.pass_time(60 + 149)  # the first look was at 60 s; the time of force has come at 180 s
@@ -431,10 +431,10 @@ def test_views_keep_what_a_file_that_is_still_there_needs(any_cleaned: Cleaned) 
     result = store.reader.get("many", 0, 0, 1, bulk=True)
     directory = store.config.store_path_root_dir / "consumequeue/many/0"
     index_count = store.index.file_count
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     for _ in range(20):  # by force, before the time is over
-        store.log.files.retire_oldest(cleaned.hands.monotonic())
+        store.log.files.retire_oldest(cleaned.owner.monotonic())
     cleaned.pass_time(100)
     log_files = store.log.files
     assert (log_files.min_offset, log_files.removed_until) == (log_files.last.start_offset, 0)
@@ -466,8 +466,8 @@ def test_what_is_not_on_disk_yet_stays(cleaned: Cleaned) -> None:
 def test_what_only_the_log_knows_stays_unless_there_is_no_room(cleaned: Cleaned) -> None:
     """Without the record, a queue entry that a crash takes could not be made again."""
     cleaned.fill(3)
-    cleaned.hands.now += DAYS
-    cleaned.views_until = 2 * FILE_SIZE - 1
+    cleaned.owner.now += DAYS
+    cleaned.entries_durable_until = 2 * FILE_SIZE - 1
     cleaned.retention.start()
     cleaned.pass_time(100)
     assert cleaned.names() == [1, 2]
@@ -484,7 +484,7 @@ def test_a_listener_cannot_stop_it(caplog: pytest.LogCaptureFixture) -> None:
 
     obstinate = in_memory(listener=listener)
     obstinate.fill(2)
-    obstinate.hands.now += DAYS
+    obstinate.owner.now += DAYS
     obstinate.retention.start()
     obstinate.pass_time(61)
     assert f"'0, {FILE_SIZE}, False'" in repr([record.exc_info for record in caplog.records])
@@ -503,7 +503,7 @@ def test_a_view_that_cannot_be_deleted_is_tried_again(caplog: pytest.LogCaptureF
         cleaned.store.put(b"x", topic="many")
     cleaned.store.queues.flush()
     cleaned.store.log.files.sync()
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     plan.at("files.remove", nth=11, error=errno.EACCES)  # after the ten log files of a pass
     cleaned.retention.start()
     directory = ROOT / "consumequeue/many/0"
@@ -521,7 +521,7 @@ def test_a_view_that_cannot_be_deleted_is_tried_again(caplog: pytest.LogCaptureF
 
 def test_an_operator_may_ask_for_it(cleaned: Cleaned) -> None:
     cleaned.fill(2)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.hour = 12
     cleaned.retention.start()
     cleaned.pass_time(100)
@@ -545,12 +545,12 @@ def test_a_limit_in_bytes_is_kept(any_cleaned: Cleaned) -> None:
 
 def test_stopping_in_the_middle(cleaned: Cleaned) -> None:
     cleaned.fill(10)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     cleaned.pass_time(60.25)
     assert cleaned.names() == list(range(3, 10))
     cleaned.retention.stop()
-    assert cleaned.hands.timer_count == 0
+    assert cleaned.owner.timer_count == 0
     cleaned.pass_time(1_000)
     assert cleaned.names() == list(range(3, 10))
 
@@ -566,7 +566,7 @@ def test_clean_expired_queues(any_cleaned: Cleaned) -> None:
     store.queues.get_or_create("waiting", 0).next_offset += 1
     store.queues.flush()
     cleaned.fill(3)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     cleaned.pass_time(70)
     assert cleaned.clean_expired_queues({"kept"}) == 1
@@ -582,7 +582,7 @@ def test_clean_expired_queues(any_cleaned: Cleaned) -> None:
 def test_a_retired_file_is_no_part_of_a_new_load(any_cleaned: Cleaned) -> None:
     cleaned = any_cleaned
     cleaned.fill(4)
-    cleaned.hands.now += DAYS
+    cleaned.owner.now += DAYS
     cleaned.retention.start()
     cleaned.pass_time(70)
     log_files = cleaned.store.log.files

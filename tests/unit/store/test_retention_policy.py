@@ -11,7 +11,7 @@ import pytest
 from skylark.store.config import StoreConfig
 from skylark.store.file_system import DiskUsage
 from skylark.store.retention import MANUAL_PASSES, Facts, Plan, RetentionPolicy, local_hour
-from tests.unit.store.hands import START_MS
+from tests.unit.store.manual_owner import START_MS
 
 ROOT = Path("/store")
 HOUR_MS = 3_600_000

@@ -20,7 +20,7 @@ from skylark.store.store_results import PutStatus
 from skylark.store.transient_store_pool import CommitService, PoolEmptyError, TransientPool
 from skylark.testing.fault_plan import FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
-from tests.unit.store.hands import Hands
+from tests.unit.store.manual_owner import ManualOwner
 
 SIZE = 16 * PAGE_SIZE
 LOG = Path("/log")
@@ -32,7 +32,7 @@ class PooledLog:
     def __init__(
         self, files: FileSystem, directory: Path, *, buffers: int = 2, **settings: Any
     ) -> None:
-        self.hands = Hands()
+        self.owner = ManualOwner()
         self.pool = TransientPool(buffers, SIZE)
         self.log = MappedFiles(
             directory, SIZE, files=files, allocator=Allocator(files), pool=self.pool
@@ -42,9 +42,9 @@ class PooledLog:
         self.commit = CommitService(
             self.log,
             self.config,
-            scheduler=self.hands,
-            executor=self.hands,
-            post=self.hands.post,
+            scheduler=self.owner,
+            executor=self.owner,
+            post=self.owner.post,
             on_committed=self.told.append,
         )
         self.log.load()
@@ -96,13 +96,13 @@ def test_an_empty_pool_may_fail_at_once() -> None:
 
 
 def test_readers_see_what_is_committed(pooled: PooledLog) -> None:
-    log, hands = pooled.log, pooled.hands
+    log, owner = pooled.log, pooled.owner
     pooled.append(b"hello")
     assert (log.wrote_end, log.max_offset, log.last.readable) == (5, 0, 0)
     with pytest.raises(RangeNotReadableError):
         log.last.lease(0, 5)
     assert log.unflushed() == []
-    hands.advance(200)
+    owner.advance(200)
     assert (log.max_offset, log.last.readable, pooled.told) == (5, 5, [5])
     with log.last.lease(0, 5) as lease:
         assert bytes(lease.view) == b"hello"
@@ -110,38 +110,38 @@ def test_readers_see_what_is_committed(pooled: PooledLog) -> None:
     assert (log.wrote_end, log.max_offset) == (10, 5)
     log.sync()
     assert log.flushed_where == 5
-    hands.advance(200)
+    owner.advance(200)
     assert pooled.told == [5, 10]
 
 
 def test_an_append_goes_on_while_the_worker_writes(pooled: PooledLog) -> None:
     pooled.append(b"hello")
-    pooled.hands.advance(200, worker=False)
+    pooled.owner.advance(200, worker=False)
     assert pooled.commit.is_running
     pooled.append(b"world")
-    pooled.hands.work()
+    pooled.owner.work()
     assert pooled.told == []  # the owner has not heard of it yet
-    pooled.hands.turn()
+    pooled.owner.turn()
     assert pooled.told == [5]
     assert pooled.log.last.committed == 5
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [5, 10]
 
 
 def test_few_pages_wait_for_the_thorough_look(files: FileSystem, tmp_path: Path) -> None:
     files.make_directories(tmp_path)
     pooled = PooledLog(files, tmp_path / "log", commit_commit_log_thorough_interval=1000)
-    pooled.hands.advance(200)  # the first look is thorough, and finds nothing
+    pooled.owner.advance(200)  # the first look is thorough, and finds nothing
     pooled.append(b"x" * 3 * PAGE_SIZE)
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == []
     pooled.append(b"x" * PAGE_SIZE)
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [4 * PAGE_SIZE]
     pooled.append(b"x")
-    pooled.hands.advance(400)
+    pooled.owner.advance(400)
     assert pooled.told == [4 * PAGE_SIZE]
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [4 * PAGE_SIZE, 4 * PAGE_SIZE + 1]
 
 
@@ -149,11 +149,11 @@ def test_a_put_wakes_the_commit(pooled: PooledLog) -> None:
     pooled.append(b"hello")
     pooled.commit.wake()
     pooled.commit.wake()
-    pooled.hands.turn()
-    assert len(pooled.hands.jobs) == 1
+    pooled.owner.turn()
+    assert len(pooled.owner.jobs) == 1
     pooled.append(b"world" * PAGE_SIZE)
     pooled.commit.wake()  # while a commit runs: another one follows it
-    pooled.hands.settle()
+    pooled.owner.settle()
     assert pooled.told == [5, 5 + 5 * PAGE_SIZE]
 
 
@@ -164,14 +164,14 @@ def test_a_file_that_is_committed_whole_gives_its_buffer_back(pooled: PooledLog)
     pooled.append(b"1" * SIZE)
     pooled.append(b"2" * 10)
     assert (pool.available, first.pooled is None) == (0, False)
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert (pool.available, first.pooled) == (1, None)
     assert pooled.told == [SIZE + 10]
     assert bytes(first.lease(SIZE - 1, 1).view) == b"1"
     assert bytes(log.last.lease(0, 10).view) == b"2" * 10
     pooled.append(b"3" * (SIZE - 10))
     pooled.append(b"4")  # in the buffer of the first file, which holds its old bytes
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert log.last.handle.read(0, 2) == b"4\0"
     assert bytes(first.buffer[:1]) == b"1"  # no longer the pool's
 
@@ -185,11 +185,11 @@ def test_without_a_buffer_the_file_is_written_directly(files: FileSystem, tmp_pa
     assert (log.last.pooled, log.last.readable) == (None, 10)
     assert log.max_offset == 0  # the file before it is not in place yet
     assert log.unflushed() == []
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [SIZE + 10]
     assert [item.end for item in log.unflushed()] == [SIZE, 10]
     pooled.append(b"2" * 5)
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert log.max_offset == SIZE + 15
 
 
@@ -200,11 +200,11 @@ def test_files_with_and_without_a_buffer_are_committed_in_order(
     pooled = PooledLog(files, tmp_path / "log", buffers=1)
     pooled.append(b"1" * SIZE)
     pooled.append(b"2" * 10)  # no buffer is left
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     pooled.append(b"2" * (SIZE - 10))
     pooled.append(b"3" * 10)  # the buffer of the first file
     assert pooled.log.last.pooled is not None
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [SIZE + 10, 2 * SIZE + 10]
     assert bytes(pooled.log.last.lease(0, 10).view) == b"3" * 10
 
@@ -226,10 +226,10 @@ def test_a_failed_write_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     pooled = PooledLog(disk, LOG)
     disk.plan.at("files.write", nth=(1, 2), error=errno.EIO)
     pooled.append(b"hello")
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert (pooled.told, pooled.log.max_offset) == ([], 0)
     assert "messages stay in memory" in caplog.text
-    pooled.hands.advance(400)
+    pooled.owner.advance(400)
     assert pooled.told == [5]
     assert pooled.log.last.handle.read(0, 6) == b"hello\0"
 
@@ -238,7 +238,7 @@ def test_a_kill_loses_what_was_not_committed_and_nothing_else() -> None:
     disk = FaultyFileSystem()
     pooled = PooledLog(disk, LOG)
     pooled.append(b"committed")
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     pooled.append(b"in memory")
     left = disk.kill().read_file(LOG / ("0" * 20))
     assert left == b"committed".ljust(SIZE, b"\0")
@@ -247,14 +247,14 @@ def test_a_kill_loses_what_was_not_committed_and_nothing_else() -> None:
 def test_stopping_commits_everything(pooled: PooledLog) -> None:
     pooled.append(b"1" * SIZE)
     pooled.append(b"2" * 10)
-    pooled.hands.advance(200, worker=False)
-    pooled.hands.work()  # done, but the owner has not heard of it
+    pooled.owner.advance(200, worker=False)
+    pooled.owner.work()  # done, but the owner has not heard of it
     pooled.append(b"3" * 10)
     pooled.commit.stop()
     assert pooled.log.max_offset == SIZE + 20
     assert pooled.told == [SIZE + 10, SIZE + 20]
-    pooled.hands.settle()
-    assert pooled.hands.timer_count == 0
+    pooled.owner.settle()
+    assert pooled.owner.timer_count == 0
     assert pooled.told == [SIZE + 10, SIZE + 20]
 
 
@@ -274,17 +274,17 @@ def test_a_synchronous_put_waits_for_commit_and_disk(files: FileSystem, tmp_path
     flush = FlushService(
         pooled.log,
         pooled.config,
-        scheduler=pooled.hands,
-        executor=pooled.hands,
-        post=pooled.hands.post,
+        scheduler=pooled.owner,
+        executor=pooled.owner,
+        post=pooled.owner.post,
         on_flushed=lambda offset: None,
     )
     pooled.commit._on_committed = lambda offset: flush.wake()  # as the store does
     flush.wait(pooled.append(b"hello"), answers.append)
-    pooled.hands.settle()
+    pooled.owner.settle()
     assert answers == []  # there is nothing to sync yet
     pooled.commit.wake()
-    pooled.hands.settle()
+    pooled.owner.settle()
     assert answers == [PutStatus.PUT_OK]
     assert pooled.log.flushed_where == 5
 
@@ -295,12 +295,12 @@ def test_deletion_and_truncation_give_buffers_back(pooled: PooledLog) -> None:
     assert pooled.pool.available == 0
     pooled.log.retire_oldest(0.0)
     assert pooled.pool.available == 1
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert pooled.told == [SIZE + 10]
     pooled.append(b"lost")
     pooled.log.truncate(SIZE + 5)
     assert pooled.pool.available == 2
     assert pooled.log.last.handle.read(0, 20) == b"22222" + bytes(15)
     pooled.append(b"!")
-    pooled.hands.advance(200)
+    pooled.owner.advance(200)
     assert (pooled.log.max_offset, pooled.log.last.handle.read(4, 3)) == (SIZE + 6, b"2!\0")

@@ -1,7 +1,7 @@
 """Warns when files are about to be deleted that hold messages which a group has not consumed yet.
 
 Retention asks nobody: whoever is too slow loses messages. So once a minute the store is asked up to
-where its log may go *soon* (:meth:`~skylark.store.retention.Retention.doomed_until`): what expires
+where its log may go *soon* (:meth:`~skylark.store.retention.Retention.expiring_until`): what expires
 in the last quarter of ``fileReservedTime``, six hours at most, or has to make room when the log
 grows by one more file. Usually that is nothing, and nothing else is done. Otherwise the groups in
 use are looked at, and those that have still to read messages from there stand in
@@ -144,7 +144,7 @@ class RetentionWatch:
             del self._seen[gone]
         reserved_ms = self._live.current.store.file_reserved_time * _HOUR_MS
         ahead_ms = min(AHEAD_MS_MAX, reserved_ms // 4)
-        yield from self._look(self._store.retention.doomed_until(ahead_ms))
+        yield from self._look(self._store.retention.expiring_until(ahead_ms))
 
     def _pairs(self) -> list[Pair]:
         """Everybody who has committed anything, broadcast consumers too."""

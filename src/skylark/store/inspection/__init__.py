@@ -1,1 +1,1 @@
-"""A store directory seen from outside: listed, read and compared, and never changed."""
+"""Inspection of a store directory from outside: lists, reads and compares files; changes none."""

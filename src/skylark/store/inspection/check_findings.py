@@ -1,16 +1,16 @@
-"""What a check has to say: findings with a severity, a place and a sentence, and a limit on them.
+"""Findings of a check: severity, place and text, with a limit on their number.
 
 ========  =====================================================================================
 ERROR     the store would answer wrongly, or not at all
-WARNING   something is wrong that the next start puts right, or that costs no message
-NOTE      worth knowing, nothing to do
+WARNING   something is wrong that the next start repairs, or that costs no message
+NOTE      information, nothing to do
 ========  =====================================================================================
 
-A store that was not closed in order is supposed to have views that lag or lead, and a log that ends
-in half a record: recovery is made for that. So the same finding counts less there, and least while
-the store is in use and changes under the reader's eyes: see :data:`SEVERITIES`.
+In a store that was not closed in order, derived files may be behind or ahead, and the log may end
+in half a record: recovery repairs that. So the same finding is less severe there, and least severe
+while the store is in use and changes during the check: see :data:`SEVERITIES`.
 
-One broken setting can make every entry of a store wrong. Of each kind only the first few findings
+One wrong setting can make every entry of a store wrong. Of each kind only the first few findings
 are kept; the others are counted.
 """
 
@@ -32,7 +32,7 @@ FINDINGS_PER_KIND_MAX: Final = 100
 
 
 class Severity(enum.Enum):
-    """How much a finding matters."""
+    """How serious a finding is."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class Severity(enum.Enum):
 
 
 class Trouble(enum.Enum):
-    """What can be wrong with something that recovery would repair."""
+    """Kinds of faults that recovery would repair."""
 
     WRONG = "wrong"  # an entry that says something false
     AHEAD_OR_BEHIND = "ahead or behind"  # the newest records lack entries, or entries records
@@ -54,7 +54,7 @@ SEVERITIES: Final[dict[State, dict[Trouble, Severity]]] = {
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be; ``kind`` names it for programs."""
+    """One fault; ``kind`` identifies it for programs."""
 
     severity: Severity
     kind: str
@@ -64,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings:
-    """Collects findings, not too many of one kind."""
+    """Collects findings, a limited number of each kind."""
 
     def __init__(self, state: State) -> None:
         self._severities = SEVERITIES[state]
@@ -74,7 +74,7 @@ class Findings:
     def add(
         self, severity: Severity | Trouble, kind: str, file: Path, offset: int, text: str
     ) -> None:
-        """Keep a finding, or count it if there are many like it."""
+        """Keep a finding, or only count it if there are many of its kind."""
         if isinstance(severity, Trouble):
             severity = self._severities[severity]
         self.counts[severity, kind] += 1
@@ -84,12 +84,12 @@ class Findings:
             )
 
     def count(self, severity: Severity) -> int:
-        """How many findings there were, kept or not."""
+        """Number of findings, kept or not."""
         return sum(count for (found, _), count in self.counts.items() if found is severity)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many findings of each kind were only counted."""
+        """Number of findings of each kind that were only counted."""
         left: Counter[str] = Counter()
         for (_, kind), count in self.counts.items():
             if count > FINDINGS_PER_KIND_MAX:

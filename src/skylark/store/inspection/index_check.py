@@ -1,28 +1,29 @@
-"""The index against the log: every key has its entry, every entry a record with that key.
+"""Checks the index against the log: every key has its entry, every entry a record with that key.
 
-Both are in the order of the log. For each slice of the log the entries that there should be are
-worked out from the records (:class:`~skylark.store.inspection.expected_entries.RecordTexts`) and
-compared with the next ones of the index, all at once; only where they differ, one by one.
+Both are in the order of the log. For each slice of the log :func:`expected_entries` computes the
+entries from the records. They are compared with the next ones of the index, all at once; only where
+they differ, one by one.
 
-Holes are warnings even in a store that was closed in order: a query misses messages, but none is
-lost, and Apache's broker makes such holes itself when it deletes the newest index file after a
-crash and replays less than that file held. Repeated entries are notes: Java makes them when its
-replay comes to the last record of the index once more, all of its keys after some or all of them.
+Missing entries are warnings even in a store that was closed in order: a query misses messages, but
+none is lost, and Apache's broker causes such gaps itself when it deletes the newest index file
+after a crash and replays less than that file held. Repeated entries are notes: Java makes them when
+its replay reaches the last record of the index once more, with all of its keys after some or all of
+them.
 
-A store of ours whose index was behind when it was closed says so in ``index/behind``.
+If the index of a Skylark store was behind when the store was closed, ``index/behind`` exists.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from skylark.core.hashing import index_key_hash, java_hash, java_hash_continue
 from skylark.store.errors import StoreFileError
 from skylark.store.file_system import FileSystem
-from skylark.store.index import BEHIND_NAME, BEHIND_SIZE_MAX
+from skylark.store.index import BEHIND_NAME, NEVER, read_behind
 from skylark.store.index_file import SECONDS_MAX
 from skylark.store.inspection.check_findings import (
     Findings,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
-_NEVER: Final = 1 << 62
 _REPEATED, _BEHIND, _NOWHERE = range(3)  # what an entry can be that no record has asked for
 
 
@@ -76,7 +76,7 @@ class IndexChecks:
 
     @property
     def entry_count(self) -> int:
-        """Entries that were looked at."""
+        """Number of entries checked."""
         return 0 if self._walk is None else self._walk.passed_count
 
     def add(self, texts: RecordTexts) -> None:
@@ -111,7 +111,7 @@ class IndexChecks:
             walk.advance(max(1, expired))
 
     def _accept(self, walk: IndexWalk, entries: npt.NDArray[Any], times: Int64s) -> None:
-        """Pass entries with the right keys, and look at their times."""
+        """Pass entries with the right keys, and check their times."""
         import numpy as np
 
         files = entries["file"]
@@ -147,7 +147,7 @@ class IndexChecks:
             if not len(entries):
                 self._miss(log_offset)
                 continue
-            self._tell_missing(Severity.WARNING)
+            self._report_missing(Severity.WARNING)
             repeated = len(entries) - len(wanted)
             ends_well = np.array_equal(entries["key_hash"][max(0, repeated) :], wanted)
             if ends_well and np.isin(entries["key_hash"], wanted).all():
@@ -162,7 +162,7 @@ class IndexChecks:
                 walk.advance(len(entries))
 
     def _entries_of(self, walk: IndexWalk, log_offset: int, count: int) -> npt.NDArray[Any]:
-        """The next entries, as far as they lead to this record: about ``count``."""
+        """The next entries that point to this record: about ``count``."""
         while True:
             entries = walk.peek(count)
             same = entries["log_offset"] == log_offset
@@ -173,21 +173,21 @@ class IndexChecks:
             count *= 2
 
     def _pass_extra(self, walk: IndexWalk, log_offset: int) -> None:
-        """Pass entries before a record: they repeat the last one, or lead nowhere."""
+        """Pass entries before a record: they repeat the last one, or point to no record."""
         import numpy as np
 
         while len(entries := walk.peek(CHUNK_ENTRIES)):
             before = entries["log_offset"] < log_offset
             count = len(entries) if before.all() else int(before.argmin())
-            self._tell_extra(walk, entries[:count], np.full(count, _NOWHERE))
+            self._report_extra(walk, entries[:count], np.full(count, _NOWHERE))
             walk.advance(count)
             if count < len(entries):
                 return
 
-    def _tell_extra(
+    def _report_extra(
         self, walk: IndexWalk, entries: npt.NDArray[Any], kinds: npt.NDArray[Any], log_end: int = 0
     ) -> None:
-        """Tell of entries that no record has asked for, in runs."""
+        """Report entries that belong to no record, in runs."""
         kinds[entries["log_offset"] == self._last_offset] = _REPEATED
         for start, stop in runs(kinds + 10 * entries["file"]):
             if kinds[start] == _REPEATED:
@@ -208,8 +208,8 @@ class IndexChecks:
         first, _, count = self._missing or (log_offset, 0, 0)
         self._missing = (first, log_offset, count + 1)
 
-    def _tell_missing(self, severity: Severity) -> None:
-        """Tell of neighbouring records without entries, now that they end."""
+    def _report_missing(self, severity: Severity) -> None:
+        """Report consecutive records without entries, at the end of their run."""
         if self._missing is None:
             return
         first, last, count = self._missing
@@ -220,7 +220,7 @@ class IndexChecks:
     # ---- end -------------------------------------------------------------------------------------
 
     def finish(self, log_end: int) -> None:
-        """Look at what is left, now that the whole log was read."""
+        """Check the remaining entries, after the whole log was read."""
         import numpy as np
 
         walk = self._walk
@@ -228,15 +228,15 @@ class IndexChecks:
             return
         self._pass_expired(walk)
         in_use = self._survey.state is State.IN_USE
-        self._tell_missing(Severity.NOTE if in_use else Severity.WARNING)
+        self._report_missing(Severity.NOTE if in_use else Severity.WARNING)
         while len(entries := walk.peek(CHUNK_ENTRIES)):
             kinds = np.where(entries["log_offset"] >= log_end, _BEHIND, _NOWHERE)
-            self._tell_extra(walk, entries, kinds, log_end)
+            self._report_extra(walk, entries, kinds, log_end)
             walk.advance(len(entries))
         if self._repeated:
             text = f"index entries that repeat others: {self._repeated}"
             self._findings.add(Severity.NOTE, "index.repeated", self._directory, 0, text)
-        if self._behind_from != _NEVER:
+        if self._behind_from != NEVER:
             text = f"the index is behind from {self._behind_from} on: the next start completes it"
             path = self._directory / BEHIND_NAME
             self._findings.add(Severity.NOTE, "index.behind", path, 0, text)
@@ -244,7 +244,7 @@ class IndexChecks:
         walk.close()
 
     def _compare_times(self, walk: IndexWalk) -> None:
-        """The times in the header are those of the first and the last entry."""
+        """Compare the times in the header with those of the first and the last entry."""
         for file, seen in self._times.items():
             page = walk.pages[file]
             if seen.first and page.begin_timestamp != seen.first:
@@ -256,16 +256,19 @@ class IndexChecks:
 
 
 def _behind_from(files: FileSystem, directory: Path) -> int:
-    """The record from which on the index is known to be incomplete."""
+    """Log offset from which on the index is known to be incomplete."""
     try:
-        text = files.read_file(directory / BEHIND_NAME, size_max=BEHIND_SIZE_MAX)
+        return read_behind(files, directory)
     except StoreFileError:
-        return _NEVER
-    return int(text) if text.isdigit() else 0
+        return NEVER
 
 
 def expected_entries(texts: RecordTexts) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All index entries in their order: the row of the record, and the hash of the key."""
+    """All index entries in their order: the row of the record, and the hash of the key.
+
+    Computed from the property texts in the simplest way, and not with the fast code of the store: a
+    mistake there must not hide itself.
+    """
     import numpy as np
 
     kinds = (texts.columns.sys_flag & FLAG_TRANSACTION_MASK).tolist()

@@ -1,13 +1,13 @@
-"""The entries of all index files in one row, oldest first, each file checked as it is passed.
+"""Reads the entries of all index files as one sequence, oldest first, and checks each file.
 
-Index files follow each other like the pages of a book: entries stand in the order of the log, and
-the keys of one message may begin on one page and end on the next. So whoever compares them with the
-log reads them as one sequence (:class:`IndexWalk`), a chunk at a time.
+Entries are in the order of the log, and the keys of one message may begin in one file and end in
+the next. So the comparison with the log reads them as one sequence (:class:`IndexWalk`), a chunk at
+a time.
 
-What a file has to say about itself is checked on the way, without the log:
+What a file says about itself is checked on the way, without the log:
 
-* chains: an entry leads to the newest older one of its slot, and the slot to the newest of all. The
-  slots as they should be are built up from the entries, 4 bytes each, and compared at the end;
+* chains: an entry points to the next older one of its slot, and the slot to the newest. The
+  expected slots are built up from the entries, 4 bytes each, and compared at the end;
 * header: the offsets of its first and last entry, the number of slots in use.
 """
 
@@ -47,7 +47,7 @@ WALK_FIELDS: Final = (
 
 
 class IndexPage:
-    """One index file, read entry by entry; see the module."""
+    """One index file, read entry by entry; see the module docstring."""
 
     def __init__(
         self, files: FileSystem, path: Path, shape: IndexShape, findings: Findings | None = None
@@ -76,7 +76,7 @@ class IndexPage:
         self._first_offset = self._last_offset = 0
 
     def read(self) -> npt.NDArray[Any]:
-        """The next entries, none at the end; the file is closed then."""
+        """The next entries; none at the end, where the file is closed."""
         import numpy as np
 
         count = min(CHUNK_ENTRIES, self.entry_count + 1 - self._next)
@@ -92,7 +92,7 @@ class IndexPage:
         return entries
 
     def close(self) -> None:
-        """Let go of the file before its end."""
+        """Close the file before its end."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -100,7 +100,7 @@ class IndexPage:
     # ---- chains and header -----------------------------------------------------------------------
 
     def _follow_chains(self, entries: npt.NDArray[Any]) -> None:
-        """Compare where entries lead with where they should."""
+        """Compare the links of entries with the expected ones."""
         import numpy as np
 
         numbers = np.arange(self._next, self._next + len(entries))
@@ -115,7 +115,7 @@ class IndexPage:
             row = number - self._next
             right = int(wanted[np.flatnonzero(ordered == number)[0]])
             text = f"entry {number} leads to entry {entries['previous'][row]} instead of {right}"
-            self._tell(Trouble.WRONG, "index.chain", self._position(number), text)
+            self._report(Trouble.WRONG, "index.chain", self._position(number), text)
         self._broken_chains += len(differ)
         is_last = np.concatenate((slots[1:] != slots[:-1], np.ones(1, np.bool_)))
         self._slots[slots[is_last]] = ordered[is_last]
@@ -129,7 +129,7 @@ class IndexPage:
         if self._findings is not None:
             if self._broken_chains > 1:
                 text = f"{self._broken_chains} entries in all lead to a wrong one"
-                self._tell(Trouble.WRONG, "index.chain", self._entries_start, text)
+                self._report(Trouble.WRONG, "index.chain", self._entries_start, text)
             self._compare_slots(self._handle)
             self._compare_header()
         self.close()
@@ -151,10 +151,10 @@ class IndexPage:
                 wrong += len(differ) - leads
         if ahead:
             text = f"{plural(ahead, 'slot')} with entries that the header does not count"
-            self._tell(Trouble.AHEAD_OR_BEHIND, "index.header", first, text)
+            self._report(Trouble.AHEAD_OR_BEHIND, "index.header", first, text)
         if wrong:
             text = f"{plural(wrong, 'slot')} that do not lead to the newest entry"
-            self._tell(Trouble.WRONG, "index.chain", first, text)
+            self._report(Trouble.WRONG, "index.chain", first, text)
 
     def _compare_header(self) -> None:
         import numpy as np
@@ -169,12 +169,12 @@ class IndexPage:
         for position, name, actual, wanted in rows:
             if actual != wanted:
                 text = f"the header has the {name} {actual} instead of {wanted}"
-                self._tell(Trouble.WRONG, "index.header", position, text)
+                self._report(Trouble.WRONG, "index.header", position, text)
 
     def _position(self, number: int) -> int:
         return self._entries_start + number * INDEX_ENTRY_SIZE
 
-    def _tell(self, trouble: Trouble, kind: str, position: int, text: str) -> None:
+    def _report(self, trouble: Trouble, kind: str, position: int, text: str) -> None:
         assert self._findings is not None
         self._findings.add(trouble, kind, self.path, position, text)
 
@@ -199,7 +199,7 @@ class IndexWalk:
         self.passed_count = 0
 
     def peek(self, count: int) -> npt.NDArray[Any]:
-        """The next ``count`` entries, fewer at the end of all."""
+        """The next ``count`` entries, fewer at the end of the last file."""
         while len(self._buffer) < count and self._fill():
             pass
         return self._buffer[:count]
@@ -210,7 +210,7 @@ class IndexWalk:
         self.passed_count += count
 
     def _fill(self) -> bool:
-        """Read some more; whether there is more."""
+        """Read more entries; return whether there are more."""
         import numpy as np
 
         if not self.pages and not self._open_next():
@@ -237,12 +237,12 @@ class IndexWalk:
         return True
 
     def place(self, entry: np.void) -> tuple[Path, int]:
-        """The file of an entry, and where in it the entry stands."""
+        """The file of an entry, and its position in it."""
         page = self.pages[int(entry["file"])]
         slots_end = INDEX_HEADER_SIZE + self._shape.slot_count * INDEX_SLOT_SIZE
         return page.path, slots_end + int(entry["number"]) * INDEX_ENTRY_SIZE
 
     def close(self) -> None:
-        """Let go of the file that is being read."""
+        """Close the file that is being read."""
         for page in self.pages:
             page.close()

@@ -1,15 +1,20 @@
-"""A log file read from its first byte to its last, past whatever is broken in it.
+"""Reads a log file from its first byte to its last, across damage, and finds the end of a log.
 
-Recovery (:class:`skylark.store.log_replay.LogScan`) reads the log up to the first thing that is no
-record, because that is where the log ends. Whoever checks or dumps a log wants to know what comes
-after, and whether it was the end at all. So :func:`walk` tells everything that it meets::
+Recovery (:class:`skylark.store.log_replay.LogScan`) reads the log up to the first invalid record,
+because the log ends there. A check or a dump also needs what comes after, and must decide whether
+it was the end at all. So :func:`walk` yields everything it finds::
 
     RecordColumns   the records of a slice
-    Hole            bytes that are no record, up to the next sound record or the end of the file
+    Hole            bytes that are not a record, up to the next valid record or the end of the file
     Blank           the record that closes the file
 
-Behind a hole it looks for the magic codes; what follows is taken for a record only if it says by
-itself that it stands there, has parts that add up, and a body that matches its checksum.
+Behind a hole it searches for the magic codes; the bytes there count as a record only if they
+contain their own log offset, have parts that add up, and a body that matches its checksum.
+
+**End of the log** (:class:`LogEnd`). A hole may be the end of the log, damage, or old bytes behind
+the end: Java does not clear what it truncates, and old records there look valid. It is damage if a
+later file begins with a record, or if records follow and the queues have an entry for a record that
+is not before the hole. Otherwise the log ends there, as it would for a start.
 
 Memory: one slice, or one record if that is longer.
 """
@@ -19,6 +24,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final, NamedTuple, TypeAlias
 
 from skylark.store.consume_queue import PRE_BLANK_SIZE
@@ -51,7 +57,7 @@ _MAGIC_POSITION: Final = 4
 
 
 class Hole(NamedTuple):
-    """Bytes that are no record."""
+    """Bytes that are not a record."""
 
     log_offset: int
     fault: RecordFault | None  # None: the file is used up to its last byte and has no blank
@@ -76,21 +82,15 @@ def walk(
     verify: Verify | None = Verify.BODY,
     slice_size: int = SLICE_SIZE,
 ) -> Iterator[Step]:
-    """Everything in a log file, in order; raises StoreFileError if it cannot be read."""
-    handle = files.open_file(file.path, writable=False)
-    try:
+    """Yield everything in a log file, in order; raises StoreFileError if it cannot be read."""
+    with closing(files.open_file(file.path, writable=False)) as handle:
         yield from _Walk(handle, file, verify, max(slice_size, RECORD_SIZE_MIN)).steps()
-    finally:
-        handle.close()
 
 
 def begins_with_record(files: FileSystem, file: LogFile) -> bool:
-    """Whether the first bytes of a file are a sound record or a blank."""
-    handle = files.open_file(file.path, writable=False)
-    try:
+    """Whether the first bytes of a file are a valid record or a blank."""
+    with closing(files.open_file(file.path, writable=False)) as handle:
         return _Walk(handle, file, Verify.BODY, SLICE_SIZE).is_sound(0)
-    finally:
-        handle.close()
 
 
 class _Walk:
@@ -138,7 +138,7 @@ class _Walk:
         return scan_records(content, 0, end, verify=self._verify, log_start=log_start, strict=False)
 
     def _needed(self, position: int, head: bytes) -> int:
-        """How many bytes would have to be read to decide about what stands here."""
+        """Number of bytes to read to decide what is at this position."""
         if len(head) < RECORD_HEAD_SIZE:
             return min(RECORD_HEAD_SIZE, self._size - position)
         fields = RECORD_HEADS[0].unpack_from(head)
@@ -158,7 +158,7 @@ class _Walk:
     # ---- holes -----------------------------------------------------------------------------------
 
     def _hole(self, position: int) -> Hole:
-        """What is wrong at a position, and where records go on."""
+        """What is wrong at a position, and where records continue."""
         fault, size = self._fault(position)
         dirty_end, found = position, None
         if fault in (RecordFault.BAD_BODY_CRC, RecordFault.BAD_PROPERTY_CRC):
@@ -183,7 +183,7 @@ class _Walk:
         )
 
     def _fault(self, position: int) -> tuple[RecordFault, int]:
-        """The fault, and the size of the record if its structure is sound."""
+        """The fault, and the size of the record if its structure is valid."""
         content = self._handle.read(position, RECORD_SIZE_MIN)
         size = RECORD_SIZE_MIN
         if len(content) == RECORD_SIZE_MIN:
@@ -202,7 +202,7 @@ class _Walk:
         return RecordFault.TORN, size  # it came while we were looking
 
     def _find(self, start: int, content: bytes, first: int) -> int | None:
-        """The first sound record or blank that begins in these bytes, from ``first`` on."""
+        """The first valid record or blank that begins in these bytes, from ``first`` on."""
         for match in _MAGIC.finditer(content, first - start + _MAGIC_POSITION):
             position = start + match.start() - _MAGIC_POSITION
             if self.is_sound(position):
@@ -210,7 +210,7 @@ class _Walk:
         return None
 
     def is_sound(self, position: int) -> bool:
-        """Whether a record or a blank begins here that is what it should be."""
+        """Whether a valid record or blank begins here."""
         blank = self._blank(position)
         if blank is not None:
             return blank.is_whole
@@ -232,7 +232,7 @@ class _Walk:
 
 
 class LogEnd:
-    """Tells the end of a log from damage in it."""
+    """Distinguishes the end of a log from damage in it."""
 
     def __init__(self, files: FileSystem, survey: Survey) -> None:
         self._files = files
@@ -252,7 +252,7 @@ class LogEnd:
 
 
 def _last_record_end(reader: QueueReader, queue: QueueDirectory) -> int:
-    """End of the record that the last entry of a queue leads to."""
+    """End of the record that the last entry of a queue points to."""
 
     def entry(index: int) -> tuple[int, int]:
         for log_offset, size, *_ in reader.read(queue, index, 1).tolist():

@@ -1,19 +1,21 @@
-"""One queue against the log: every message has its entry, and every entry its message.
+"""Checks queues against the log: every message has its entry, and every entry its message.
 
-The records of a queue come here slice by slice, in the order of the log; the entries at their queue
-offsets are read and compared: the right record, its size, its tags code. What is kept is a few
-numbers, so that memory does not depend on how many messages there are. When the log is at its end,
-two pieces of the queue are left:
+:class:`QueueChecks` groups the records of a slice by queue, and one check per queue compares them
+with the entries at their queue offsets: the right record, its size, its tags code. A check keeps
+only a few numbers, so memory does not depend on the number of messages. At the end of the log, two
+parts of the queue are left:
 
-* entries before the first message that the log has: their records have expired, so they lead to
-  places before the log, or are pre-blank;
+* entries before the first message that the log has: their records have expired, so they point
+  before the log, or are pre-blank;
 * entries behind the last message: there should be none.
 
+The directory of a queue determines its kind; without one, its records do. Light queues (``%LMQ%``)
+have entries that point to records of other topics; they are skipped.
+
 **Topics that were deleted.** The log keeps the records of a deleted topic until they expire, and a
-topic that is made again numbers its messages from 0. So a record whose entry is missing, or leads
-to a later record, is no finding yet: if the numbering begins anew further on, the broker's table
-does not know the topic, or its directory is there without a queue in it, all is well, and a note
-says so.
+topic that is created again numbers its messages from 0. So a record whose entry is missing, or
+points to a later record, is not a finding yet: if the numbering restarts later, the broker's table
+does not have the topic, or its directory exists without a queue in it, the report has only a note.
 """
 
 from __future__ import annotations
@@ -73,10 +75,10 @@ class QueueCheck(ABC):
 
     @abstractmethod
     def finish(self, log_end: int, *, deleted: bool = False) -> None:
-        """Look at the rest; ``deleted``: the broker does not know the topic any more."""
+        """Check the rest; ``deleted``: the broker no longer has the topic."""
 
-    def _tell(self, severity: Severity | Trouble, kind: str, index: int, text: str) -> None:
-        """A finding at an entry."""
+    def _report(self, severity: Severity | Trouble, kind: str, index: int, text: str) -> None:
+        """Add a finding at an entry."""
         queue = self._queue
         path, position = queue.path, index * queue.entry_size
         start = position - position % queue.file_size
@@ -84,14 +86,14 @@ class QueueCheck(ABC):
             path, position = path / f"{start:020d}", position - start
         self._findings.add(severity, kind, path, position, text)
 
-    def _tell_order(self, index: int, log_offset: int, queue_offset: int, wanted: int) -> None:
+    def _report_order(self, index: int, log_offset: int, queue_offset: int, wanted: int) -> None:
         text = (
             f"the record at {log_offset} has the queue offset {queue_offset}, and {wanted} "
             "comes next"
         )
-        self._tell(Trouble.WRONG, "queue.order", index, text)
+        self._report(Trouble.WRONG, "queue.order", index, text)
 
-    def _tell_wrong(
+    def _report_wrong(
         self,
         index: int,
         count: int,
@@ -99,7 +101,7 @@ class QueueCheck(ABC):
         entry: Iterable[int],
         wanted: Iterable[int],
     ) -> None:
-        """Tell how an entry differs from what it should be, if it does."""
+        """Report how an entry differs from the expected one, if it does."""
         differ = [
             f"{name} {actual} instead of {right}"
             for name, actual, right in zip(names, entry, wanted, strict=False)
@@ -108,10 +110,10 @@ class QueueCheck(ABC):
         if differ:
             verb = "has" if count == 1 else "are wrong, the first has"
             text = f"{entries_text(index, count)} {verb} {', '.join(differ)}"
-            self._tell(Trouble.WRONG, "queue.wrong", index, text)
+            self._report(Trouble.WRONG, "queue.wrong", index, text)
 
-    def _tell_unasked(self, first: int, end: int | None, log_end: int) -> None:
-        """Tell of entries that no record has asked for; expired ones are as they should be."""
+    def _report_unexpected(self, first: int, end: int | None, log_end: int) -> None:
+        """Report entries that belong to no record of the log; expired ones are correct."""
         import numpy as np
 
         for index, entries in self._reader.used(self._queue, first, end):
@@ -124,21 +126,23 @@ class QueueCheck(ABC):
             for start, stop in runs(kinds):
                 kind, count = int(kinds[start]), stop - start
                 if kind != _EXPIRED:
-                    self._tell_extra(kind, index + start, count, int(offsets[start]), log_end)
+                    self._report_extra(kind, index + start, count, int(offsets[start]), log_end)
 
-    def _tell_extra(self, kind: int, index: int, count: int, log_offset: int, log_end: int) -> None:
+    def _report_extra(
+        self, kind: int, index: int, count: int, log_offset: int, log_end: int
+    ) -> None:
         verb = "leads" if count == 1 else "lead"
         text = f"{entries_text(index, count)} {verb} to {log_offset}, "
         if kind == _BEHIND:
             text += f"behind the end of the log at {log_end}"
-            self._tell(Trouble.AHEAD_OR_BEHIND, "queue.extra", index, text)
+            self._report(Trouble.AHEAD_OR_BEHIND, "queue.extra", index, text)
         else:
             text += "where no sound record of this queue begins"
-            self._tell(Trouble.WRONG, "queue.extra", index, text)
+            self._report(Trouble.WRONG, "queue.extra", index, text)
 
 
 class _Range(NamedTuple):
-    """Neighbouring records whose entries are not there, or belong to later records."""
+    """Consecutive records whose entries are missing, or belong to later records."""
 
     kind: int
     queue_offset: int
@@ -158,7 +162,7 @@ class PlainCheck(QueueCheck):
         self._pending: list[_Range] = []
         self._pending_more = 0  # records beyond those
         self._abandoned = 0  # records from before the queue began anew
-        self._anew_at = 0  # log offset of the record with which it last did
+        self._restarted_at = 0  # log offset of the record with which it last did
 
     def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
         import numpy as np
@@ -175,28 +179,28 @@ class PlainCheck(QueueCheck):
                 self._next_offset = start + len(run)
 
     def _has_place(self, queue_offset: int, log_offset: int) -> bool:
-        """Whether a message has a place in the queue; tells if it is not the next one."""
+        """Whether a message has a place in the queue; reports it if it is not the next one."""
         if queue_offset < 0:
-            self._tell_order(0, log_offset, queue_offset, self._next_offset)
+            self._report_order(0, log_offset, queue_offset, self._next_offset)
             return False
         if self._first_offset is None:
             self._first_offset = queue_offset
         elif queue_offset == 0:
-            self._begin_anew(log_offset)
+            self._restart(log_offset)
         elif queue_offset != self._next_offset:
-            self._tell_order(self._next_offset, log_offset, queue_offset, self._next_offset)
+            self._report_order(self._next_offset, log_offset, queue_offset, self._next_offset)
             if queue_offset < self._next_offset:
                 return False
             end = min(queue_offset, self._next_offset + CHUNK_ENTRIES)
-            self._tell_unasked(self._next_offset, end, _EVERYWHERE)
+            self._report_unexpected(self._next_offset, end, _EVERYWHERE)
         return True
 
-    def _begin_anew(self, log_offset: int) -> None:
+    def _restart(self, log_offset: int) -> None:
         self._abandoned += self._pending_count
         self._pending.clear()
         self._pending_more = 0
         self._first_offset = 0
-        self._anew_at = log_offset
+        self._restarted_at = log_offset
 
     @property
     def _pending_count(self) -> int:
@@ -224,12 +228,12 @@ class PlainCheck(QueueCheck):
             if kind == _WRONG:
                 wanted = (int(offsets[start]), int(sizes[start]), int(codes[start]))
                 entry = entries[start].tolist()
-                self._tell_wrong(first + start, stop - start, _FIELDS, entry, wanted)
+                self._report_wrong(first + start, stop - start, _FIELDS, entry, wanted)
             elif kind != _SOUND:
                 self._wait(_Range(kind, first + start, stop - start, int(offsets[start])))
 
     def _wait(self, pending: _Range) -> None:
-        """Keep in mind that records lack their entries: it may turn out to be right."""
+        """Remember that records lack their entries: it may turn out to be right."""
         last = self._pending[-1] if self._pending else None
         if last and (last.kind, last.queue_offset + last.length) == pending[:2]:
             self._pending[-1] = last._replace(length=last.length + pending.length)
@@ -241,34 +245,34 @@ class PlainCheck(QueueCheck):
     def finish(self, log_end: int, *, deleted: bool = False) -> None:
         if deleted:
             text = f"the topic was deleted, and the log has {_records(self._pending_count)} of it"
-            self._tell(Severity.NOTE, "queue.deleted", 0, text)
+            self._report(Severity.NOTE, "queue.deleted", 0, text)
             return
         if self._abandoned:
             text = (
-                f"the queue began anew with the record at {self._anew_at}, as when a topic is "
+                f"the queue began anew with the record at {self._restarted_at}, as when a topic is "
                 f"deleted and made again: {_records(self._abandoned)} before it without entries"
             )
-            self._tell(Severity.NOTE, "queue.deleted", 0, text)
-        self._tell_unasked(self._queue.first_index, self._first_offset, log_end)
+            self._report(Severity.NOTE, "queue.deleted", 0, text)
+        self._report_unexpected(self._queue.first_index, self._first_offset, log_end)
         if self._first_offset is not None:
-            self._tell_unasked(self._next_offset, None, log_end)
-        self._tell_pending()
+            self._report_unexpected(self._next_offset, None, log_end)
+        self._report_pending()
 
-    def _tell_pending(self) -> None:
+    def _report_pending(self) -> None:
         for kind, queue_offset, count, log_offset in self._pending:
             what = entries_text(queue_offset, count)
             if kind == _ABSENT:
                 is_last = queue_offset + count == self._next_offset
                 trouble = Trouble.AHEAD_OR_BEHIND if is_last else Trouble.WRONG
                 text = f"{what} missing, beginning with that of the record at {log_offset}"
-                self._tell(trouble, "queue.missing", queue_offset, text)
+                self._report(trouble, "queue.missing", queue_offset, text)
             else:
                 verb = "leads" if count == 1 else "lead"
                 text = f"{what} {verb} to later records, and not to {log_offset} and behind it"
-                self._tell(Trouble.WRONG, "queue.wrong", queue_offset, text)
+                self._report(Trouble.WRONG, "queue.wrong", queue_offset, text)
         if self._pending_more:
             text = f"further {_records(self._pending_more)} without entries of their own"
-            self._tell(Trouble.WRONG, "queue.missing", self._next_offset, text)
+            self._report(Trouble.WRONG, "queue.missing", self._next_offset, text)
 
 
 class BatchCheck(QueueCheck):
@@ -284,7 +288,7 @@ class BatchCheck(QueueCheck):
         self._missing_at = 0  # log offset of the first record without entry
 
     def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
-        """As for a plain queue; a record that is no inner batch has no entry."""
+        """As for a plain queue; a record that is not an inner batch has no entry."""
         columns = texts.columns
         for row, tags_code in zip(rows.tolist(), tags_codes.tolist(), strict=True):
             inner = inner_batch(texts.properties(row))
@@ -292,7 +296,7 @@ class BatchCheck(QueueCheck):
                 continue
             log_offset, next_offset = int(columns.log_offset[row]), self._next_offset
             if next_offset is not None and next_offset != inner.queue_offset:
-                self._tell_order(self._index, log_offset, inner.queue_offset, next_offset)
+                self._report_order(self._index, log_offset, inner.queue_offset, next_offset)
             self._next_offset = inner.queue_offset + inner.message_count
             self._compare(
                 (
@@ -308,7 +312,7 @@ class BatchCheck(QueueCheck):
         log_offset = wanted[0]
         entry = self._entry()
         while entry is not None and entry[0] < log_offset:
-            self._tell_unasked(self._index, self._index + 1, _EVERYWHERE)
+            self._report_unexpected(self._index, self._index + 1, _EVERYWHERE)
             self._index += 1
             entry = self._entry()
         if entry is None or entry[0] > log_offset:
@@ -316,7 +320,7 @@ class BatchCheck(QueueCheck):
                 self._missing_at = log_offset
             self._missing_count += 1
             return
-        self._tell_wrong(self._index, 1, _BATCH_FIELDS, entry, wanted)
+        self._report_wrong(self._index, 1, _BATCH_FIELDS, entry, wanted)
         self._index += 1
         self.entry_count += 1
 
@@ -329,12 +333,12 @@ class BatchCheck(QueueCheck):
     def finish(self, log_end: int, *, deleted: bool = False) -> None:
         if deleted:
             text = f"the topic was deleted, and the log has {_records(self._missing_count)} of it"
-            self._tell(Severity.NOTE, "queue.deleted", 0, text)
+            self._report(Severity.NOTE, "queue.deleted", 0, text)
             return
         if self._missing_count:
             text = f"{_records(self._missing_count)} without entry, the first at {self._missing_at}"
-            self._tell(Trouble.AHEAD_OR_BEHIND, "queue.missing", self._index, text)
-        self._tell_unasked(self._index, None, log_end)
+            self._report(Trouble.AHEAD_OR_BEHIND, "queue.missing", self._index, text)
+        self._report_unexpected(self._index, None, log_end)
 
 
 def _records(count: int) -> str:
@@ -345,7 +349,7 @@ def _records(count: int) -> str:
 
 
 class _Key(NamedTuple):
-    """What tells queues apart."""
+    """Identifies a queue."""
 
     is_batch: bool
     topic: str
@@ -377,7 +381,7 @@ class QueueChecks:
 
     @property
     def entry_count(self) -> int:
-        """Entries that were looked at."""
+        """Number of entries checked."""
         return sum(check.entry_count for check in self._checks.values())
 
     def add(self, texts: RecordTexts) -> None:
@@ -414,13 +418,13 @@ class QueueChecks:
         return check
 
     def finish(self, log_end: int) -> None:
-        """Look at what no record has asked for, now that the whole log was read."""
+        """Check the entries without records, after the whole log was read."""
         for key in {**dict.fromkeys(self._directories), **dict.fromkeys(self._checks)}:
             self._check(key).finish(log_end, deleted=self._was_deleted(key))
         self._reader.close()
 
     def _was_deleted(self, key: _Key) -> bool:
-        """Whether a queue is not there because its topic was deleted, and perhaps made again."""
+        """Whether a queue is missing because its topic was deleted, and perhaps created again."""
         if key in self._directories:
             return False
         topics = self._survey.topics

@@ -1,6 +1,6 @@
-"""Entries of queue files, read by whoever does not own the store.
+"""Reads entries of queue files without owning the store.
 
-The store itself reads through :mod:`skylark.store.queue_files`, which may create and cut. Here
+The store itself reads through :mod:`skylark.store.queue_files`, which may create and truncate. Here
 files are only read, and a bounded number of them is kept open.
 """
 
@@ -23,7 +23,7 @@ CHUNK_ENTRIES: Final = 1 << 16
 
 
 class QueueReader:
-    """Reads entries of queue files that are kept open for a while."""
+    """Reads entries of queue files, and keeps recently used files open."""
 
     def __init__(self, files: FileSystem) -> None:
         self._files = files
@@ -32,7 +32,7 @@ class QueueReader:
     def read(self, queue: QueueDirectory, index: int, count: int) -> npt.NDArray[Any]:
         """Up to ``count`` entries from ``index`` on, as many as the files have room for.
 
-        What a missing file between others should hold reads as zeros.
+        A missing file between others reads as zeros.
         """
         import numpy as np
 
@@ -53,7 +53,7 @@ class QueueReader:
     def used(
         self, queue: QueueDirectory, index: int, end: int | None = None
     ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """The entries from ``index`` on up to ``end`` or the first that is none, in pieces.
+        """The entries from ``index`` on up to ``end`` or the first unused one, in pieces.
 
         Each piece comes with the index of its first entry.
         """

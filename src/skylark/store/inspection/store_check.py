@@ -1,15 +1,15 @@
-"""Checks a store directory: every record of the log, and every entry of the views against it.
+"""Checks a store directory: every record of the log, and every entry of the derived files.
 
     report = check_store(Path("store"))
     report.is_clean, report.findings
 
-Nothing is changed, and nothing is locked: Apache's directories, copies without write permission
-and stores in use can be checked. The log is read once from beginning to end, in slices; queues and
+Nothing is changed or locked: directories of Apache's broker, copies without write permission and
+stores in use can be checked. The log is read once from beginning to end, in slices; queues and
 index are read beside it (:mod:`skylark.store.inspection` has the parts). Memory: a slice, some
 numbers for each queue, and 4 bytes for each slot of an index file.
 
-What the findings mean, and why they weigh less in a store that was not closed in order, is in
-:mod:`skylark.store.inspection.check_findings`.
+:mod:`skylark.store.inspection.check_findings` explains the findings, and why they are less severe
+in a store that was not closed in order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CHECKPOINT_NAMES: Final = (
 
 
 class CheckReport(msgspec.Struct, kw_only=True):
-    """What was looked at, and what was found."""
+    """What was checked, and the findings."""
 
     root: Path
     state: State
@@ -81,7 +81,7 @@ class CheckReport(msgspec.Struct, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is nothing but notes."""
+        """Whether there are only notes."""
         return not self.errors and not self.warnings
 
 
@@ -94,10 +94,10 @@ def check_store(
     files: FileSystem | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Check a store directory; see the module.
+    """Check a store directory; see the module docstring.
 
     ``sizes`` that are not given are guessed. ``log_path`` if the log is not below ``root``.
-    ``delays_ms``: the delays of the levels, which tell when delayed messages are due. Raises
+    ``delays_ms``: the delays of the levels, which determine when delayed messages are due. Raises
     StoreFileMissingError or NotAStoreError if there is nothing to check.
     """
     file_system = files or OsFileSystem()
@@ -130,8 +130,8 @@ class _Check:
         self._last_timestamp = 0  # store time of the last record
 
     def run(self) -> CheckReport:
-        self._tell_state()
-        self._tell_misfits()
+        self._report_state()
+        self._report_misfits()
         done = 0
         for number, file in enumerate(self._survey.log_files):
             self._check_file(number, file, done)
@@ -168,7 +168,7 @@ class _Check:
 
     # ---- state and files -------------------------------------------------------------------------
 
-    def _tell_state(self) -> None:
+    def _report_state(self) -> None:
         root, state = self._survey.root, self._survey.state
         if state is State.IN_USE:
             text = "the store is in use: what is written meanwhile may look unfinished"
@@ -179,7 +179,7 @@ class _Check:
             text += "next start recovers; check again after it"
             self._findings.add(Severity.WARNING, "store.crashed", root / "abort", 0, text)
 
-    def _tell_misfits(self) -> None:
+    def _report_misfits(self) -> None:
         for path, offset, text, is_harmless in self._survey.misfits:
             severity = Severity.NOTE if is_harmless else Severity.ERROR
             self._findings.add(severity, "file.misfit", path, offset, text)
@@ -198,10 +198,10 @@ class _Check:
                 self._check_blank(file, step)
             elif self._end.is_at(step, number):
                 self._log_end = step.log_offset
-                self._tell_end(file, step)
+                self._report_end(file, step)
                 return
             else:
-                self._tell_hole(file, step, number)
+                self._report_hole(file, step, number)
 
     def _check_records(self, file: LogFile, columns: RecordColumns) -> None:
         texts = RecordTexts(columns)
@@ -213,7 +213,7 @@ class _Check:
         self._last_timestamp = int(columns.store_timestamp[-1])
 
     def _check_property_crc(self, file: LogFile, texts: RecordTexts) -> None:
-        """Records that end with a checksum over all their bytes: does it match?"""
+        """Check records that end with a checksum over all their bytes."""
         columns = texts.columns
         for row, value in enumerate(texts.values(PROPERTY_CRC32)):
             if value is None:
@@ -231,8 +231,8 @@ class _Check:
             text = "the blank record does not reach to the end of the file"
             self._findings.add(Severity.ERROR, "log.blank", file.path, blank.log_offset, text)
 
-    def _tell_end(self, file: LogFile, hole: Hole) -> None:
-        """The log ends here: was something cut off?"""
+    def _report_end(self, file: LogFile, hole: Hole) -> None:
+        """Report bytes behind the end of the log."""
         offset = hole.log_offset
         is_known = offset < self._end.dispatched  # to the queues: then it was the last record
         dirty_end = hole.dirty_end if hole.resume is None else file.end_offset
@@ -250,8 +250,8 @@ class _Check:
             text = f"old bytes behind the end of the log, up to {dirty_end}"
             self._findings.add(Severity.NOTE, "log.remnant", file.path, offset, text)
 
-    def _tell_hole(self, file: LogFile, hole: Hole, number: int) -> None:
-        """Bytes that are no record, in the middle of the log."""
+    def _report_hole(self, file: LogFile, hole: Hole, number: int) -> None:
+        """Report bytes that are not a record, in the middle of the log."""
         if hole.fault is None:
             text = "the file does not end with a blank record"
             self._findings.add(Severity.WARNING, "log.blank", file.path, hole.log_offset, text)
@@ -266,7 +266,7 @@ class _Check:
         self._findings.add(severity, "log.hole", file.path, hole.log_offset, text)
 
     def _check_behind_end(self, file: LogFile) -> None:
-        """A file behind the end: made in advance and still empty, or left behind."""
+        """Check a file behind the end: created in advance and still empty, or left behind."""
         (step, *_) = walk(self._files, file, verify=Verify.BODY)
         if isinstance(step, Hole) and step.dirty_end == step.log_offset and step.resume is None:
             text = "the file is empty: made in advance"

@@ -1,21 +1,21 @@
-"""What a store directory holds, seen from outside: for the checker and the dump.
+"""Survey of a store directory from outside, for the check and the dump.
 
-A survey only lists and reads; it takes no lock, creates nothing and repairs nothing, so that a
-directory of Apache's broker, a read-only copy or the store of a running broker may be looked at.
-It refuses nothing: what does not fit is a :class:`Misfit`, and the rest is looked at all the same.
+A survey only lists and reads; it takes no lock, creates nothing and repairs nothing, so it works on
+a directory of Apache's broker, a read-only copy or the store of a running broker. It never refuses:
+a file that does not fit is a :class:`Misfit`, and the rest is surveyed all the same.
 
 **File sizes** are settings, and a directory from elsewhere comes without them. All files of a kind
-have the same length, so the length is the setting, and the most frequent one wins. Only an index
-file has two unknowns in its length, slots and entries. Its header says where the record of its last
-entry stands, and the slot of that entry leads to it: first the defaults and their proportion (four
-entries for a slot) are tried, then every place in the file where that log offset stands.
+have the same length, so the length is the setting, and the most frequent one is used. Only an index
+file has two unknowns in its length, slots and entries. Its header contains the log offset of its
+last entry, and the slot of that entry points to it: first the defaults and their ratio (four
+entries for a slot) are tried, then every place in the file that contains that log offset.
 
 **State.** ``abort`` exists while a store is open, ``lock`` is locked by its process::
 
     abort  locked
     no     no      CLOSED    in order
     yes    no      CRASHED   the next start recovers
-    any    yes     IN_USE    files change while they are read; views may lag behind the log
+    any    yes     IN_USE    files change during the check; derived files may be behind the log
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import enum
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,7 +65,7 @@ _ABORT_SIZE_MAX: Final = 64
 
 
 class NotAStoreError(StoreError):
-    """The directory exists and holds nothing of a store."""
+    """The directory exists and holds no part of a store."""
 
 
 class State(enum.Enum):
@@ -76,7 +77,7 @@ class State(enum.Enum):
 
 
 class FileSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the files were made with; None: to be guessed."""
+    """The settings with which the files were created; None: to be guessed."""
 
     log: int | None = None  #: mappedFileSizeCommitLog
     queue: int | None = None  #: mappedFileSizeConsumeQueue
@@ -86,7 +87,7 @@ class FileSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFile(NamedTuple):
-    """A file of the log; ``size`` is its true length."""
+    """A file of the log; ``size`` is its real length."""
 
     path: Path
     start_offset: int
@@ -94,7 +95,7 @@ class LogFile(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Offset in the log behind its last byte."""
+        """Log offset behind its last byte."""
         return self.start_offset + self.size
 
 
@@ -119,7 +120,7 @@ class QueueDirectory(NamedTuple):
 
 
 class IndexShape(NamedTuple):
-    """What the length of an index file is made of."""
+    """Number of slots and entries of an index file."""
 
     slot_count: int
     entry_count_max: int
@@ -135,7 +136,7 @@ class Misfit(NamedTuple):
 
 
 class Survey(msgspec.Struct, kw_only=True):
-    """A store directory: what is there, and what does not belong."""
+    """The contents of a store directory, and the files that do not fit."""
 
     root: Path
     state: State
@@ -153,10 +154,10 @@ class Survey(msgspec.Struct, kw_only=True):
 def survey(
     files: FileSystem, root: Path, sizes: FileSizes, *, log_path: Path | None = None
 ) -> Survey:
-    """Look around in ``root``; ``log_path`` if the log is elsewhere.
+    """Survey ``root``; ``log_path`` if the log is elsewhere.
 
-    Raises StoreFileMissingError if there is no such directory, NotAStoreError if it holds
-    something else, other StoreFileErrors if it cannot be read.
+    Raises StoreFileMissingError if there is no such directory, NotAStoreError if it holds something
+    else, other StoreFileErrors if it cannot be read.
     """
     names = {entry.name for entry in files.list_directory(root)}
     if not names.intersection(STORE_NAMES) and log_path is None:
@@ -174,7 +175,7 @@ def _hint(root: Path, names: Iterable[str]) -> str:
 
 
 class _Surveyor:
-    """One look around."""
+    """One survey."""
 
     def __init__(self, files: FileSystem, root: Path, sizes: FileSizes) -> None:
         self._files = files
@@ -222,7 +223,7 @@ class _Surveyor:
         return content.decode("utf-8", "replace")
 
     def _topics(self) -> frozenset[str] | None:
-        """The topics that exist by the broker's table: records of others have lost theirs."""
+        """The topics in the broker's table: records of other topics belong to deleted ones."""
         for name in (TOPICS.name, f"{TOPICS.name}.bak"):
             try:
                 content = self._files.read_file(self._root / "config" / name)
@@ -336,7 +337,7 @@ class _Surveyor:
 
 
 def _most_frequent(lengths: Iterable[int]) -> int:
-    """The length that most files have, the largest of them if several do; 0 without files."""
+    """The most frequent length, the largest of several; 0 without files."""
     counts = Counter(length for length in lengths if length)
     return max(counts, key=lambda length: (counts[length], length), default=0)
 
@@ -345,9 +346,8 @@ def _most_frequent(lengths: Iterable[int]) -> int:
 
 
 def index_shape(files: FileSystem, path: Path) -> IndexShape | None:
-    """Slots and entries of an index file, found out from its content; None: nothing tells."""
-    handle = files.open_file(path, writable=False)
-    try:
+    """Slots and entries of an index file, determined from its content; None if impossible."""
+    with closing(files.open_file(path, writable=False)) as handle:
         header = handle.read(0, INDEX_HEADER_SIZE)
         if len(header) < INDEX_HEADER_SIZE:
             return None
@@ -357,8 +357,6 @@ def index_shape(files: FileSystem, path: Path) -> IndexShape | None:
         for slots in _slot_counts(handle, end_offset, next_entry - 1):
             if _leads_to_last(handle, slots, next_entry - 1, end_offset):
                 return IndexShape(slots, _entry_count(handle.size, slots))
-    finally:
-        handle.close()
     return None
 
 
@@ -367,7 +365,7 @@ def _entry_count(size: int, slots: int) -> int:
 
 
 def _slot_counts(handle: FileHandle, end_offset: int, last: int) -> Iterator[int]:
-    """Numbers of slots worth a try, the likely ones first."""
+    """Possible numbers of slots, the likely ones first."""
     size = handle.size
     if size == index_file_size(*_DEFAULT_SHAPE):
         yield _DEFAULT_SHAPE[0]
@@ -387,7 +385,7 @@ def _slot_counts(handle: FileHandle, end_offset: int, last: int) -> Iterator[int
 
 
 def _leads_to_last(handle: FileHandle, slots: int, last: int, end_offset: int) -> bool:
-    """Whether with so many slots the last entry stands where its own slot says."""
+    """Whether with so many slots the last entry is where its slot points."""
     entries_size = handle.size - INDEX_HEADER_SIZE - slots * INDEX_SLOT_SIZE
     if slots < 1 or entries_size % INDEX_ENTRY_SIZE or entries_size <= last * INDEX_ENTRY_SIZE:
         return False

@@ -1,11 +1,12 @@
-"""What a store directory holds, as plain values: records, queue entries and index entries.
+"""Dumps a store directory as plain values: records, queue entries and index entries.
 
-Each function yields one dictionary for each item, ready to be a line of JSON. The names are those
-that RocketMQ's own tools use (``commitLogOffset``, ``queueOffset``, ``tagsCode``). Directories are
-only read, also Apache's, and one item is in memory at a time; see :mod:`skylark.store.inspection`.
+Each function yields one dictionary per item, ready to be a line of JSON. The names are those of
+RocketMQ's own tools (``commitLogOffset``, ``queueOffset``, ``tagsCode``). Directories are only
+read, also those of Apache's broker, and one item is in memory at a time; see
+:mod:`skylark.store.inspection`.
 
-Records come in the order of the log and do not depend on the views: a store whose queues are lost
-can be dumped. Damage in the log is passed over and told to ``on_hole``.
+Records come in the order of the log, independent of the derived files: a store without its queues
+can be dumped. Damage in the log is skipped and reported to ``on_hole``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import enum
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -39,7 +41,7 @@ OnHole: TypeAlias = Callable[[Hole], None]
 
 
 class BodyForm(enum.Enum):
-    """How a dump shows bodies; compressed ones are inflated."""
+    """How a dump shows bodies; compressed ones are decompressed."""
 
     BASE64 = "base64"
     TEXT = "text"  #: as UTF-8, what is none replaced
@@ -47,7 +49,7 @@ class BodyForm(enum.Enum):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which items are wanted; offsets are queue offsets, the end is not included."""
+    """Which items to dump; offsets are queue offsets, the end is not included."""
 
     topic: str | None = None
     queue_id: int | None = None
@@ -55,7 +57,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     end: int | None = None
 
     def rows(self, columns: RecordColumns) -> npt.NDArray[np.int64]:
-        """The records of a slice that are wanted."""
+        """The selected records of a slice."""
         import numpy as np
 
         wanted = columns.queue_offset >= self.first
@@ -138,8 +140,7 @@ def record_item(record: MessageRecord, body_form: BodyForm) -> Item:
 
 def dump_queues(files: FileSystem, survey: Survey, selection: Selection) -> Iterator[Item]:
     """The entries of consume queues and batch queues, queue by queue."""
-    reader = QueueReader(files)
-    try:
+    with closing(QueueReader(files)) as reader:
         for queue in survey.queues:
             if selection.topic not in (None, queue.topic):
                 continue
@@ -154,8 +155,6 @@ def dump_queues(files: FileSystem, survey: Survey, selection: Selection) -> Iter
                         selection.end is None or offset < selection.end
                     ):
                         yield item
-    finally:
-        reader.close()
 
 
 def _entry_item(topic: str, queue_id: int, number: int, entry: tuple[int, ...]) -> Item:
@@ -174,12 +173,11 @@ def _entry_item(topic: str, queue_id: int, number: int, entry: tuple[int, ...]) 
 
 
 def dump_index(files: FileSystem, survey: Survey) -> Iterator[Item]:
-    """The entries of the index, file by file; nothing if nobody can tell its shape."""
+    """The entries of the index, file by file; nothing if its shape is unknown."""
     if survey.index_shape is None:
         return
     for path in survey.index_files:
-        page = IndexPage(files, path, survey.index_shape)
-        try:
+        with closing(IndexPage(files, path, survey.index_shape)) as page:
             number = 1
             while len(entries := page.read()):
                 for key_hash, log_offset, seconds, previous in entries.tolist():
@@ -192,5 +190,3 @@ def dump_index(files: FileSystem, survey: Survey) -> Iterator[Item]:
                         "previous": previous,
                     }
                     number += 1
-        finally:
-            page.close()

@@ -1,6 +1,6 @@
-"""How far the timer has come, on disk: ``config/timercheck``.
+"""Progress of the timer on disk: ``config/timercheck``.
 
-Four numbers of meaning, and a version for slaves::
+Four numbers, and a version for slaves::
 
     last_read_time_ms          all slots before this time are done, and what they held is on disk
     last_timer_log_flush_pos   all units before this position are on disk
@@ -8,11 +8,11 @@ Four numbers of meaning, and a version for slaves::
                                units before that position, or delivered
     master_timer_queue_offset  the same on the master; equal there
 
-The 56 bytes lie in one sector and are overwritten in place: a crash leaves the old or the new ones.
-A missing or unreadable file is zeros: everything in the timer topic is placed again. Then what is
-past is delivered once more; that is the price for losing nothing.
+The 56 bytes are in one sector and are overwritten in place: a crash leaves the old or the new ones.
+A missing or unreadable file counts as zeros: everything in the timer topic is placed again. Then
+messages of the past are delivered once more, and none is lost.
 
-Answers to Java's ``TimerCheckpoint``.
+Counterpart of Java's ``TimerCheckpoint``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark.core.errors import RemoteProtocolError
+from skylark.store.checkpoint import overwrite
 from skylark.store.errors import StoreFileError, StoreFileMissingError
 from skylark.store.file_system import FileSystem
 from skylark.store.timer.timer_layout import CHECKPOINT_FILE_SIZE, CHECKPOINT_NAME
@@ -33,7 +34,7 @@ TIME_MS_MAX: Final = 1 << 43  # in the year 2248
 
 
 class TimerCheckpointFile:
-    """Reads and writes the file; ``saved`` is what stands in it."""
+    """Reads and writes the file; ``saved`` is its content."""
 
     def __init__(self, files: FileSystem, directory: Path) -> None:
         self.path = directory / CHECKPOINT_NAME
@@ -41,7 +42,7 @@ class TimerCheckpointFile:
         self._file_system = files
 
     def load(self) -> TimerCheckpoint:
-        """Read the file; whatever is wrong with it is logged, and the values are zeros."""
+        """Read the file; if it is missing or unusable, log that and return zeros."""
         self.saved = TimerCheckpoint()
         try:
             checkpoint = TimerCheckpoint.decode(self._file_system.read_file(self.path))
@@ -63,23 +64,7 @@ class TimerCheckpointFile:
         return checkpoint
 
     def write(self, checkpoint: TimerCheckpoint) -> None:
-        """Put values on disk; in any thread, one at a time."""
-        try:
-            handle = self._file_system.open_file(self.path)
-        except StoreFileMissingError:
-            self._replace(checkpoint)
-            return
-        try:
-            if handle.size == CHECKPOINT_FILE_SIZE:
-                handle.write(0, checkpoint.encode())
-                handle.sync()
-        finally:
-            handle.close()
-        if handle.size != CHECKPOINT_FILE_SIZE:
-            self._replace(checkpoint)
-
-    def _replace(self, checkpoint: TimerCheckpoint) -> None:
-        self._file_system.make_directories(self.path.parent, durable=True)
-        content = checkpoint.encode().ljust(CHECKPOINT_FILE_SIZE, b"\0")
-        self._file_system.write_file(self.path, content)
-        self._file_system.sync_directory(self.path.parent)
+        """Write values to disk; in any thread, one at a time."""
+        if not self._file_system.exists(self.path):
+            self._file_system.make_directories(self.path.parent, durable=True)
+        overwrite(self._file_system, self.path, checkpoint.encode(), CHECKPOINT_FILE_SIZE)

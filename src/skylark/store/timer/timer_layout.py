@@ -1,12 +1,12 @@
-"""Bytes of the timer's files. All numbers are big-endian and signed.
+"""Byte layouts of the timer's files. All numbers are big-endian and signed.
 
-``timerwheel``: one file of slots, each the messages of one precision unit (a second)::
+``timerwheel``: one file of slots, each for the messages of one precision unit (a second)::
 
     slot, 32 bytes    time / precision 8 | first position 8 | last position 8 | count 4 | magic 4
 
-The slot of a time is number ``time / precision % SLOT_COUNT``: two weeks of seconds, so that a
-time in the week behind and one in the week ahead never meet. A slot is live only for the time that
-stands in it. Nothing clears a slot: the next lap of the wheel overwrites it.
+The slot of a time is number ``time / precision % SLOT_COUNT``: two weeks of seconds, so that a time
+in the past week and one in the next week never share a slot. A slot is valid only for the time that
+it contains. Slots are not cleared: the next round of the wheel overwrites them.
 
 ``timerlog/``: files of units, one per message, chained from the last one of a slot to the first::
 
@@ -18,7 +18,7 @@ stands in it. Nothing clears a slot: the next lap of the wheel overwrites it.
 ``config/timercheck``: 4096 bytes, seven longs
 (:class:`skylark.wire.bodies.slave_sync_body.TimerCheckpoint`).
 
-Answers to the layouts of Java's ``TimerWheel``, ``Slot``, ``TimerLog`` and ``TimerCheckpoint``.
+Counterpart of the layouts of Java's ``TimerWheel``, ``Slot``, ``TimerLog`` and ``TimerCheckpoint``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ assert BLANK.size == BLANK_SIZE
 
 
 def last_unit_position(file_size: int) -> int:
-    """Where the last unit of a full file stands: behind it, neither unit nor blank would fit."""
+    """Position of the last unit of a full file: behind it, no unit with a blank would fit."""
     return (file_size - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
 
 

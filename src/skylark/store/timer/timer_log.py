@@ -1,14 +1,14 @@
 """The timer log: one unit per message in the wheel, chained slot by slot.
 
-Files of ``mappedFileSizeTimerLog`` bytes, mapped, made when the first unit is appended. A unit is
-never changed; it is read again when its slot is due, and its file goes when the commit log has lost
+Files of ``mappedFileSizeTimerLog`` bytes, mapped, created with the first unit. A unit never
+changes; it is read again when its slot is due, and its file is deleted when the commit log has lost
 the message of its last unit.
 
 Crash: units behind the position in the checkpoint are not trusted. Recovery truncates there, and
 the messages are placed again from the timer topic (:mod:`skylark.store.timer.timer_recovery`).
 
-Answers to Java's ``TimerLog``. A position that cannot hold a unit any more (the blank at the end of
-a file) is left there; Java's reading and ours both skip to the next file.
+Counterpart of Java's ``TimerLog``. A position that cannot hold a unit any more (the blank at the
+end of a file) is left there; Java's reader and ours both skip to the next file.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Unit(NamedTuple):
 
     @property
     def is_rolled(self) -> bool:
-        """Whether it is to be placed again when its slot is due, for it is not due itself."""
+        """Whether it is to be placed again when its slot is due, because it is not due itself."""
         return self.magic & MAGIC_ROLL != 0
 
     @property
     def is_delete(self) -> bool:
-        """Whether it is a mark that deletes another message of its slot."""
+        """Whether it marks another message of its slot as deleted."""
         return self.magic & MAGIC_DELETE != 0
 
 
@@ -85,7 +85,7 @@ class TimerLog:
 
     @property
     def min_position(self) -> int:
-        """Position of the first unit there is."""
+        """Position of the first unit."""
         return self.files.min_offset
 
     @property
@@ -95,7 +95,7 @@ class TimerLog:
 
     @property
     def has_old_files(self) -> bool:
-        """Whether there is any file that may be deleted one day; the last one never is."""
+        """Whether there is a file that may be deleted later; the last one never is."""
         return len(self.files.files) > 1 or self.files.retired_count > 0
 
     def append(
@@ -108,7 +108,7 @@ class TimerLog:
         size: int,
         topic_hash: int,
     ) -> int:
-        """Write a unit, and return its position; raises StoreError, and then nothing changed."""
+        """Write a unit and return its position; raises StoreError, then nothing has changed."""
         file = self.files.last
         if file.wrote + UNIT_SIZE + BLANK_SIZE > file.size:
             file = self._roll()
@@ -124,7 +124,7 @@ class TimerLog:
         return position
 
     def _roll(self) -> MappedFile:
-        """Begin the next file. It is there before the old one is ended: the disk may be full."""
+        """Begin the next file, creating it before the old one is ended: the disk may be full."""
         full = self.files.last
         if full.size and full.wrote + BLANK_SIZE > full.prepared:
             full.prepare(full.wrote + BLANK_SIZE)
@@ -152,21 +152,21 @@ class TimerLog:
         return Unit(previous, magic, write_time_ms, slot_time_ms, log_offset, size, topic_hash)
 
     def following(self, end: int) -> int:
-        """Where the unit stands that follows one which ends at ``end``: there, or a file later."""
+        """Position of the unit after one that ends at ``end``: there, or in the next file."""
         file = self.files.find(end)
         if file is None or end - file.start_offset <= last_unit_position(file.size):
             return end
         return file.end_offset
 
     def unit_at(self, position: int) -> int:
-        """Where the unit begins that a position lies in, whether there is one or not."""
+        """Start of the unit that contains a position."""
         in_file = position % self.files.file_size
         return position - in_file % UNIT_SIZE
 
     def scan(self, start: int, end: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
         """Units of ``[start, end)`` in order, as arrays with the position of the first.
 
-        Nothing is mapped. ``start`` is the position of a unit, or of the beginning of a file.
+        Nothing is mapped. ``start`` is the position of a unit, or the start of a file.
         """
         import numpy as np
 
@@ -185,11 +185,11 @@ class TimerLog:
                 position += size
 
     def truncate(self, position: int) -> None:
-        """Forget everything from a position on, on disk as well."""
+        """Truncate the log at a position, on disk as well."""
         self.files.truncate(min(max(position, self.min_position), self.end))
 
     def delete_before(self, log_min_offset: int, now: float) -> int:
-        """Delete the files whose messages the commit log has lost; ``now`` is monotonic."""
+        """Delete the files whose messages the commit log has deleted; ``now`` is monotonic."""
         self.files.sweep(now)
         count = 0
         while len(self.files.files) > 1:
@@ -203,12 +203,20 @@ class TimerLog:
         return count
 
     def close(self) -> None:
-        """Close the files; nothing is synced here."""
+        """Close the files, without syncing."""
         self.files.close()
 
 
 class SlotWalk:
-    """The units of one slot; call :meth:`step` until :attr:`is_complete`."""
+    """Reads the units of a slot that is due, along its chain; call :meth:`step` until complete.
+
+    A slot may hold very many messages, and the chain runs against their order of arrival. So the
+    walk collects positions, eight bytes each, and returns them in reverse. Delete marks are
+    separate, because they must be known before the first message is delivered.
+
+    Every step goes to a smaller position within the timer log, and the unit there must belong to
+    the slot; otherwise the walk ends. So a damaged chain cannot cause an endless loop.
+    """
 
     def __init__(self, log: TimerLog, slot: Slot) -> None:
         self._log = log
@@ -225,7 +233,7 @@ class SlotWalk:
 
     @property
     def found_count(self) -> int:
-        """Units found that were not handed out."""
+        """Units found that were not returned yet."""
         return len(self._positions) + len(self._deletes)
 
     def step(self, count: int) -> None:
@@ -249,7 +257,7 @@ class SlotWalk:
             self._position = unit.previous_position if unit.previous_position < position else -1
 
     def next_delete(self) -> Unit | None:
-        """Take out a mark that deletes; None when all are out."""
+        """Remove and return a delete mark; None when there are no more."""
         unit = self._last(self._deletes)
         if unit is not None:
             self._deletes.pop()
@@ -260,11 +268,11 @@ class SlotWalk:
         return self._last(self._positions)
 
     def done(self) -> None:
-        """The message that :meth:`next` returned is delivered."""
+        """Drop the message that :meth:`next` returned: it is delivered."""
         self._positions.pop()
 
     def _last(self, positions: array[int]) -> Unit | None:
-        """The unit at the last of some positions; those that expired meanwhile are left out."""
+        """The unit at the last of the positions; positions that have expired are dropped."""
         while positions:
             unit = self._log.read(positions[-1])
             if unit is not None:

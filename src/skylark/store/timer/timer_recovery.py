@@ -1,33 +1,33 @@
-"""The timer at start: cut back to what the checkpoint vouches for, the rest from the timer topic.
+"""Recovery of the timer at start: keep what the checkpoint covers, rebuild the rest from the topic.
 
-The checkpoint says: units before ``P`` are on disk, with the slots that lead to them, and so is
-everything that was delivered instead of being placed, up to message ``Q`` of the timer topic; slots
-before ``R`` are done. Behind that, files may hold anything: all of it after a kill, any part after
-a power loss. So, whatever happened:
+The checkpoint guarantees: units before ``P`` are on disk, with the slots that point to them, and so
+is everything that was delivered instead of being placed, up to message ``Q`` of the timer topic;
+slots before ``R`` are done. Behind that, files may hold anything: all of it after a kill, any part
+after a power loss. So, in every case:
 
 1. The timer log is truncated behind its last unit of a message before ``Q``. In our files that is
-   at ``P``. Java notes ``P`` before it flushes, and ``Q`` after: there it is a little later.
-2. A slot that leads behind the new end is newer than the checkpoint. It gets the last unit before
+   at ``P``. Java records ``P`` before it flushes, and ``Q`` after: there it is a little later.
+2. A slot that points behind the new end is newer than the checkpoint. It gets the last unit before
    the end, found by a scan of the log from the first unit of such a slot on.
 3. A slot that ends before the last unit of its time is older (Java stops without flushing the
    wheel), or there is no wheel at all: it is linked again, by the same scan from one file before
    ``P`` on, or from the beginning.
-4. Reading goes on at message ``Q``, which is placed again in the emptied places. So is everything
-   after it: once, since its units are gone.
+4. Reading continues at message ``Q``, which is placed again in the emptied places. So is everything
+   after it: once, since its units were removed.
 
-Slots from ``R`` on wait, also those that were done after the checkpoint was written: what they hold
-is delivered a second time after a crash, never lost. After an orderly stop there are none.
+Slots from ``R`` on wait, also those that were done after the checkpoint was written: their messages
+are delivered a second time after a crash, never lost. After a clean shutdown there are none.
 
-**Without the timer log** (somebody deleted it, a disk did, or this was a slave, which has none) the
-wheel is emptied and the timer topic is read from its beginning. A message before ``Q`` that was due
-before ``R`` was delivered, and is skipped. One that was rolled may come twice. The checkpoint notes
-beforehand that no log is long enough, because the files that come into being would soon be as long
-as the lost ones: a start after a crash in the middle begins once more.
+**Without the timer log** (it was deleted or lost, or this was a slave, which has none) the wheel is
+emptied and the timer topic is read from its beginning. A message before ``Q`` that was due before
+``R`` was delivered, and is skipped. A rolled message may be delivered twice. First the checkpoint
+is set so that no log is long enough for it, because the new files would soon be as long as the lost
+ones: a start after a crash in between then begins once more.
 
-A slot is unread for as long as it waits, be it for weeks. Java gives up slots older than seven days
-at start.
+A slot waits without limit, even for weeks. Java drops slots older than seven days at start.
 
-Answers to ``TimerMessageStore.recover``, ``recoverAndRevise`` and ``TimerWheel.checkPhyPos``.
+Counterpart of Java's ``TimerMessageStore.recover``, ``recoverAndRevise`` and
+``TimerWheel.checkPhyPos``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ FindQueueOffset: TypeAlias = Callable[[Unit], int | None]
 def recover(
     timer: TimerStore, find: FindQueueOffset, queue_min_offset: int, queue_max_offset: int
 ) -> None:
-    """Open the files and bring them to agree; the bounds are those of the timer topic's queue.
+    """Open the files and make them consistent; the bounds are those of the timer topic's queue.
 
-    Raises StoreError. Everything that is changed can be changed again after another crash: the
-    checkpoint stays as it is, but for a log that has to be made again.
+    Raises StoreError. Every change can be repeated after another crash: the checkpoint is
+    unchanged, except for a log that has to be rebuilt.
     """
     checkpoint = timer.checkpoint.load()
     timer.load_counts()
@@ -88,7 +88,7 @@ def recover(
 
 
 def _distrust(timer: TimerStore, checkpoint: TimerCheckpoint) -> None:
-    """Note that the timer log is to be made anew; the next snapshot takes it back."""
+    """Record that the timer log must be rebuilt, until the next snapshot is written."""
     noted = msgspec.structs.replace(checkpoint, last_timer_log_flush_pos=NO_LOG_IS_LONG_ENOUGH)
     timer.checkpoint.write(noted)
     timer.checkpoint.saved = noted
@@ -97,7 +97,7 @@ def _distrust(timer: TimerStore, checkpoint: TimerCheckpoint) -> None:
 def _trusted_end(
     log: TimerLog, checkpoint: TimerCheckpoint, find: FindQueueOffset, queue_offset: int
 ) -> int:
-    """Behind the last unit of a message before ``queue_offset``."""
+    """Position behind the last unit of a message before ``queue_offset``."""
     end = max(checkpoint.last_timer_log_flush_pos, log.min_position)
     while True:
         position = log.following(end)
@@ -109,7 +109,7 @@ def _trusted_end(
 
 
 class _Relinking:
-    """Makes the wheel lead to the units before ``end``, and to nothing else."""
+    """Makes the wheel point to the units before ``end``, and to nothing else."""
 
     def __init__(self, timer: TimerStore, end: int) -> None:
         self._timer = timer
@@ -118,7 +118,7 @@ class _Relinking:
         self._leading: dict[int, Slot] = {}  # those that lead behind the end
 
     def run(self, flushed_position: int) -> tuple[list[int], int]:
-        """The times of the slots that wait, sorted, and their messages."""
+        """The times of the slots that wait, sorted, and the number of their messages."""
         timer, log = self._timer, self._timer.log
         self._collect()
         start = log.min_position
@@ -153,7 +153,7 @@ class _Relinking:
                     wheel.clear(slot.time_ms)
 
     def _last_units(self, start: int) -> dict[int, int]:
-        """The last unit of each slot that is not done, as far as units from ``start`` on tell."""
+        """The last unit of each slot that is not done, among the units from ``start`` on."""
         lasts: dict[int, int] = {}
         for first, units in self._timer.log.scan(start, self._end):
             times = units["write_time"] + units["delay"]
@@ -164,7 +164,7 @@ class _Relinking:
         return lasts
 
     def _follow(self, time_ms: int, last_position: int) -> Slot:
-        """A slot made from its chain."""
+        """Build a slot from its chain."""
         first = position = last_position
         count = 0
         while position >= 0:

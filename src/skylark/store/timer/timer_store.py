@@ -1,12 +1,12 @@
-"""The timer's state: which message is due when, in files that survive, without a thread or a clock.
+"""State of the timer, in files: which message is due when. Has no thread and no clock.
 
 Its owner (:mod:`skylark.broker.delay.timer_service`) reads the timer topic message by message, and
-either has it placed (:meth:`TimerStore.place`) or delivers it, when it is late. Slots become due in
-order of time::
+either places a message (:meth:`TimerStore.place`) or delivers it, if it is late. Slots become due
+in order of time::
 
     place       timer topic -> unit in the timer log -> slot of the wheel -> heap of slots
     next_slot   heap -> SlotWalk -> messages in the commit log -> their real topics
-    finish      the slot is off the heap: read_time_ms moves behind it
+    finish      the slot leaves the heap: read_time_ms moves behind it
 
 A slot of time ``t`` holds what is due within the precision unit *before* ``t + precision``, and is
 due at ``t + precision`` (:meth:`TimerStore.due_ms`): late by less than a unit, never early.
@@ -15,15 +15,16 @@ due at ``t + precision`` (:meth:`TimerStore.due_ms`): late by less than a unit, 
 the timer topic once more when that slot is due. So the record stays younger than the commit log's
 oldest file, and the wheel need not be longer than two weeks.
 
-**To disk.** :meth:`TimerStore.snapshot` notes how far everything is; :meth:`Snapshot.write`, in any
-thread, brings timer log and wheel to disk, then the counts, then the checkpoint. The owner has it
-written only when the commit log is on disk up to ``Snapshot.log_end``: a checkpoint that calls a
-message delivered must not outlive the message. What a crash leaves stands in
+**To disk.** :meth:`TimerStore.snapshot` records the current progress; :meth:`Snapshot.write`, in
+any thread, syncs timer log and wheel, then writes the counts, then the checkpoint. The owner writes
+it only when the commit log is on disk up to ``Snapshot.log_end``: a checkpoint that counts a
+message as delivered must not survive without the message. What a crash leaves is described in
 :mod:`skylark.store.timer.timer_recovery`.
 
-Memory: one integer per slot that waits, at most ``roll_window_slots`` and a few.
+Memory: one integer per waiting slot, at most ``roll_window_slots`` and a few.
 
-Answers to the parts of Java's ``TimerMessageStore`` that are not threads.
+Counterpart of the parts of Java's ``TimerMessageStore`` that are not threads, and of its
+``TimerMetrics``.
 """
 
 from __future__ import annotations
@@ -60,14 +61,19 @@ ROLL_WINDOW_SLOTS_MIN: Final = 2
 
 
 class TimerCounts:
-    """Counts of one broker; as many as it has topics with timed messages."""
+    """Counts the waiting messages of each topic: ``config/timermetrics``.
+
+    A message counts from when it is placed until it is delivered or recalled. The file is written
+    with each checkpoint, just before it, so that after a crash the counts match the messages placed
+    again.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, TimerMetric] = {}
         self.version = DataVersion()
 
     def load(self, table: TimerMetricsTable) -> None:
-        """Go on from what a file says."""
+        """Continue from the table in a file."""
         self._counts = {
             topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
             for topic, metric in table.timing_count.items()
@@ -75,7 +81,7 @@ class TimerCounts:
         self.version = table.data_version
 
     def add(self, topic: str, change: int, now_ms: int) -> None:
-        """Note that so many messages of a topic were placed, or (less than 0) left."""
+        """Record that messages of a topic were placed or, with ``change`` below 0, have left."""
         metric = self._counts.get(topic)
         if metric is None:
             metric = self._counts[topic] = TimerMetric()
@@ -84,21 +90,21 @@ class TimerCounts:
         self.version = self.version.next(now_ms)
 
     def count(self, topic: str) -> int:
-        """Messages of a topic that wait."""
+        """Number of waiting messages of a topic."""
         metric = self._counts.get(topic)
         return 0 if metric is None else metric.count
 
     def by_topic(self) -> dict[str, int]:
-        """Messages that wait, by topic."""
+        """Numbers of waiting messages, by topic."""
         return {topic: metric.count for topic, metric in self._counts.items()}
 
     def remove(self, topic: str, now_ms: int) -> None:
-        """Forget a topic that was deleted."""
+        """Remove a topic that was deleted."""
         if self._counts.pop(topic, None) is not None:
             self.version = self.version.next(now_ms)
 
     def table(self) -> TimerMetricsTable:
-        """The content of the file; later changes do not touch it."""
+        """The content of the file; later changes do not affect it."""
         return TimerMetricsTable(
             timing_count={
                 topic: TimerMetric(count=metric.count, time_stamp=metric.time_stamp)
@@ -109,7 +115,7 @@ class TimerCounts:
 
 
 class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files are made with."""
+    """Settings of the timer's files."""
 
     precision_ms: int = 1_000
     roll_window_slots: int = 2 * 86_400
@@ -118,7 +124,7 @@ class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window_slots(self) -> int:
-        """The roll window, by Java's rule what is out of range is the longest possible."""
+        """The roll window; by Java's rule a value out of range means the longest possible."""
         longest = self.slot_count // 2 - BLANK_SLOTS
         if ROLL_WINDOW_SLOTS_MIN <= self.roll_window_slots <= longest:
             return self.roll_window_slots
@@ -126,7 +132,7 @@ class TimerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot:
-    """How far the timer was at a moment, to be written by any thread."""
+    """Progress of the timer at one moment, to be written by any thread."""
 
     def __init__(
         self,
@@ -142,7 +148,7 @@ class Snapshot:
         self.wheel_range: tuple[int, int] | None = None
 
     def write(self, config_files: ConfigFiles, checkpoint_file: TimerCheckpointFile) -> None:
-        """Bring everything to disk. Crash, line by line: the old checkpoint until the last one."""
+        """Write everything to disk. Crash, line by line: the old checkpoint until the last line."""
         for synced in self.ranges:
             synced.handle.sync()
         if self.wheel is not None and self.wheel_range is not None:
@@ -188,13 +194,13 @@ class TimerStore:
     # ---- times -----------------------------------------------------------------------------------
 
     def floor(self, time_ms: int) -> int:
-        """The slot that a time falls into."""
+        """The slot time of a time."""
         return time_ms // self.precision_ms * self.precision_ms
 
     def advance(self, now_ms: int) -> int:
-        """Move the write time on, never back; what is due before it is late.
+        """Advance the write time, never back; messages due before it are late.
 
-        Nor before the read time, should the clock have been set back: nobody reads there again.
+        Nor before the read time, if the clock was set back: slots before it are not read again.
         """
         self.write_time_ms = max(self.write_time_ms, self.floor(now_ms), self.read_time_ms)
         return self.write_time_ms
@@ -205,23 +211,23 @@ class TimerStore:
 
     @property
     def oldest_ms(self) -> int:
-        """The oldest time that is not done: of the first slot that waits, or now."""
+        """The oldest time that is not done: of the first waiting slot, or now."""
         return min(self._slots[0], self.write_time_ms) if self._slots else self.write_time_ms
 
     # ---- placing ---------------------------------------------------------------------------------
 
     def slot_count_at(self, time_ms: int) -> int:
-        """Messages in the slot of a time."""
+        """Number of messages in the slot of a time."""
         slot = self.wheel.slot(time_ms)
         return 0 if slot is None else slot.message_count
 
     def place(
         self, time_ms: int, log_offset: int, size: int, topic_hash: int, *, is_delete: bool
     ) -> bool:
-        """Take a message in for the slot of ``time_ms``, which is not before the write time.
+        """Place a message in the slot of ``time_ms``, which is not before the write time.
 
-        False: the slot still holds messages of the lap before, which must be delivered first.
-        Raises StoreError, and then nothing changed.
+        False: the slot still holds messages of the previous round, which must be delivered first.
+        Raises StoreError, and then nothing has changed.
         """
         magic = MAGIC_DEFAULT
         write_time_ms, window_slots = self.write_time_ms, self._window_slots
@@ -261,7 +267,7 @@ class TimerStore:
         return True
 
     def placed(self, queue_offset: int) -> None:
-        """Messages of the timer topic before this offset are placed, delivered or dropped."""
+        """Record that messages before this offset of the topic are placed, delivered or dropped."""
         self.queue_offset = queue_offset
         self._changed = True
 
@@ -277,7 +283,7 @@ class TimerStore:
         return None
 
     def finish(self, walk: SlotWalk) -> None:
-        """All messages of the slot are delivered, dropped or rolled."""
+        """Remove a slot whose messages are all delivered, dropped or rolled."""
         self.waiting_count -= walk.message_count
         self._leave()
 
@@ -286,11 +292,11 @@ class TimerStore:
         self._changed = True
 
     def due_count(self) -> int:
-        """Messages in slots that are due."""
+        """Number of messages in slots that are due."""
         return sum(self.slot_count_at(time) for time in self._slots if time < self.write_time_ms)
 
     def restore(self, slots: list[int], waiting_count: int, queue_offset: int) -> None:
-        """Go on from what recovery found; ``slots`` are the times of those that wait, sorted."""
+        """Continue from what recovery found; ``slots`` are the sorted times of waiting slots."""
         self._slots = slots
         self.waiting_count = waiting_count
         self.queue_offset = queue_offset
@@ -299,16 +305,16 @@ class TimerStore:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is anything that the checkpoint does not know."""
+        """Whether there is progress that the checkpoint does not have."""
         return self._changed
 
     @property
     def is_rebuilding(self) -> bool:
-        """Whether messages are placed again that the checkpoint calls placed."""
+        """Whether messages are placed again that the checkpoint counts as placed."""
         return self.queue_offset < self.placed_until
 
     def snapshot(self, now_ms: int, log_end: int) -> Snapshot:
-        """How far everything is; ``log_end`` is the end of the commit log."""
+        """The current progress; ``log_end`` is the end of the commit log."""
         self.advance(now_ms)
         self._changed = False
         saved = self.checkpoint.saved
@@ -323,17 +329,17 @@ class TimerStore:
         return Snapshot(checkpoint, log_end, counts)
 
     def begin_write(self, snapshot: Snapshot) -> None:
-        """The snapshot is about to be written: note what has to be synced for it."""
+        """Record what must be synced for a snapshot that is about to be written."""
         snapshot.ranges = self.log.files.unflushed()
         snapshot.wheel = self.wheel.handle
         snapshot.wheel_range = self.wheel.begin_sync()
 
     def write(self, snapshot: Snapshot) -> None:
-        """Bring a snapshot to disk, in any thread; between ``begin_write`` and ``end_write``."""
+        """Write a snapshot to disk, in any thread; between ``begin_write`` and ``end_write``."""
         snapshot.write(self._config_files, self.checkpoint)
 
     def end_write(self, snapshot: Snapshot, error: StoreFileError | None = None) -> None:
-        """Note that a snapshot is on disk, or has failed to get there."""
+        """Record that a snapshot was written, or that it failed."""
         if error is None:
             for synced in snapshot.ranges:
                 self.log.files.mark_flushed(synced)
@@ -348,15 +354,15 @@ class TimerStore:
             self.wheel.sync_failed(snapshot.wheel_range)
 
     def load_counts(self) -> None:
-        """Read how many messages wait, by topic."""
+        """Load the number of waiting messages by topic."""
         self.counts.load(self._config_files.load(TIMER_METRICS))
         self._counts_saved = self.counts.version
 
     def delete_expired(self, log_min_offset: int, now: float) -> int:
-        """Delete timer log files whose messages the commit log has lost."""
+        """Delete timer log files whose messages the commit log has deleted."""
         return self.log.delete_before(log_min_offset, now)
 
     def close(self) -> None:
-        """Close the files as they are."""
+        """Close the files without writing."""
         self.wheel.close()
         self.log.close()

@@ -1,14 +1,13 @@
 """The timer wheel: for each second of two weeks, where the chain of its messages begins and ends.
 
-One file of 38 MB, mapped, with all its blocks from creation, which happens when the first message
-is placed: a broker without timed messages has no wheel. Only the pages of slots in use become
-resident, and none of them is anonymous memory. Whole-file scans read through a small buffer.
+One file of 38 MB, mapped, with all its blocks from creation. It is created with the first timed
+message: a broker without timed messages has no wheel. Only the pages of slots in use become
+resident, and none of them is anonymous memory. Scans of the whole file read through a small buffer.
 
-Crash: a slot lies within one sector and is old or new, never torn. What is newer than the
-checkpoint shows by pointing behind its timer log position
-(:mod:`skylark.store.timer.timer_recovery`).
+Crash: a slot is within one sector and is old or new, never torn. A slot newer than the checkpoint
+points behind the checkpoint's timer log position (:mod:`skylark.store.timer.timer_recovery`).
 
-Answers to Java's ``TimerWheel`` and ``Slot``. Java keeps a copy in memory and compares 38 MB at
+Counterpart of Java's ``TimerWheel`` and ``Slot``. Java keeps a copy in memory and compares 38 MB at
 each flush.
 """
 
@@ -71,7 +70,7 @@ class TimerWheel:
         return self._dirty is not None
 
     def open(self) -> None:
-        """Open the file, if there is one; raises StoreFileError if it is of another size."""
+        """Open the file, if there is one; raises StoreFileError if it has another size."""
         try:
             handle = self._file_system.open_file(self.path)
         except StoreFileMissingError:
@@ -90,7 +89,7 @@ class TimerWheel:
         self._file_system.remove(self.path)
 
     def prepare(self) -> None:
-        """Make the file if there is none, with all its blocks; raises StoreFullError and others.
+        """Create the file if there is none, with all its blocks; raises StoreFullError and others.
 
         Crash, line by line: no file, or one of length 0 or of all zeros, which is an empty wheel.
         """
@@ -124,7 +123,7 @@ class TimerWheel:
         return slot
 
     def occupant(self, time_ms: int) -> Slot | None:
-        """What stands in the slot of a time, of whatever lap of the wheel; None if it is empty."""
+        """The slot at the place of a time, of any round of the wheel; None if it is empty."""
         if self.handle is None:
             return None
         position = self.index(time_ms) * SLOT_SIZE
@@ -132,7 +131,7 @@ class TimerWheel:
         return Slot(time * self.precision_ms, first, last, count, magic) if time else None
 
     def put(self, slot: Slot) -> None:
-        """Write a slot; :meth:`prepare` comes first."""
+        """Write a slot; call :meth:`prepare` first."""
         assert self.handle is not None
         position = self.index(slot.time_ms) * SLOT_SIZE
         SLOT.pack_into(
@@ -172,19 +171,19 @@ class TimerWheel:
     # ---- to disk ---------------------------------------------------------------------------------
 
     def begin_sync(self) -> tuple[int, int] | None:
-        """Count as clean from now on; the bytes that a sync must bring to disk, None if none."""
+        """Mark the wheel as clean; return the range that the sync must write, None if none."""
         dirty, self._dirty = self._dirty, None
         return dirty
 
     def sync_failed(self, dirty: tuple[int, int]) -> None:
-        """Have the next sync write these bytes again, which the kernel now takes for clean."""
+        """Make the next sync write these bytes again, which the kernel now counts as clean."""
         assert self.handle is not None
         self.handle.mark_dirty(dirty[0], dirty[1] - dirty[0])
         self._wrote(dirty[0])
         self._wrote(dirty[1] - SLOT_SIZE)
 
     def close(self) -> None:
-        """Close the file; nothing is synced here."""
+        """Close the file, without syncing."""
         if self.handle is not None:
             self.handle.close()
             self.handle = None

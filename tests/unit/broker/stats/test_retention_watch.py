@@ -127,9 +127,9 @@ async def test_the_log_may_grow_by_a_file_before_its_beginning_goes(tmp_path: Pa
         world.add_topic("T", 1)
         await fill(world, 7)
         retention = world.graph.store.retention
-        assert retention.doomed_until(0) == 0
+        assert retention.expiring_until(0) == 0
         await fill(world, 8)
-        assert retention.doomed_until(0) == FILE_SIZE
+        assert retention.expiring_until(0) == FILE_SIZE
 
 
 async def test_a_broker_shows_them_and_says_so_before_the_files_go(

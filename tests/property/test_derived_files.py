@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from skylark.store.batch_queue import BatchQueue
 from skylark.store.consume_queue import ConsumeQueue
-from skylark.store.dirty_ranges import ViewSync
+from skylark.store.dirty_ranges import DirtyRanges
 from skylark.store.errors import StoreFileError
 from skylark.store.index import IndexService
 from skylark.store.queue_registry import ConsumeQueues
@@ -79,11 +79,11 @@ class Machine:
         self._open()
 
     def _open(self) -> None:
-        views = self.views = ViewSync(self.disk)
+        dirty_ranges = self.dirty_ranges = DirtyRanges(self.disk)
         self.queues = ConsumeQueues(
             self.disk,
             ROOT,
-            views,
+            dirty_ranges,
             queue_file_size=4200,  # 210 entries, ending within a page
             batch_queue_file_size=46 * 50,
             open_files_max=3,
@@ -91,7 +91,7 @@ class Machine:
             recent_size=300,
         )
         self.index = IndexService(
-            self.disk, ROOT / "index", views, Now(), slot_count=7, entry_count_max=100
+            self.disk, ROOT / "index", dirty_ranges, Now(), slot_count=7, entry_count_max=100
         )
 
     # ---- what happens to it ----------------------------------------------------------------------
@@ -144,11 +144,11 @@ class Machine:
         covered = self.log_end
         self.queues.flush()
         self.index.flush()
-        batch = self.views.begin()
+        batch = self.dirty_ranges.begin()
         try:
             batch.run()
         finally:
-            self.views.finish(batch)
+            self.dirty_ranges.finish(batch)
         self.checkpoint = covered
 
     def expire(self, percent: int) -> None:

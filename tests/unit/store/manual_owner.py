@@ -31,7 +31,7 @@ class Timer:
         return self._cancelled
 
 
-class Hands(Executor):
+class ManualOwner(Executor):
     """A scheduler, a worker and a ``post`` in one, all of them waiting for the test."""
 
     def __init__(self) -> None:
