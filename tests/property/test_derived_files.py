@@ -59,7 +59,7 @@ class Now:
 
 @dataclass
 class Machine:
-    """A store's views on a disk that fails, and the log as a list."""
+    """The derived files of a store on a disk that fails, and the log as a list."""
 
     seed: int
     fault_seed: int | None = None
@@ -152,7 +152,7 @@ class Machine:
         self.checkpoint = covered
 
     def expire(self, percent: int) -> None:
-        # The log keeps what the views may still need: nothing behind the checkpoint expires.
+        # The log keeps what derived files may still need: nothing behind the checkpoint expires.
         bounds = [r.log_offset for r in self.log if r.end <= self.checkpoint] + [self.checkpoint]
         bound = bounds[percent * len(bounds) // 100]
         self.log_min = max(self.log_min, bound)
@@ -273,7 +273,9 @@ STEPS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1 << 30), steps=st.lists(STEPS, min_size=3, max_size=40))
-def test_views_equal_the_log_whatever_happens(seed: int, steps: list[tuple[str, int]]) -> None:
+def test_derived_files_equal_the_log_after_any_steps(
+    seed: int, steps: list[tuple[str, int]]
+) -> None:
     machine = Machine(seed)
     for name, argument in steps:
         getattr(machine, name)(argument)
@@ -310,7 +312,7 @@ def run_through_stops(machine: Machine, steps: list[tuple[str, int]]) -> None:
     ],
     stops=[1],
 )  # fmt: skip
-def test_views_equal_the_log_after_stops_at_any_file_operation(
+def test_derived_files_equal_the_log_after_stops_at_any_file_operation(
     seed: int, steps: list[tuple[str, int]], stops: list[int]
 ) -> None:
     machine = Machine(seed)
@@ -319,7 +321,7 @@ def test_views_equal_the_log_after_stops_at_any_file_operation(
     run_through_stops(machine, steps)
 
 
-def test_views_equal_the_log_after_a_stop_at_each_file_operation() -> None:
+def test_derived_files_equal_the_log_after_a_stop_at_each_file_operation() -> None:
     """One run of everything a queue and the index do, stopped at its 1st, 2nd, 3rd... operation."""
     steps = [
         ("put", 30), ("put", 120), ("flush", 1), ("put", 120), ("sync", 0), ("put", 60),

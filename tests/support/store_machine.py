@@ -8,8 +8,8 @@ alone.
 :class:`Ledger` knows every message in the order of the log, and what must have become of it: after
 a crash the log is a prefix of the ledger, and :func:`check_store` compares everything that readers
 can ask for with what follows from that prefix: queues with their bounds, entries with their tags
-codes, bodies, single records, answers by key. That is what a rebuild of the views would give, and
-it is computed without any code of the store.
+codes, bodies, single records, answers by key. That is what a rebuild of the derived files would
+give, and it is computed without any code of the store.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def sync_flush(on: bool) -> dict[str, Any]:
 
 
 def records_of(views: Iterable[memoryview]) -> list[MessageRecord]:
-    """The records in views over the log."""
+    """The records in memory views of the log."""
     return [record for view in views for record in iter_records(bytes(view))]
 
 

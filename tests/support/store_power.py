@@ -9,7 +9,7 @@ the middle of the recovery, and compared with the ledger (:mod:`tests.support.st
 * ASYNC_FLUSH: what is left is a prefix that reaches at least the last completed sync;
 * a process that was killed, on a machine that goes on, loses nothing at all (with the transient
   pool: nothing that was committed);
-* the views are those that a rebuild from the log would make.
+* the derived files are those that a rebuild from the log would make.
 
 Everything happens in one thread and depends on the seed alone; a failure names it.
 """
@@ -158,7 +158,7 @@ class PowerRun:
             return
         offset = self.rng.randrange(first, end)
         try:
-            result = store.reader.get(*queue, offset, 8, bulk=True)  # as views
+            result = store.reader.get(*queue, offset, 8, bulk=True)  # as memory views
         except StoreFileError:
             assert self.plan.hits or not self.disk.alive
             return

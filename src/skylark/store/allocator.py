@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 ALLOCATE_AHEAD: Final = 64 << 20
 CREATE_WAIT_S: Final = 5.0
 POPULATE_AHEAD: Final = 4 << 20
-POPULATE_WITHIN_MS: Final = 500  # for so many bytes; slower than that, and nothing is touched
+POPULATE_WITHIN_MS: Final = 500  # for POPULATE_AHEAD bytes; at a lower rate no page is touched
 _WARM_CHUNK: Final = bytes(1 << 20)
 
 
@@ -93,7 +93,7 @@ class Allocator:
     ) -> None:
         """``ahead``: bytes allocated in advance; ``populate_ahead``: bytes touched, 0 for none."""
         if (executor is None) != (post is None):
-            raise ValueError("an executor and a way back from it belong together")
+            raise ValueError("executor and post must be given together")
         self._file_system = files
         self._ahead = ahead
         self._executor = executor
@@ -102,12 +102,12 @@ class Allocator:
         self._create_wait_s = create_wait_s
         self._spare: _Spare | None = None
         #: Files that could be neither finished nor removed. Used by one thread at a time: the
-        #: owner makes a file only when no worker does.
+        #: owner creates a file only when no worker does.
         self._unremoved: set[Path] = set()
         self._extension: Future[None] | None = None
         self._populate_ahead = 0 if executor is None else populate_ahead
         self._population: Future[bool] | None = None
-        self._populated_at_ms = 0  # store time at which it was asked for last
+        self._populated_at_ms = 0  # store time of the last request
 
     # Files
 
@@ -144,7 +144,7 @@ class Allocator:
         try:
             handle = spare.creation.result()
         except StoreFileError as error:
-            logger.debug("there was no spare file: %s", error)
+            logger.debug("the spare file could not be created: %s", error)
             return
         handle.close()
         self._remove_unused(spare.path)
@@ -156,13 +156,13 @@ class Allocator:
             return None
         try:
             handle = spare.creation.result(self._create_wait_s)
-        except TimeoutError as error:  # it stays: the next attempt waits for it again
+        except TimeoutError as error:  # the creation continues: the next attempt waits for it again
             raise FileNotReadyError(
-                f"the file was not made within {self._create_wait_s} s", path=spare.path
+                f"the file was not created within {self._create_wait_s} s", path=spare.path
             ) from error
         except StoreFileError as error:
             self._spare = None
-            logger.warning("the next file was not made ahead of time: %s", error)
+            logger.warning("the worker could not create the next file: %s", error)
             return None
         self._spare = None
         return handle
@@ -178,9 +178,9 @@ class Allocator:
         try:
             handle = self._file_system.create_file(path, size)
         except StoreFileExistsError:
-            raise  # not one of ours
+            raise  # another program's file
         except StoreFileError:
-            self._unremoved.add(path)  # perhaps: made, but not with its length
+            self._unremoved.add(path)  # it may exist without its full length
             raise
         try:
             handle.allocate(0, size if warm_up is not None else min(size, self._ahead))
@@ -283,8 +283,12 @@ class Allocator:
         if error is not None:
             if not isinstance(error, StoreFileError):
                 raise error
-            logger.warning("no space ahead of the write position: %s", error)
-        elif start <= file.allocated < end:  # else it was truncated, or went on by itself
+            logger.warning(
+                "the worker could not allocate space before the write position: %s", error
+            )
+        elif (
+            start <= file.allocated < end
+        ):  # else the file was truncated, or the owner has allocated itself
             file.allocated = end
             stop = min(self._soft_end(file), self._populate_from(file))
             file.prepared = max(file.wrote, stop)

@@ -85,7 +85,7 @@ class BatchQueue(EntryQueue):
             return Dispatched.REPEATED
         if queue_offset < 0 or not 0 < message_count <= MESSAGE_COUNT_MAX:
             logger.error(
-                "%r: record at %s has offset %s and %s messages",
+                "%r: the record at %s has the queue offset %s and %s messages",
                 self,
                 log_offset,
                 queue_offset,
@@ -100,7 +100,12 @@ class BatchQueue(EntryQueue):
             elif queue_offset < self.max_offset:
                 return Dispatched.REPEATED
             else:
-                logger.warning("%r: record at %s has offset %s", self, log_offset, queue_offset)
+                logger.warning(
+                    "%r: the record at %s has the unexpected queue offset %s",
+                    self,
+                    log_offset,
+                    queue_offset,
+                )
                 result = Dispatched.MISPLACED
             self.max_offset = queue_offset
         self.append(log_offset, size, tags_code, store_timestamp, message_count)
@@ -126,7 +131,7 @@ class BatchQueue(EntryQueue):
         boundary: Boundary,
         store_time_of: Callable[[int], int | None],
     ) -> int:
-        del store_time_of  # entries carry the time themselves
+        del store_time_of  # entries contain the time
         bisect = bisect_left if boundary is Boundary.LOWER else bisect_right
         indexes = range(self._min_index, self._end_index)
         found = self._min_index + bisect(indexes, timestamp, key=lambda i: self._entry(i)[3])

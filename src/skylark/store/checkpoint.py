@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "checkpoint"
 ABORT_NAME: Final = "abort"
-STORE_TIMESTAMP_MAX: Final = 1 << 43  # in the year 2248: what is beyond is no store time
-TIMESTAMP_MARGIN_MS: Final = 3_000  # as Java: clocks of records and of flushes differ a little
+STORE_TIMESTAMP_MAX: Final = 1 << 43  # year 2248: later values are not store times
+TIMESTAMP_MARGIN_MS: Final = 3_000  # as in Java: clocks of records and flushes differ a little
 
 
 def overwrite(files: FileSystem, path: Path, content: bytes, file_size: int) -> None:
@@ -82,13 +82,15 @@ class Checkpoint:
                 logger.info("%s does not exist: a recovery would scan the whole log", self.path)
             return
         except StoreFileError as error:
-            logger.warning("no checkpoint, a recovery would scan the whole log: %s", error)
+            logger.warning(
+                "the checkpoint is unreadable, a recovery would scan the whole log: %s", error
+            )
             return
         except struct.error:
-            logger.warning("%s is too short, and is taken as zeros", self.path)
+            logger.warning("%s is too short and counts as zeros", self.path)
             return
         if min(values) < 0 or max(values[:3]) > STORE_TIMESTAMP_MAX:
-            logger.warning("%s holds no times and offsets, and is taken as zeros", self.path)
+            logger.warning("%s holds implausible values and counts as zeros", self.path)
             return
         self._set(values)
 
@@ -158,6 +160,6 @@ class AbortFile:
         try:
             self._file_system.remove(self.path)
         except StoreFileMissingError:
-            # An Apache broker that finds the store locked removes the mark before it gives up.
-            logger.warning("%s was removed by somebody else", self.path)
+            # An Apache broker that finds the store locked removes the file before it stops.
+            logger.warning("another process removed %s", self.path)
         self._file_system.sync_directory(self.path.parent)

@@ -102,7 +102,7 @@ class Draft(msgspec.Struct, gc=False):
     born_host: bytes = bytes(8)
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
-    #: Messages that become a record each, all or none; the body is not looked at then.
+    #: Messages that become a record each, all or none; the body is ignored then.
     batch: Batch | None = None
     #: How many messages the body holds, if it is a batch that is stored unsplit.
     inner_count: int = 0
@@ -170,7 +170,7 @@ class CommitLog:
         body_end = end - len(tail)
         buffer[position + head_size : body_end] = body
         buffer[body_end:end] = tail
-        pack_head_into(  # last: without it the rest is no record, should the process die here
+        pack_head_into(  # last: without it the rest is not a record if the process dies here
             buffer, position, size, topic.magic, crc32(body) & 0x7FFF_FFFF, draft.queue_id,
             draft.flag, queue_offset, log_offset, sys_flag, draft.born_timestamp, born_host,
             now_ms, self.store_host, draft.reconsume_times, draft.prepared_transaction_offset,

@@ -81,11 +81,11 @@ REFUSED: Final[dict[str, tuple[Scalar, str]]] = {
     ),
     "duplication_enable": (
         False,
-        "this mode hands visibility to an external replicator; use a plain master with slaves",
+        "an external replicator would decide what is visible; use a plain master with slaves",
     ),
     "enable_controller_mode": (
         False,
-        "the controller decides what of the log is confirmed, and this store does not ask it",
+        "the store does not use a controller to confirm the log",
     ),
     "read_only_commit_log_store_paths": (None, "a log spread over several paths is not supported"),
 }
@@ -142,23 +142,23 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     # --- log flush ---
 
     flush_disk_type: Annotated[
-        FlushDiskType, Setting("SYNC_FLUSH: a put is answered once it is on disk.")
+        FlushDiskType, Setting("SYNC_FLUSH: the broker acknowledges a message when it is on disk.")
     ] = FlushDiskType.ASYNC_FLUSH
     sync_flush_timeout: Annotated[
         int,
         Setting(
-            "How long a put waits for the disk before it is answered code 10.", unit="ms", minimum=1
+            "How long a put waits for the disk before the broker responds with code 10.",
+            unit="ms",
+            minimum=1,
         ),
     ] = 5_000
     flush_interval_commit_log: Annotated[
         int,
-        Setting("ASYNC_FLUSH: time between two looks at unflushed bytes.", unit="ms", minimum=1),
+        Setting("ASYNC_FLUSH: interval of the check for unflushed bytes.", unit="ms", minimum=1),
     ] = 500
     flush_commit_log_least_pages: Annotated[
         int,
-        Setting(
-            "ASYNC_FLUSH: dirty pages that make a flush worth while.", unit="4 KiB pages", minimum=0
-        ),
+        Setting("ASYNC_FLUSH: fewest dirty pages that are flushed.", unit="4 KiB pages", minimum=0),
     ] = 4
     flush_commit_log_thorough_interval: Annotated[
         int,
@@ -187,10 +187,10 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         bool, Setting("With an empty pool: fail the put instead of writing to the file directly.")
     ] = False
     commit_interval_commit_log: Annotated[
-        int, Setting("Time between two looks at uncommitted bytes.", unit="ms", minimum=1)
+        int, Setting("Interval of the check for uncommitted bytes.", unit="ms", minimum=1)
     ] = 200
     commit_commit_log_least_pages: Annotated[
-        int, Setting("Pages that make a commit worth while.", unit="4 KiB pages", minimum=0)
+        int, Setting("Fewest pages that are committed.", unit="4 KiB pages", minimum=0)
     ] = 4
     commit_commit_log_thorough_interval: Annotated[
         int, Setting("Time after which any byte is committed.", unit="ms", minimum=0)
@@ -216,7 +216,7 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         Setting("SYNC_FLUSH: pages between two syncs of a warm-up.", unit="4 KiB pages", minimum=1),
     ] = 4_096
     data_read_ahead_enable: Annotated[
-        bool, Setting("Let the system read ahead in log files; false: for random reads.")
+        bool, Setting("Let the system read ahead in log files; false: advise random reads.")
     ] = True
 
     # --- put ---
@@ -238,15 +238,17 @@ class StoreConfig(Config, frozen=True, kw_only=True):
 
     # --- index ---
 
-    message_index_enable: Annotated[bool, Setting("Index messages by key, unique key and tag.")] = (
+    message_index_enable: Annotated[bool, Setting("Index messages by key, unique id and tag.")] = (
         True
     )
     message_index_safe: Annotated[
-        bool, Setting("Recovery scans back to where the index was complete, too.")
+        bool, Setting("Recovery also scans the log from where the index was complete.")
     ] = False
-    max_msgs_num_batch: Annotated[int, Setting("Most messages of one key query.", minimum=1)] = 64
+    max_msgs_num_batch: Annotated[
+        int, Setting("Most messages returned by a query by key.", minimum=1)
+    ] = 64
     default_query_max_num: Annotated[
-        int, Setting("Most messages of one query by unique key.", minimum=1)
+        int, Setting("Most messages returned by a query by unique id.", minimum=1)
     ] = 32
 
     # --- recovery ---
@@ -258,7 +260,10 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         bool, Setting("Recovery checks the checksum of records instead.", java="forceVerifyPropCRC")
     ] = False
     commit_log_recover_max_num: Annotated[
-        int, Setting("Log files that recovery looks back for its start.", unit="files", minimum=1)
+        int,
+        Setting(
+            "Recovery logs a warning if it reads more log files than this.", unit="files", minimum=1
+        ),
     ] = 10
 
     # --- read ---
@@ -282,10 +287,10 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 40
     max_filter_message_size: Annotated[
-        int, Setting("Bytes of queue entries that one read looks at.", unit="bytes", minimum=20)
+        int, Setting("Bytes of queue entries that one read checks.", unit="bytes", minimum=20)
     ] = 16_000
     travel_cq_file_num_when_get_message: Annotated[
-        int, Setting("Queue files that one read looks at.", unit="files", minimum=1)
+        int, Setting("Queue files that one read checks.", unit="files", minimum=1)
     ] = 1
     offset_check_in_slave: Annotated[
         bool, Setting("A slave corrects offsets outside of its queues, as a master does.")
@@ -300,7 +305,7 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         str, Setting("Hours of local time at which old files are deleted, separated by ;.")
     ] = "04"
     clean_resource_interval: Annotated[
-        int, Setting("Time between two looks at files to delete.", unit="ms", minimum=1)
+        int, Setting("Interval of the check for files to delete.", unit="ms", minimum=1)
     ] = 10_000
     delete_file_batch_max: Annotated[
         int, Setting("Most log files deleted in one pass.", unit="files", minimum=1)
@@ -312,22 +317,33 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         int, Setting("Pause between two deleted queue files.", unit="ms", minimum=0)
     ] = 100
     destroy_maped_file_interval_forcibly: Annotated[
-        int, Setting("A file that is being read is deleted after this time.", unit="ms", minimum=0)
+        int,
+        Setting(
+            "A file that is still being read is deleted after this time.", unit="ms", minimum=0
+        ),
     ] = 120_000
     redelete_hanged_file_interval: Annotated[
-        int, Setting("Time between two attempts at a file that stayed.", unit="ms", minimum=1)
+        int,
+        Setting("Interval of retries for a file that could not be deleted.", unit="ms", minimum=1),
     ] = 120_000
     disk_max_used_space_ratio: Annotated[
-        int, Setting("Over this use of the disk, expired files go at once (10 to 95).", unit="%")
+        int,
+        Setting(
+            "Over this disk usage, expired files are deleted at any hour (10 to 95).", unit="%"
+        ),
     ] = 75
     disk_space_clean_forcibly_ratio: Annotated[
-        int, Setting("Over this use, the oldest files go, expired or not (30 to 85).", unit="%")
+        int,
+        Setting(
+            "Over this disk usage, the oldest files are deleted, expired or not (30 to 85).",
+            unit="%",
+        ),
     ] = 85
     disk_space_warning_level_ratio: Annotated[
-        int, Setting("Over this use, puts are refused as well (35 to 90).", unit="%")
+        int, Setting("Over this disk usage, the broker also refuses messages (35 to 90).", unit="%")
     ] = 90
     clean_file_forcibly_enable: Annotated[
-        bool, Setting("Delete files that are not expired when the disk is nearly full.")
+        bool, Setting("Delete files that have not expired when the disk is nearly full.")
     ] = True
 
     # --- of Skylark alone ---
@@ -335,14 +351,14 @@ class StoreConfig(Config, frozen=True, kw_only=True):
     disk_used_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes the log may take before the oldest files go; 0: no limit.",
+            "Size of the log over which the oldest files are deleted; 0: no limit.",
             unit="bytes",
             minimum=0,
         ),
     ] = 0
     commit_log_allocate_ahead: Annotated[
         int,
-        Setting("Disk space taken ahead of the write position.", unit="bytes", minimum=4096),
+        Setting("Disk space allocated ahead of the write position.", unit="bytes", minimum=4096),
     ] = 64 << 20
     commit_log_open_files_max: Annotated[
         int, Setting("Older log files kept open for readers.", unit="files", minimum=1)
@@ -351,11 +367,11 @@ class StoreConfig(Config, frozen=True, kw_only=True):
         int, Setting("Queue files kept open.", unit="files", minimum=1)
     ] = 256
     consume_queue_tail_size_max: Annotated[
-        int, Setting("New entries of a queue that are written at once.", unit="bytes", minimum=20)
+        int, Setting("New entries of a queue that trigger a write.", unit="bytes", minimum=20)
     ] = 64 << 10
     consume_queue_recent_size: Annotated[
         int,
-        Setting("Entries of a queue that stay in memory after the write.", unit="bytes", minimum=0),
+        Setting("Entries of a queue kept in memory after the write.", unit="bytes", minimum=0),
     ] = 16_000
     index_open_files_max: Annotated[
         int, Setting("Older index files kept open for queries.", unit="files", minimum=1)

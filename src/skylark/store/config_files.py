@@ -72,7 +72,7 @@ from skylark.wire.fastjson_writer import write
 
 logger = logging.getLogger(__name__)
 
-BROKEN_FILES_MAX: Final = 100  # per name, before somebody must look at them
+BROKEN_FILES_MAX: Final = 100  # per name, before an operator must check them
 
 TableT = TypeVar("TableT", bound=ConfigTable)
 
@@ -125,7 +125,7 @@ class ConfigFiles:
         """Replace the file durably; its previous version becomes the backup."""
         content = file.encode(table)
         if not self._directory_is_durable:
-            # One that exists may have been made by a process that was killed before its sync.
+            # A process that was killed before its sync may have created it.
             self._files.make_directories(self._directory, durable=True)
             self._files.sync_directory(self._directory.parent)
             self._directory_is_durable = True
@@ -151,7 +151,7 @@ class ConfigFiles:
                 ) from fault
             return file.table_type()
         logger.warning(
-            "%s is %s: its backup is used",
+            "%s is %s: loading its backup",
             path,
             fault or ("missing" if content is None else "empty"),
         )
@@ -189,12 +189,12 @@ class ConfigFiles:
             target = path.with_name(f"{path.name}.broken-{number}")
             if not self._files.exists(target):
                 self._files.rename(path, target)
-                logger.warning("%s is kept as %s", path, target.name)
+                logger.warning("renamed the invalid file %s to %s", path, target.name)
                 return
         raise BrokenConfigError(
             f"cannot be read, and {BROKEN_FILES_MAX} broken versions of it are kept already",
             path=path,
-            hint=f"look at {path.name}.broken-1 and the others, then move them away",
+            hint=f"check {path.name}.broken-1 and the others, then move them away",
         )
 
 
@@ -217,7 +217,7 @@ def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 def _write(out: list[str], value: Any, margin: str) -> None:
     """Append the text of ``value``; ``margin`` is the line end and indentation around it."""
-    if type(value) is int:  # the most by far, in tables of offsets
+    if type(value) is int:  # the most frequent type, in tables of offsets
         out.append(repr(value))
     elif isinstance(value, msgspec.Struct):
         members = ((key, getattr(value, name)) for name, key in _members(type(value)))

@@ -77,7 +77,9 @@ class ConsumerOffsetTable(ConfigTable, kw_only=True):
     data_version: DataVersion = DataVersion()
     offset_table: OffsetTable = msgspec.field(default_factory=dict)
     pull_offset_table: OffsetTable = msgspec.field(default_factory=dict)
-    lmq_offset_table: dict[str, Int64] | None = None  # of light queues, which have one queue each
+    lmq_offset_table: dict[str, Int64] | None = (
+        None  # of light message queues, which have one queue each
+    )
     group_topic_map: dict[str, list[str]] = msgspec.field(default_factory=dict)  # derived
 
     def derive(self) -> None:
@@ -134,7 +136,7 @@ class ConsumerFilterData(Body, kw_only=True):
     bloom_filter_data: BloomFilterData | None = None
     client_version: Int64 = 0  # the newest wins
     born_time: Int64 = 0  # ms
-    dead_time: Int64 = 0  # ms; below the time of birth while the group is there
+    dead_time: Int64 = 0  # ms; less than born_time while the group exists
     dead: bool = False  # derived
 
 

@@ -52,13 +52,13 @@ LOG_OFFSET_MAX: Final = 1 << 62  # sums of an offset and a size stay within 64 b
 QUEUE_OFFSET_MAX: Final = LOG_OFFSET_MAX // CQ_ENTRY_SIZE
 PRE_BLANK_SIZE: Final = 0x7FFF_FFFF
 
-# The tail of every queue without one of its own: an idle queue must cost next to nothing.
+# Shared empty tail: an idle queue must cost almost no memory.
 _NO_TAIL: Final = bytearray()
 
 _pack = CQ_ENTRY.pack
 _unpack_from = CQ_ENTRY.unpack_from
 
-# Files from the end at which recovery begins to look, as Java's does.
+# Number of files at the end with which recovery begins, as in Java.
 _RECOVER_FILES: Final = 3
 _SCAN_ENTRIES: Final = (512, 1 << 16)  # first chunk of a scan, and all others
 
@@ -94,10 +94,10 @@ class Tails:
     __slots__ = ("dirty", "error", "recent_size", "size_max")
 
     def __init__(self, *, size_max: int = 64 << 10, recent_size: int = 16_000) -> None:
-        self.size_max = size_max  # entries waiting in one queue that are written at once, in bytes
+        self.size_max = size_max  # bytes of waiting entries of a queue that trigger a write
         self.recent_size = recent_size  # bytes of entries that stay in memory after the write
         self.dirty: dict[EntryQueue, None] = {}
-        #: Why entries could not be written when they had to be; None once all were.
+        #: Why entries could not be written; None once all were.
         self.error: StoreFileError | None = None
 
 
@@ -132,7 +132,9 @@ class EntryQueue(ABC):
 
     def __init__(self, topic: str, queue_id: int, files: QueueFiles, tails: Tails) -> None:
         if files.file_size % self.entry_size:
-            raise ValueError(f"{files.file_size} bytes are no whole entries of {self.entry_size}")
+            raise ValueError(
+                f"{files.file_size} bytes are not a multiple of the entry size {self.entry_size}"
+            )
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = self.min_offset = self.max_offset = 0
@@ -144,7 +146,7 @@ class EntryQueue(ABC):
         self._tail_start = 0  # position of the tail's first byte
         self._written = 0  # position up to which the files hold the entries
         self._flush_at = 0  # length at which the tail is written without waiting for a flush
-        self._min_index = 0  # of the first entry whose record the log has
+        self._min_index = 0  # index of the first entry whose record the log has
         self._dirty = False
 
     def __repr__(self) -> str:
@@ -257,7 +259,7 @@ class EntryQueue(ABC):
             self.flush_tail()
         except StoreFileError as error:
             if self._tails.error is None:
-                logger.error("queue entries wait in memory: %s", error)  # noqa: TRY400
+                logger.error("queue entries cannot be written and stay in memory: %s", error)  # noqa: TRY400
             self._tails.error = error
             self._flush_at = len(self._tail) + self._tails.size_max
 
@@ -322,7 +324,9 @@ class EntryQueue(ABC):
         for index in range(len(starts) - 1, 0, -1):
             if starts[index] - starts[index - 1] == self._files.file_size:
                 continue
-            logger.warning("%s: no file before %020d", self._files.directory, starts[index])
+            logger.warning(
+                "%s: the file before %020d is missing", self._files.directory, starts[index]
+            )
             if self._begins_before(starts[index], log_end):
                 for start in starts[:index]:
                     self._files.remove(start)
@@ -396,7 +400,7 @@ class EntryQueue(ABC):
                 self.max_log_offset = log_offset + size
         self._min_index = min(max(self._min_index, self._first_index), end_index)
         self.max_offset = self._offset_at(end_index)
-        self.correct_min(0)  # pass over pre-blank entries
+        self.correct_min(0)  # skip pre-blank entries
 
     # ---- retention -------------------------------------------------------------------------------
 
@@ -474,14 +478,24 @@ class ConsumeQueue(EntryQueue):
         result = Dispatched.APPENDED
         if queue_offset != self.max_offset:
             if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
-                logger.error("%r: record at %s has offset %s", self, log_offset, queue_offset)
+                logger.error(
+                    "%r: the record at %s has the unexpected queue offset %s",
+                    self,
+                    log_offset,
+                    queue_offset,
+                )
                 return Dispatched.MISPLACED
             if queue_offset == 0 or self._may_restart_at(queue_offset):
                 self._restart_at(queue_offset)
             elif queue_offset < self.max_offset:
                 return Dispatched.REPEATED
             else:
-                logger.error("%r: record at %s has offset %s", self, log_offset, queue_offset)
+                logger.error(
+                    "%r: the record at %s has the unexpected queue offset %s",
+                    self,
+                    log_offset,
+                    queue_offset,
+                )
                 result = Dispatched.MISPLACED
         self.append(log_offset, size, tags_code)
         self.next_offset = self.max_offset
@@ -520,7 +534,7 @@ class ConsumeQueue(EntryQueue):
     def _restart_at(self, queue_offset: int) -> None:
         """Restart the queue, with pre-blank entries from the start of the file to the offset."""
         if self.max_offset:
-            logger.warning("%r begins anew at offset %s", self, queue_offset)
+            logger.warning("%r restarts at offset %s", self, queue_offset)
         self.destroy()
         position = queue_offset * CQ_ENTRY_SIZE
         blank_size = position % self._files.file_size

@@ -40,7 +40,7 @@ from skylark.store.running_flags import RunningFlags, StoreFlag
 
 logger = logging.getLogger(__name__)
 
-QUEUES_PER_TURN: Final = 16  # new ones cost two names in the file system each, about 0.5 ms
+QUEUES_PER_TURN: Final = 16  # a new queue creates two names in the file system, about 0.5 ms
 SYNC_INTERVAL_MS: Final = 5_000
 
 
@@ -89,7 +89,7 @@ class DerivedFileFlush:
         self._dispatched = _Dispatched(0, 0)
         self._syncing: _Syncing | None = None
         self._stopped = False
-        # Ends of the log with the store time there: how time passed, to tell what a flush covers.
+        # Ends of the log with their store times, to find the store time that a flush covers.
         self._marks: deque[tuple[int, int]] = deque(maxlen=10_000)
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class DerivedFileFlush:
         except StoreFileError as error:
             self._round = None
             if self._flags.set(StoreFlag.LOGICS_ERROR):
-                logger.error("no message is taken, queue entries fail: %s", error)  # noqa: TRY400
+                logger.error("queue entries fail, messages are refused: %s", error)  # noqa: TRY400
             return
         if not done:
             self._post(self._write_some)
@@ -185,7 +185,7 @@ class DerivedFileFlush:
         try:
             batch = self._dirty_ranges.begin()
         except StoreFileError as error:
-            logger.warning("the views are not on disk, the checkpoint stays: %s", error)
+            logger.warning("the sync of the derived files failed, the checkpoint stays: %s", error)
             return
         next_checkpoint = copy(self._checkpoint)
         self._advance(next_checkpoint, self._dispatched)
@@ -203,13 +203,13 @@ class DerivedFileFlush:
 
     def _sync_done(self, syncing: _Syncing) -> None:
         if self._syncing is not syncing:
-            return  # finished by stop() before the worker's message came
+            return  # stop() has finished it before this callback came
         self._syncing = None
         self._dirty_ranges.finish(syncing.batch)
         try:
             syncing.future.result()
         except StoreFileError as error:
-            logger.warning("the views are not on disk, the checkpoint stays: %s", error)
+            logger.warning("the sync of the derived files failed, the checkpoint stays: %s", error)
             return
         self._checkpoint.adopt(syncing.next_checkpoint)
 
@@ -224,7 +224,7 @@ class DerivedFileFlush:
             checkpoint.index_msg_timestamp = self._index.full_timestamp
             if self._index.behind_from is not None:
                 return
-        # A time says little where clocks are set: no file that begins behind this is trusted.
+        # Clocks may be set back, so recovery trusts no file that begins behind this offset.
         log_offset = min(dispatched.log_offset, flushed_where)
         if log_offset:
             checkpoint.logics_msg_timestamp = dispatched.timestamp

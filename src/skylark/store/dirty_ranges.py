@@ -13,7 +13,7 @@ whole round is over::
 
 Only paths and byte ranges are kept. A worker opens the files itself and shares no handle with the
 owner; a file that was deleted meanwhile is not an error. Files come before directories, because a
-durable name must never lead to bytes that are not durable.
+durable name must never refer to bytes that are not durable.
 
 After a failed sync the kernel counts the lost pages as clean, and another sync would succeed
 without writing them. The next :meth:`DirtyRanges.begin` therefore marks the ranges dirty again. It
@@ -94,7 +94,9 @@ class DirtyRanges:
         self._files = files
         self._ranges: dict[Path, tuple[int, int]] = {}
         self._directories: dict[Path, None] = {}
-        self._failed: dict[Path, tuple[int, int]] = {}  # clean for the kernel, not for us
+        self._failed: dict[
+            Path, tuple[int, int]
+        ] = {}  # the kernel counts them as clean, but they are not on disk
 
     @property
     def pending(self) -> bool:
@@ -103,9 +105,9 @@ class DirtyRanges:
 
     def wrote(self, path: Path, start: int, end: int) -> None:
         """Record that bytes ``[start, end)`` of a file changed."""
-        noted = self._ranges.get(path)
-        if noted is not None:
-            start, end = min(start, noted[0]), max(end, noted[1])
+        known = self._ranges.get(path)
+        if known is not None:
+            start, end = min(start, known[0]), max(end, known[1])
         self._ranges[path] = (start, end)
 
     def directory_changed(self, directory: Path) -> None:

@@ -95,11 +95,13 @@ def examine(
         path, start = directory / entry.name, int(entry.name)
         if entry.size != file_size:
             text = f"the file has {entry.size} bytes, and {size_key} is {file_size}"
-            hint = f"set {size_key} to the size the store was made with, or restore the file"
+            hint = (
+                f"set {size_key} to the size with which the store was created, or restore the file"
+            )
             listing.problems.append(LogProblem(path, start, text, hint))
         elif start % file_size:
-            text = f"the file starts at {start}, which is no multiple of {size_key}={file_size}"
-            hint = f"set {size_key} to the size the store was made with"
+            text = f"the file starts at {start}, which is not a multiple of {size_key}={file_size}"
+            hint = f"set {size_key} to the size with which the store was created"
             listing.problems.append(LogProblem(path, start, text, hint))
         elif listing.starts and start != listing.starts[-1] + file_size:
             missing = listing.starts[-1] + file_size
@@ -141,9 +143,9 @@ class MappedFiles:
         self.directory = directory
         self.file_size = file_size
         self.files: list[MappedFile] = []
-        self.flushed_where = 0  # all before is on disk
-        self.committed_where = 0  # all before is in the files; kept with a pool
-        self.generation = 0  # of what the offsets mean: one more with each truncation
+        self.flushed_where = 0  # everything before is on disk
+        self.committed_where = 0  # everything before is in the files; maintained with a pool
+        self.generation = 0  # incremented by each truncation, which changes what offsets mean
         self.pool = pool
         self._file_system = files
         self._allocator = allocator
@@ -153,8 +155,8 @@ class MappedFiles:
         self._open_files_max = open_files_max
         self._size_key = size_key
         self._opened: deque[MappedFile] = deque()  # those that may be closed, oldest first
-        self._retired: deque[tuple[MappedFile, float]] = deque()  # with the time of force
-        self._busy: list[MappedFile] = []  # gone from the directory, but still mapped
+        self._retired: deque[tuple[MappedFile, float]] = deque()  # with the time of forced removal
+        self._busy: list[MappedFile] = []  # removed from the directory, but still mapped
         self._nothing = MappedFile(directory, 0, 0, owner=self, space=allocator)
         self.last = self._nothing
 
@@ -237,7 +239,7 @@ class MappedFiles:
                 self.pool.give_back(memory)
             raise
         file = self._file(start, handle)
-        file.prepare(0)  # puts the mark at which the worker is asked for more
+        file.prepare(0)  # sets the position at which the worker is asked for more
         if memory is not None:
             file.use_pool(memory)
         if self._random_access:
@@ -307,7 +309,7 @@ class MappedFiles:
             try:
                 self._remove(file.path)
             except StoreFileError as error:
-                logger.warning("a deleted file stays for now: %s", error)
+                logger.warning("a retired file could not be removed yet: %s", error)
                 break
             if file.leases:
                 logger.warning("%s was deleted although it is being read", file.path)
@@ -335,7 +337,7 @@ class MappedFiles:
         try:
             self._allocator.discard()
         except StoreFileError as error:  # the next start removes it
-            logger.warning("the spare file stays: %s", error)
+            logger.warning("the spare file could not be removed: %s", error)
         self.sweep()
         for file in (*self.files, *(file for file, _ in self._retired)):
             file.leaving = True
@@ -375,7 +377,7 @@ class MappedFiles:
     def mark_unsynced(self, failed: SyncRange) -> None:
         """After a failed sync: make the next one write everything again that is not on disk."""
         file = failed.file
-        end = min(file.readable, file.allocated)  # behind a blank record nothing was ever written
+        end = min(file.readable, file.allocated)  # nothing was written behind a blank record
         if not file.leaving and end > file.flushed:
             failed.handle.mark_dirty(file.flushed, end - file.flushed)
 
@@ -400,7 +402,7 @@ class MappedFiles:
                 f"the file has {handle.size} bytes instead of {self.file_size}",
                 file=str(file.path),
                 offset=file.start_offset,
-                hint="somebody changed it while the store was open: restore it from a copy",
+                hint="another program changed it while the store was open: restore it from a copy",
             )
         if self._random_access:
             handle.advise(Advice.RANDOM)
@@ -459,5 +461,5 @@ class MappedFiles:
         try:
             self._file_system.remove(path)
         except StoreFileMissingError:
-            logger.warning("%s was already gone", path)
+            logger.warning("%s was already removed", path)
         self._file_system.sync_directory(self.directory)

@@ -33,9 +33,9 @@ from typing import NamedTuple, Protocol
 from skylark.store.errors import StoreFileError, StoreFileExistsError
 
 PAGE_SIZE = 4096  # RocketMQ's OS_PAGE_SIZE: the unit of flush rules and warm-up, on any machine
-MEMORY_SIZE_UNKNOWN = 8 << 30  # where the system does not tell
+MEMORY_SIZE_UNKNOWN = 8 << 30  # where the system does not report it
 READ_FILE_SIZE_MAX = 256 << 20  # config JSON of a very large cluster stays far below
-# Why somebody else's directory cannot be synced: no rights, or its file system cannot do it.
+# Why a directory of another user cannot be synced: no rights, or no support.
 _NOT_OURS_TO_SYNC = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP))
 
 

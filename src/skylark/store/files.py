@@ -164,7 +164,7 @@ class OsFile:
         length = max(0, min(length, self._size - offset))
         with self._descriptor() as fd, _translated("read", self._path):
             content = os.pread(fd, length, offset)
-            while 0 < len(content) < length:  # a signal has cut it short, or the file was
+            while 0 < len(content) < length:  # interrupted by a signal, or the file was truncated
                 more = os.pread(fd, length - len(content), offset + len(content))
                 if not more:
                     break
@@ -182,7 +182,7 @@ class OsFile:
             try:
                 mapping.madvise(getattr(mmap, advice.value), start, end - start)
             except (AttributeError, OSError) as error:
-                logger.debug("%s: %s not taken: %s", self._path, advice.value, error)
+                logger.debug("%s: the kernel refused %s: %s", self._path, advice.value, error)
                 return False
         return True
 
@@ -212,7 +212,9 @@ class OsFile:
             try:
                 call(ctypes.addressof(anchor) + start, offset + length - start)
             except OSError as error:
-                logger.debug("%s: %s of %s bytes refused: %s", self._path, name, length, error)
+                logger.debug(
+                    "%s: the kernel refused %s of %s bytes: %s", self._path, name, length, error
+                )
                 return False
             finally:
                 del anchor  # it counts as a view
@@ -276,11 +278,11 @@ class OsFile:
                 self._view.release()
             mapping.close()
         except BufferError as error:
-            # slices of the view outlive it, and a released one is of no use: start a new one
+            # slices of the released view are in use, so the mapping stays and needs a new view
             self._view = memoryview(mapping)
-            raise StoreFileBusyError("views over the file are still in use", path=self._path) from (
-                error
-            )
+            raise StoreFileBusyError(
+                "memory views of the file are still in use", path=self._path
+            ) from (error)
         self._mappings.discard(self._fd)
         self._map = self._view = None
 
@@ -334,8 +336,8 @@ def _data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 class OsFileLock:
     """A POSIX record lock, and a table of the locks that this process holds."""
 
-    # A process may take its own POSIX lock twice, so it must remember. Keyed by the directory's
-    # device and inode and the file's name: not fooled by symbolic links or a deleted lock file.
+    # POSIX allows a process to lock twice, so held locks are recorded: by the directory's
+    # device and inode and the file's name, which symbolic links or a deleted file do not change.
     _held: ClassVar[set[tuple[int, int, str]]] = set()
     _guard = threading.Lock()
 
@@ -367,10 +369,10 @@ class OsFileLock:
 
         The test itself takes a shared lock for a moment.
         """
-        with cls._guard, _translated("look at the lock", path):
+        with cls._guard, _translated("test the lock", path):
             try:
                 if (*_identity(path.parent.stat()), path.name) in cls._held:
-                    return True  # and closing a descriptor of the file would end our lock
+                    return True  # closing another descriptor of the file would release that lock
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return False

@@ -53,7 +53,7 @@ from skylark.store.store_results import PutStatus, PutWaiter
 logger = logging.getLogger(__name__)
 
 
-#: End offset, deadline (monotonic) and whom to tell. Not a class: one is made for every message.
+#: End offset, deadline (monotonic) and callback. Not a class: one is made for every message.
 _Waiting: TypeAlias = tuple[int, float, PutWaiter]
 
 
@@ -98,7 +98,7 @@ class FlushService(GroupCommit[SyncRange]):
         """
         self._timeout_s = config.sync_flush_timeout / 1000
         self._thorough_s = config.flush_commit_log_thorough_interval / 1000
-        if config.flush_disk_type is FlushDiskType.ASYNC_FLUSH:  # which looks at intervals
+        if config.flush_disk_type is FlushDiskType.ASYNC_FLUSH:  # SYNC_FLUSH uses no intervals
             self._interval_s = config.flush_interval_commit_log / 1000
             self._least_pages = config.flush_commit_log_least_pages
             self._wakes = not config.flush_commit_log_timed
@@ -151,7 +151,7 @@ class FlushService(GroupCommit[SyncRange]):
         ranges = self._files.unflushed()
         if not ranges or self._waiting:
             return ranges
-        file, _, end = ranges[0]  # if there are more, this one is full and worth it
+        file, _, end = ranges[0]  # if there are more, this file is full and due
         return ranges if file.is_due(file.flushed, end, least_pages) else []
 
     def _submit(self, items: Sequence[SyncRange]) -> Future[Outcome]:
@@ -182,7 +182,7 @@ class FlushService(GroupCommit[SyncRange]):
         except StoreFileError:
             return None
         except OSError as error:
-            logger.info("the kernel does not sync %s by itself: %s", handle.path, error)
+            logger.info("the kernel cannot sync %s in the background: %s", handle.path, error)
             self._kernel_syncs = None
             return None
         future.add_done_callback(self._finish)
@@ -202,13 +202,13 @@ class FlushService(GroupCommit[SyncRange]):
 
     def _failed(self, item: SyncRange, error: StoreFileError) -> bool:
         if item.file.leaving and isinstance(error, StoreFileClosedError):
-            self._files.mark_flushed(item)  # deleted meanwhile: there is nothing left to lose
+            self._files.mark_flushed(item)  # deleted meanwhile: nothing can be lost
             return False
-        logger.error("the log is not on disk beyond %s: %s", self._files.flushed_where, error)
+        logger.error("the sync of the log failed beyond %s: %s", self._files.flushed_where, error)
         try:
             self._files.mark_unsynced(item)
         except StoreFileError as second:
-            logger.warning("unsynced pages were not marked: %s", second)
+            logger.warning("unsynced pages could not be marked dirty: %s", second)
         self.error_count += 1
         self.last_error = error
         return True
@@ -249,4 +249,4 @@ def _call(answer: PutWaiter, status: PutStatus) -> None:
     try:
         answer(status)
     except Exception:
-        logger.exception("a waiter failed on %s", status.name)
+        logger.exception("the callback of a put failed with status %s", status.name)

@@ -71,7 +71,7 @@ def run_in_order(jobs: Sequence[Callable[[], None]]) -> Outcome:
     for index, job in enumerate(jobs):
         try:
             job()
-        except Exception as error:  # noqa: BLE001 - the owner notes it, with the item it belongs to
+        except Exception as error:  # noqa: BLE001 - the owner records it with its item
             return Outcome(index, error)
     return Outcome(len(jobs), None)
 
@@ -88,8 +88,8 @@ def _file_error(error: Exception, item: _OfFile) -> StoreFileError:
     """Convert an unexpected exception to a StoreFileError with the exception as its cause."""
     if isinstance(error, StoreFileError):
         return error
-    logger.debug("a round failed unforeseen", exc_info=error)
-    failure = StoreFileError(f"unforeseen: {error!r}", path=item.file.path)
+    logger.debug("a round failed with an unexpected error", exc_info=error)
+    failure = StoreFileError(f"unexpected error: {error!r}", path=item.file.path)
     failure.__cause__ = error
     return failure
 
@@ -114,7 +114,7 @@ class GroupCommit(ABC, Generic[Item]):
         self._thorough_s = 0.0  # time between two rounds that process less than the minimum
         self._least_pages = 0  # the minimum of all other rounds
         self.apply_settings(config)
-        self._thorough_at = scheduler.monotonic()  # the first look is thorough
+        self._thorough_at = scheduler.monotonic()  # the first round is thorough
         self._round: _Round[Item] | None = None
         self._woken = False
         self._stopped = False
@@ -137,7 +137,7 @@ class GroupCommit(ABC, Generic[Item]):
         if not self._woken and not self._stopped:
             if self._round is None:
                 self._post(self._begin)
-            self._woken = True  # only now: nobody posts again while this is set
+            self._woken = True  # last: while this is set, no second callback is posted
 
     def halt(self) -> None:
         """Start no more rounds and cancel the timers; in the owner's thread."""
@@ -172,7 +172,7 @@ class GroupCommit(ABC, Generic[Item]):
     def apply_settings(self, config: StoreConfig) -> None:
         """Use these settings from the next round on; a running timer is not set again."""
 
-    # What the work is
+    # What subclasses define
 
     @abstractmethod
     def _find(self, least_pages: int) -> Sequence[Item]:
@@ -207,7 +207,7 @@ class GroupCommit(ABC, Generic[Item]):
         """Block this thread until the worker has finished."""
         wait([future])
 
-    # When it is done
+    # Rounds
 
     def _tick(self) -> None:
         self.start()
@@ -234,24 +234,26 @@ class GroupCommit(ABC, Generic[Item]):
             if items:
                 self._round = _Round(items, self._files.generation, self._submit(items))
         except Exception:
-            logger.exception("%s: a round could not begin", self._files.directory)
+            logger.exception("%s: a round could not start", self._files.directory)
             self._retry_later()
 
     def _finish(self, future: Future[Outcome]) -> None:
         current = self._round
         if current is None or current.future is not future:
-            return  # finished by stop() before the worker's message came
+            return  # stop() has finished it before this callback came
         self._round = None
         if current.generation == self._files.generation:
             try:
                 error = self._record_outcome(current.items, _outcome(future))
             except Exception:
-                logger.exception("%s: a round was noted in part", self._files.directory)
+                logger.exception(
+                    "%s: a round could not be recorded completely", self._files.directory
+                )
                 self._retry_later()
             else:
                 if error is not None:
                     self._retry_later()
-        self._start_if_woken()  # first of all: the disk should not wait for what follows
+        self._start_if_woken()  # first, so that the disk is busy during what follows
         self._notify()
         self._run_meanwhile()
 

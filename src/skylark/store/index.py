@@ -57,7 +57,7 @@ from skylark.wire.layout import INDEX_HEADER_SIZE
 
 logger = logging.getLogger(__name__)
 
-BEHIND_NAME: Final = "behind"  # no number, so that Java passes over it
+BEHIND_NAME: Final = "behind"  # not a number, so that Java ignores it
 BEHIND_SIZE_MAX: Final = 64
 NEVER: Final = 1 << 62  # behind every record, and later than any message
 QUERY_COUNT_MAX: Final = 64  # Java's maxMsgsNumBatch
@@ -66,7 +66,7 @@ TAG_INDEX_TYPE: Final = "T"
 
 _CACHED_TOPICS_MAX: Final = 10_000
 _CACHED_TAGS_MAX: Final = 1_000  # for each topic
-_BLANK: Final = 0x20  # separates keys; looking for a number in bytes is faster than for bytes
+_BLANK: Final = 0x20  # separates keys; an int is found faster in bytes than bytes are
 _FILE_NAME: Final = re.compile(r"[0-9]{1,18}")
 
 
@@ -122,7 +122,7 @@ class IndexService:
         self._topics: dict[str, _TopicHashes] = {}
         self._newest: IndexFile | None = None  # the last file, once it is open for writing
         self._next_offset = 0  # records before it are indexed; NEVER while the index is behind
-        self._left_behind: int | None = None  # what the file "behind" says
+        self._left_behind: int | None = None  # content of the file "behind"
         #: Log offset from which on records are missing; None if the index is complete.
         self.behind_from: int | None = None
         #: Why an entry could not be written, until the index has caught up.
@@ -173,15 +173,15 @@ class IndexService:
             if entry.is_directory or not _FILE_NAME.fullmatch(entry.name):
                 continue
             file = IndexFile(path, self._slot_count, self._entry_count_max)
-            if entry.size == 0:  # a power loss left its name alone
+            if entry.size == 0:  # a power loss left only its name
                 self._remove(file)
                 continue
             if entry.size != file.size:
                 raise StoreFileError(
                     f"an index file of {entry.size} bytes where files have {file.size}",
                     path=path,
-                    hint="set maxHashSlotNum and maxIndexNum with which the store was made, or "
-                    "delete the directory to have the index rebuilt from the log",
+                    hint="set maxHashSlotNum and maxIndexNum with which the store was created, or "
+                    "delete the directory to rebuild the index from the log",
                 )
             with closing(self._files.open_file(path, writable=False)) as handle:
                 file.load_header(handle.read(0, INDEX_HEADER_SIZE))
@@ -189,7 +189,9 @@ class IndexService:
         self._load_behind()
         self._restart(self._left_behind)
         if clean and self._index_files and not self._index_files[-1].looks_whole(self._files):
-            logger.warning("%s does not end as its header says", self._index_files[-1].path)
+            logger.warning(
+                "header and entries of %s do not end together", self._index_files[-1].path
+            )
             self.recover(NEVER, lambda _: None)
 
     def recover(self, log_end: int, store_time_of: Callable[[int], int | None]) -> None:

@@ -53,7 +53,7 @@ ALLOCATE_MIN: Final = 64 << 10  # of entries; doubled with each piece
 ALLOCATE_MAX: Final = 1 << 20
 NO_BYTES: Final = memoryview(b"")
 
-# A chain longer than this is entered in the middle when the newest part is not wanted.
+# A longer chain is entered in the middle if its newest part does not match.
 _HOPS_MAX: Final = 1_000
 _CHUNK_ENTRIES: Final = 1 << 18
 _SECONDS_POSITION: Final = 12  # in an entry, a signed word like a slot
@@ -102,7 +102,7 @@ class IndexFile:
         self.begin_offset = self.end_offset = 0
         self.used_slots = 0
         self.next_entry = 1
-        self.dirty = False  # whether the header in the file lags behind
+        self.dirty = False  # whether the header in the file is out of date
         self._entries_start = INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE
         self._handle: FileHandle | None = None
         self._buffer = NO_BYTES
@@ -313,7 +313,7 @@ class IndexFile:
             if seconds <= seconds_max or not 0 < previous < number:
                 return int(number)
             number = previous
-        entries = range(2, number)  # the first may count from the end of the file before
+        entries = range(2, number)  # the first may be relative to the previous file
         older = bisect_right(entries, seconds_max, key=lambda entry: self._entry(entry)[2])
         return self._newest_of_slot(slot, 1 + older)
 
@@ -381,7 +381,7 @@ class IndexFile:
             self.used_slots = int(np.count_nonzero(slots))
             self.end_offset = last_offset
             stored = store_time_of(last_offset)
-            # Within the second that the entry names; too late only makes a query look here.
+            # Within the second of the entry; a later time only makes queries search this file.
             approximate = self.begin_timestamp + last_seconds * 1000 + 999
             self.end_timestamp = approximate if stored is None else stored
             handle.zero(self.used_size, self.size - self.used_size)
@@ -411,7 +411,7 @@ class IndexFile:
             & (entries["key_hash"] == 0)
             & (entries["seconds"] == 0)
             & (entries["previous"] == 0)
-            & (numbers >= self.next_entry)  # the header may know a key with hash 0 at offset 0
+            & (numbers >= self.next_entry)  # the header may count a key with hash 0 at offset 0
         )
         valid = (
             (offsets >= before)

@@ -35,7 +35,7 @@ IndexedValues: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 class AlikeIds(NamedTuple):
     """The unique ids of records whose property strings are otherwise equal."""
 
-    common: bytes  # with which each of them begins
+    common: bytes  # common prefix
     endings: bytes  # joined; the last ID_ENDING_SIZE characters of each, all of them ASCII
 
 

@@ -45,7 +45,7 @@ _NOTIFY: Final = 1  # IOCB_FLAG_RESFD
 # flags, eventfd. struct io_event: data, iocb, result, result2.
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")
 _EVENT: Final = struct.Struct("<QQqq")
-# Arguments made once: that takes longer than the calls.
+# Made once: making arguments takes longer than the calls.
 _NONE, _ONE, _MANY = map(ctypes.c_long, (0, 1, IN_FLIGHT_MAX))
 _AT_ONCE: Final = ctypes.create_string_buffer(16)  # struct timespec: no time to wait
 
@@ -83,7 +83,7 @@ class KernelSyncs:
         self._waiting: dict[int, Done] = {}
         self._next = 0
         self._closed = False
-        self._broken: OSError | None = None  # why no account can be had
+        self._broken: OSError | None = None  # why results are no longer available
 
     def fileno(self) -> int:
         """Descriptor that is readable when a sync is done."""
@@ -113,7 +113,7 @@ class KernelSyncs:
         """Call ``done`` of finished syncs; with ``wait``, block until at least one has finished."""
         try:
             count = self._events_ready(wait)
-        except Exception as error:  # noqa: BLE001 - told to those who wait: nothing else wakes them
+        except Exception as error:  # noqa: BLE001 - reported to all who wait
             self._fail_all(error if isinstance(error, OSError) else OSError(repr(error)))
             return
         for index in range(count):
@@ -122,7 +122,7 @@ class KernelSyncs:
             done(None if result == 0 else OSError(-result, os.strerror(-result)))
 
     def _events_ready(self, wait: bool) -> int:
-        # Read even if nothing is under way: a loop that watches it would not come to rest.
+        # Read even if no sync is running: otherwise the event loop would spin.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
         if not self._waiting:
@@ -171,5 +171,5 @@ def open_kernel_syncs() -> KernelSyncs | None:
         syscall.restype = ctypes.c_long
         return KernelSyncs(syscall, numbers)
     except (OSError, AttributeError) as error:
-        logger.debug("the kernel does not sync by itself: %s", error)
+        logger.debug("the kernel cannot sync in the background: %s", error)
         return None

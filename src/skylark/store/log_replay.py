@@ -109,7 +109,7 @@ def _read_into(file: MappedFile, position: int, content: memoryview) -> bytes:
             f"the file ends {length - count} bytes too early",
             file=str(file.path),
             offset=file.start_offset + position,
-            hint="somebody cut it: restore it from a copy; nothing was deleted",
+            hint="another program truncated it: restore it from a copy; nothing was deleted",
         )
     return bytes(content)
 
@@ -216,7 +216,7 @@ class LogScan:
 
     def _is_in_place(self, content: bytes, stop: int) -> bool:
         if len(content) - stop < RECORD_HEAD_SIZE:
-            return True  # too little to tell: a slice from here on will
+            return True  # too short to decide: the next slice begins here
         return bool(RECORD_HEADS[0].unpack_from(content, stop)[LOG_OFFSET_FIELD] == self.position)
 
     def _leave(self, file: MappedFile, *, whole: bool) -> None:
@@ -278,7 +278,7 @@ def _incomplete(columns: RecordColumns, start: int) -> list[int]:
     return positions
 
 
-# ---- making the views ----------------------------------------------------------------------------
+# ---- derived entries -----------------------------------------------------------------------------
 
 
 class Replay:
@@ -303,7 +303,7 @@ class Replay:
         self.appended = 0
         self.repeated = 0  # were there already
         self.misplaced = 0  # have a queue offset that leaves a gap or makes no sense
-        self.unqueued = 0  # have no place in any queue
+        self.unqueued = 0  # belong to no queue
         self.grown: set[EntryQueue] = set()
 
     def add(self, columns: RecordColumns, log_from: int = 0) -> None:
@@ -392,7 +392,7 @@ class Replay:
         except StoreError as error:
             if (topic, queue_id) not in self._refused:
                 self._refused.add((topic, queue_id))
-                logger.error("records stay without queue entries: %s", error)  # noqa: TRY400
+                logger.error("the store cannot make queue entries: %s", error)  # noqa: TRY400
             return None
 
 
@@ -539,7 +539,7 @@ class IndexCatchUp:
 
     def _begin(self) -> None:
         log, behind_from = self._log, self._index.behind_from or 0
-        # Only where a file begins does a record surely begin.
+        # A record certainly begins only at the start of a file.
         self._position = max(log.min_offset, behind_from - behind_from % log.file_size)
         self._generation = log.generation
 
@@ -559,7 +559,7 @@ class IndexCatchUp:
         index = self._index
         if index.behind_from is None:
             return True
-        if self._log.generation != self._generation:  # it was cut, and the index perhaps too
+        if self._log.generation != self._generation:  # log and perhaps index were truncated
             self._begin()
         until = self._offered_until()
         self._position = max(self._position, self._log.min_offset)  # files may have expired
@@ -576,7 +576,9 @@ class IndexCatchUp:
             self._skip_file(str(error))
         except StoreFileError as error:
             if index.error is None:
-                logger.warning("the index stays behind for now: %s", error)
+                logger.warning(
+                    "the index cannot be written and stays behind until the retry: %s", error
+                )
             index.error = error
             return False
         if self._position < until:
@@ -585,5 +587,9 @@ class IndexCatchUp:
         return True
 
     def _skip_file(self, reason: str) -> None:
-        logger.error("keys behind %s in its file are not indexed: %s", self._position, reason)
+        logger.error(
+            "the rest of the log file from %s on cannot be read and is not indexed: %s",
+            self._position,
+            reason,
+        )
         self._position += self._log.file_size - self._position % self._log.file_size

@@ -81,8 +81,8 @@ class Lease:
         try:
             self.view.release()
         except BufferError:
-            # An array was made straight from it. The file then finds itself busy when it is to be
-            # closed, and is closed later.
+            # An array uses it directly. Closing the file then raises StoreFileBusyError, and the
+            # owner closes it later.
             self.view = NO_BYTES
         file.return_lease()
 
@@ -142,7 +142,9 @@ class MappedFile:
         self.populated = 0  # end of the pages that the worker was asked to touch
         self.pooled: memoryview | None = None  # memory of the transient pool
         self.buffer = NO_BYTES if handle is None else handle.buffer
-        self.last_store_timestamp = 0  # of the newest record, where known: the age of the file
+        self.last_store_timestamp = (
+            0  # of the newest record, where known: determines the age of the file
+        )
         self.leaving = False  # retired, or its store is closing: no new leases
         self._owner = owner
         self._space = space
@@ -205,7 +207,7 @@ class MappedFile:
     def set_end(self, position: int) -> None:
         """Set all positions to ``position``, the end found by recovery or a truncation."""
         self.wrote = self.committed = self.flushed = position
-        self.prepared = self.allocated = position  # what has blocks beyond is not known
+        self.prepared = self.allocated = position  # blocks beyond are unknown
         self.buffer = self.handle.buffer
 
     def is_due(self, done: int, end: int, least_pages: int) -> bool:

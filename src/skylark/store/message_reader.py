@@ -61,9 +61,9 @@ from skylark.wire.layout import (
     RECORD_SIZE_MIN,
 )
 
-SIZE_MAX: Final = 128 << 20  # bytes of one read, whatever the caller says (Java: MAX_PULL_MSG_SIZE)
-COUNT_MAX: Final = 1 << 16  # messages of one read, and entries it looks at
-COLUMNS_MIN: Final = 64  # entries from which on it is quicker to look at all of them at once
+SIZE_MAX: Final = 128 << 20  # upper limit of bytes of one read (Java: MAX_PULL_MSG_SIZE)
+COUNT_MAX: Final = 1 << 16  # messages of one read, and entries it checks
+COLUMNS_MIN: Final = 64  # from so many entries on, QueueScan.columns is faster
 
 _HEAD_V4 = RECORD_HEADS[0]
 _iter_entries = CQ_ENTRY.iter_unpack
@@ -92,11 +92,11 @@ class GetResult(Views, kw_only=True):
     """Result of reading a queue; ``min_offset`` and ``max_offset`` are the queue's."""
 
     status: GetStatus
-    next_offset: int  # queue offset to go on with
+    next_offset: int  # queue offset to continue with
     min_offset: int
     max_offset: int
     message_count: int = 0
-    last_log_offset: int = -1  # of the last message that was looked at; -1 if there was none
+    last_log_offset: int = -1  # of the last message checked; -1 if there was none
     suggest_slave: bool = False  # the reader is far behind: a slave should serve it
 
 
@@ -297,7 +297,7 @@ class Reader:
         """The queue offset at which the scan of entries stops."""
         window_size = max(self._window_size, count_max * queue.entry_size)
         stop_offset = offset - -window_size // queue.entry_size
-        if isinstance(queue, BatchQueue):  # which knows by itself where a file ends
+        if isinstance(queue, BatchQueue):  # its entries() stops at the end of a file
             return stop_offset
         file_number = offset // self._file_entries
         return min(stop_offset, (file_number + self._file_count_max) * self._file_entries)

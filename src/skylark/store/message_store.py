@@ -86,9 +86,9 @@ class MessageStore:
     _lock: FileLock | None = None
     _problems: list[StoreError] | None = None  # of bring_to_disk, once it has run
 
-    #: Where a slave puts what its master sends; None at a master.
+    #: Appends what the master sends; None at a master.
     replica: ReplicaLog | None = None
-    #: At a master with synchronous slaves: holds back answers until they have the message.
+    #: At a master with synchronous slaves: delays answers until they have the message.
     replicas: ReplicaWait | None = None
     #: Called when there may be more to replicate: after a put, a commit or a synchronous flush.
     on_growth: Callable[[], None] | None = None
@@ -125,7 +125,7 @@ class MessageStore:
         # Readers see what is on disk with SYNC_FLUSH, what is committed with the pool, and
         # otherwise what is appended.
         self._waits_for_disk = self._synchronous and not config.read_un_committed
-        # A worker for each kind of waiting: a sync of the views never delays a sender's flush.
+        # One worker per kind of work: a sync of derived files never delays the flush of a put.
         self._log_worker = make_worker("flush")
         self._commit_worker = make_worker("commit")
         self._space_worker = make_worker("space")
@@ -170,7 +170,7 @@ class MessageStore:
         assert self._flush is not None, "open() comes first"
         assert self._derived_flush is not None
         self.config = config
-        self._make_putter()  # it keeps nothing that a new one could miss
+        self._make_putter()  # it has no state to carry over
         self.reader.apply_settings(config)
         self.retention.apply_settings(config)
         self._flush.apply_settings(config)
@@ -530,8 +530,8 @@ class MessageStore:
             self.replica.flushed()
         if self._synchronous and self.on_growth is not None:
             self.on_growth()
-        if self.replica is None and not self.reader.shut_down:  # a slave has its own time for it
-            self._catch_up_index()  # it may have fallen behind meanwhile: the disk was full
+        if self.replica is None and not self.reader.shut_down:  # a slave calls it itself
+            self._catch_up_index()  # the index may have fallen behind while the disk was full
 
     def _on_committed(self, committed_where: int) -> None:
         if not self._waits_for_disk:
@@ -568,5 +568,5 @@ def _try(step: Callable[[], None], problems: list[StoreError]) -> None:
     try:
         step()
     except StoreError as error:
-        logger.error("closing the store: %s", error)  # noqa: TRY400
+        logger.error("the store could not be closed cleanly: %s", error)  # noqa: TRY400
         problems.append(error)

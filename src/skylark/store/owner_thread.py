@@ -27,11 +27,11 @@ Ts = TypeVarTuple("Ts")
 
 SWITCH_INTERVAL_S: Final = 0.0001
 
-#: Have a callback run in the owner's thread, soon, and never within the call. Safe in any thread.
+#: Run a callback in the owner's thread soon, never within the call. Safe in any thread.
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 
-#: Have a callback run in the owner's thread whenever a descriptor can be read, until what is
-#: returned is called. To be called by the owner.
+#: Run a callback in the owner's thread whenever a descriptor is readable, until the returned
+#: function is called. Only the owner calls it.
 Watch: TypeAlias = Callable[[int, Callable[[], None]], Callable[[], object]]
 
 

@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 256 * CQ_ENTRY_SIZE
 FILE_NAME: Final = re.compile(r"[0-9]{20}")
-# One directory alone is not missed: the other queues say up to where the log was dispatched.
+# All of them: a single missing queue is not rebuilt, as the others show the log as dispatched.
 _REBUILD: Final = (
-    "delete the directories consumequeue and batchconsumequeue: the next start makes all queues "
+    "delete the directories consumequeue and batchconsumequeue: the next start rebuilds all queues "
     "from the log"
 )
 
@@ -128,7 +128,7 @@ class QueueFiles:
         self.directory = directory
         self.file_size = file_size
         self.starts: list[int] = []  # where each file begins, ascending
-        self.ahead = b""  #: kept for whoever reads on
+        self.ahead = b""  #: bytes read ahead
         self._ahead_start = 0
         self._read_from = self._read_until = 0
 
@@ -165,7 +165,7 @@ class QueueFiles:
                 raise StoreFileError(
                     f"a queue file of {entry.size} bytes where files have {self.file_size}",
                     path=path,
-                    hint=f"set the file size with which the store was made, or {_REBUILD}",
+                    hint=f"set the file size with which the store was created, or {_REBUILD}",
                 )
             if clean and self.starts and start != self.starts[-1] + self.file_size:
                 raise StoreFileError(
@@ -178,7 +178,7 @@ class QueueFiles:
     def _is_named(self, entry: DirectoryEntry) -> bool:
         if FILE_NAME.fullmatch(entry.name):
             return True
-        logger.warning("%s is no queue file and is ignored", self.directory / entry.name)
+        logger.warning("%s is not a queue file: ignored", self.directory / entry.name)
         return False
 
     def read(self, position: int, length: int) -> bytes:
@@ -190,7 +190,9 @@ class QueueFiles:
         length = min(length, self.file_size - within)
         content = self._handles.get(self, start).read(within, length)
         if len(content) < length:
-            raise StoreFileError("the file has become shorter", path=self.path_of(start))
+            raise StoreFileError(
+                "the file was truncated while the store was open", path=self.path_of(start)
+            )
         return content
 
     def read_on(self, position: int, length: int, end: int) -> bytes:

@@ -58,7 +58,7 @@ class FlushRound:
 
     def __init__(self, tails: Tails) -> None:
         self._tails = tails
-        self._queues = list(tails.dirty)[::-1]  # the next one last
+        self._queues = list(tails.dirty)[::-1]  # in reverse order
 
     def run(self, queue_count_max: int | None = None) -> bool:
         """Write some queues, or all that are left; return whether that was the last of them.
@@ -94,7 +94,7 @@ class ConsumeQueues:
         self._files = files
         self._handles = QueueHandles(files, dirty_ranges, open_files_max=open_files_max)
         self._tails = Tails(size_max=tail_size_max, recent_size=recent_size)
-        #: The queues by topic and number; others only read it, where ``get`` is too slow.
+        #: The queues by topic and number; read-only for others, where ``get`` is too slow.
         self.by_topic: dict[str, dict[int, EntryQueue]] = {}
         self._kinds: tuple[tuple[type[EntryQueue], Path, int], ...] = (
             (ConsumeQueue, root / QUEUE_DIRECTORY, queue_file_size),
@@ -145,7 +145,7 @@ class ConsumeQueues:
         return sum(map(len, self.by_topic.values()))
 
     def _add(self, kind: type[EntryQueue], topic: str, queue_id: int) -> EntryQueue:
-        # Names of topics come from records and so from other machines; this one becomes a path.
+        # Topic names come from other machines, and this one becomes part of a path.
         if "/" in topic or "\0" in topic or topic in ("", ".", "..") or queue_id < 0:
             raise StoreError(f"no queue can be named {topic!r}, {queue_id}")
         _, directory, file_size = next(row for row in self._kinds if row[0] is kind)
@@ -193,7 +193,7 @@ class ConsumeQueues:
                         self._dirty_ranges.directory_changed(parent)
                 for name in self._subdirectories(directory / topic):
                     if not (name.isascii() and name.isdecimal() and name == str(int(name))):
-                        logger.warning("%s is no queue", directory / topic / name)
+                        logger.warning("%s is not a queue", directory / topic / name)
                     elif self.get(topic, int(name)) is None:
                         self._add(kind, topic, int(name)).load(clean=clean)
                     else:
@@ -272,12 +272,12 @@ class ConsumeQueues:
         for kind, directory, _ in self._kinds:
             if isinstance(queue, kind):
                 self._remove_directory(directory / queue.topic / str(queue.queue_id))
-                with contextlib.suppress(StoreFileError):  # a queue of the last moments had none
+                with contextlib.suppress(StoreFileError):  # a new queue may have none
                     self._dirty_ranges.make_directory(directory / queue.topic)
                     self._dirty_ranges.directory_changed(directory)
 
     def _remove_directory(self, path: Path) -> None:
-        # A stranger's file may be in it, or the queue never had one of its own.
+        # It may hold a foreign file, or may not exist.
         with contextlib.suppress(StoreFileError):
             self._files.remove_directory(path)
             self._dirty_ranges.directory_changed(path.parent)

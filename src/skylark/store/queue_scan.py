@@ -138,7 +138,7 @@ def release_views(views: Iterable[memoryview], leases: Iterable[Lease]) -> None:
         try:
             view.release()
         except BufferError:  # a transport still holds it: its file stays mapped a little longer
-            logger.debug("a view was given back while it is in use")
+            logger.debug("a memory view was released while it is in use")
     for lease in leases:
         lease.release()
 
@@ -275,8 +275,8 @@ class QueueScan:
         self.stop_offset = stop_offset
         self.next_offset = offset
         self.message_count = 0
-        self.last_log_offset = self._log_max  # of the last entry looked at
-        self.stopped = False  # by a limit, or before a record that is yet to come
+        self.last_log_offset = self._log_max  # of the last entry checked
+        self.stopped = False  # by a limit, or before a record that is not readable yet
 
     @property
     def status(self) -> GetStatus:
@@ -284,7 +284,7 @@ class QueueScan:
         if self.message_count:
             return GetStatus.FOUND
         if self.next_offset == self._offset:
-            return GetStatus.OFFSET_OVERFLOW_ONE  # the record of the entry is yet to come
+            return GetStatus.OFFSET_OVERFLOW_ONE  # the record of the entry is not readable yet
         if self._any_filtered:
             return GetStatus.NO_MATCHED_MESSAGE
         return GetStatus.MESSAGE_WAS_REMOVING
@@ -345,7 +345,7 @@ class QueueScan:
             return False
         if slices.select_file(log_offset) and log_offset < end <= slices.file_end:
             return True
-        logger.error("a queue entry leads to %s..%s, where no record can be", log_offset, end)
+        logger.error("a queue entry points to %s..%s, where no record can be", log_offset, end)
         return False
 
     def _passes(self, log_offset: int, end: int, properties: PropertyMatcher) -> bool:
@@ -373,7 +373,7 @@ class QueueScan:
             return False
         limits = self._in_memory if starts[-1] >= self._memory_from else self._on_disk
         if starts[0] < self._memory_from and limits != self._on_disk:
-            return False  # some lie here and some there
+            return False  # some in memory, some on disk
         count_max = max(1, min(limits.message_count, self._count_max))
         chosen: slice | NDArray[np.intp]
         if self._tags is None:

@@ -51,11 +51,11 @@ class RecordStream:
                  "end", "record_end", "whole")  # fmt: skip
 
     def __init__(self, log_end: int, file_size: int, *, record_size_max: int) -> None:
-        #: End of what was handed out.
+        #: End of what was returned.
         self.whole = log_end
         #: End of what came in: the next piece must begin there.
         self.end = log_end
-        #: End of the last record that was handed out; 0 before the first.
+        #: End of the last record that was returned; 0 before the first.
         self.record_end = 0
         #: End of the last blank that began.
         self.blank_until = 0
@@ -63,7 +63,7 @@ class RecordStream:
         self._size_max = min(record_size_max, file_size)
         self._held: list[bytes] = []
         self._held_size = 0
-        self._needed = BLANK_SIZE_MIN  # no use in looking at fewer bytes than that
+        self._needed = BLANK_SIZE_MIN  # bytes needed to decide anything
 
     @property
     def held_size(self) -> int:
@@ -76,10 +76,10 @@ class RecordStream:
         Raises RecordStreamError; the stream must not be used afterwards.
         """
         if log_offset != self.end:
-            raise RecordStreamError(f"bytes of {log_offset} came where {self.end} was expected")
+            raise RecordStreamError(f"received bytes at {log_offset} where {self.end} was expected")
         if log_offset % self._file_size + len(body) > self._file_size:
             raise RecordStreamError(
-                f"{len(body)} bytes from {log_offset} on run over the end of a file",
+                f"{len(body)} bytes from {log_offset} on exceed the end of a file",
                 hint="mappedFileSizeCommitLog must be the same at master and slave",
             )
         self.end += len(body)

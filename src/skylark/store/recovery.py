@@ -51,7 +51,7 @@ what the checkpoint covers) and a later file begins with a valid record, somethi
 crash damaged it. Truncating there would delete valid files: recovery stops with an error that names
 the place, and leaves the log as it is.
 
-``commitLogRecoverMaxNum``: Java starts at most so many files back, whatever the checkpoint says,
+``commitLogRecoverMaxNum``: Java starts at most so many files back, even if the checkpoint is older,
 and leaves entries of older records as they are, or missing. Here the number only decides when a
 long scan logs a warning.
 
@@ -99,7 +99,7 @@ logger = logging.getLogger(__name__)
 #: Called with the bytes of the log that were read, and with all that may have to be.
 Progress = Callable[[int, int], None]
 
-_ZERO_SLICE: Final = 1 << 20  # so many zeros in a row, and nothing follows in the file
+_ZERO_SLICE: Final = 1 << 20  # after so many zeros nothing follows in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class StoreParts:
     config: StoreConfig
     log: MappedFiles
     queues: ConsumeQueues
-    index: IndexService | None  # None: not wanted
+    index: IndexService | None  # None: disabled
     tags_codes: TagsCodes
     checkpoint: Checkpoint
     abort: AbortFile
@@ -120,23 +120,23 @@ class StoreParts:
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What recovery found and did."""
 
-    clean: bool  #: the last run ended in order
+    clean: bool  #: the last run was closed in order
     scan_start: int = 0  #: log offset from which records were checked
     log_end: int = 0  #: where the log ends now
     fault: RecordFault | None = None  #: why it ends there; None: with its last file
     fault_file: Path | None = None
     scanned_bytes: int = 0
     scanned_records: int = 0
-    truncated_bytes: int = 0  #: bytes behind the end that were not zero, or lay between such
+    truncated_bytes: int = 0  #: bytes behind the end up to the last that was not zero
     last_record_offset: int = 0
     last_store_timestamp: int = 0  #: of the newest record
-    derived_files_rebuilt: bool = False  #: queues did not hold what they should have
+    derived_files_rebuilt: bool = False  #: entries were missing
     replayed_records: int = 0  #: got a queue entry
-    repeated_records: int = 0  #: had one
-    misplaced_records: int = 0  #: have a queue offset that does not follow
+    repeated_records: int = 0  #: already had one
+    misplaced_records: int = 0  #: have an unexpected queue offset
     unqueued_records: int = 0  #: belong to no queue
     grown_queues: int = 0
-    index_behind_from: int | None = None  #: IndexCatchUp has to go on from here
+    index_behind_from: int | None = None  #: IndexCatchUp has to continue from here
     load_s: float = 0.0
     scan_s: float = 0.0
     finish_s: float = 0.0
@@ -253,7 +253,7 @@ class _Recovery:
         if self._queues.size_total and not self._parts.files.exists(directory):
             raise CorruptLogError(
                 f"the directory of the log does not exist, and {len(self._queues)} queues have "
-                "entries that lead into it",
+                "entries that point into it",
                 file=str(directory),
                 offset=0,
                 hint="mount it or correct storePathCommitLog; to begin with an empty log, and lose "
@@ -271,7 +271,7 @@ class _Recovery:
         file_count = (self._log.wrote_end - start) // self._log.file_size
         if file_count > self._parts.config.commit_log_recover_max_num:
             logger.warning(
-                "%s: %s files of the log have to be read, from %s on",
+                "%s: recovery reads %s files of the log, from %s on",
                 self._log.directory,
                 file_count,
                 start,
@@ -284,7 +284,7 @@ class _Recovery:
         if not len(self._queues) and not index_file_count:
             return
         logger.error(
-            "%s has no files: %s queues and %s index files lead nowhere and are deleted",
+            "%s has no files: deleting %s queues and %s index files, which point to nothing",
             self._log.directory,
             len(self._queues),
             index_file_count,
@@ -303,7 +303,7 @@ class _Recovery:
         self._dispatch_from = max(dispatched, 0)
         index = self._index
         if index is not None and not index.file_count and self._head(self._log.min_offset):
-            index.mark_behind(self._log.min_offset)  # somebody deleted it
+            index.mark_behind(self._log.min_offset)  # it was deleted
         for file in reversed(self._log.files):
             if file.start_offset <= dispatched and self._head(file.start_offset) is not None:
                 return file.start_offset
@@ -311,15 +311,15 @@ class _Recovery:
 
     def _skip_deleted_topics(self, dispatched: int) -> int:
         """The end of what was dispatched, including records of topics deleted since."""
-        vouched = self._checkpoint.logics_physical_offset
-        if vouched <= dispatched:
+        durable = self._checkpoint.logics_physical_offset
+        if durable <= dispatched:
             return dispatched
         none_left = dispatched < 0
         known: set[tuple[str, int]] = set()
         scan = LogScan(self._log, max(dispatched, self._log.min_offset), verify=self._verify)
-        while scan.position <= vouched and (columns := scan.next()) is not None:
-            # Ours is where a record ends; Java's is where the last one begins.
-            covered = columns.log_offset <= vouched
+        while scan.position <= durable and (columns := scan.next()) is not None:
+            # Ours is the end of a record; Java's is the start of the last one.
+            covered = columns.log_offset <= durable
             for row in (visible_records(columns) & covered).nonzero()[0].tolist():
                 known.add(_queue_of(columns, row))
             if any(self._queues.get(*queue) is not None for queue in known) or (
@@ -452,11 +452,11 @@ class _Recovery:
                 damaged = self._log.find(scan.position)
                 assert damaged is not None
                 raise CorruptLogError(
-                    f"{scan.fault.value}; it was on disk, and sound records follow in "
+                    f"{scan.fault.value}; it was on disk, and valid records follow in "
                     f"{file.path.name}",
                     file=str(damaged.path),
                     offset=scan.position,
-                    hint="restore the file from a copy or a replica; to give up all records from "
+                    hint="restore the file from a copy or a replica; to drop all records from "
                     f"here on, move {file.path.name} and the files after it away. Nothing was "
                     "deleted",
                 )
@@ -541,16 +541,16 @@ def _checksum(config: StoreConfig) -> Verify | None:
 def _log_report(directory: Path, report: RecoveryReport) -> None:
     if report.truncated_bytes:
         logger.warning(
-            "%s: cut at %s, %s bytes behind it are gone: %s",
+            "%s: truncated at %s, removed %s bytes behind it: %s",
             directory,
             report.log_end,
             report.truncated_bytes,
             "" if report.fault is None else report.fault.value,
         )
     logger.info(
-        "%s: %s end, %s records checked from %s to %s, %s entries made, in %.1f s",
+        "%s: recovered after a %s, checked %s records from %s to %s, made %s entries in %.1f s",
         directory,
-        "orderly" if report.clean else "abnormal",
+        "clean shutdown" if report.clean else "crash",
         report.scanned_records,
         report.scan_start,
         report.log_end,

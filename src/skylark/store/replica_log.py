@@ -55,18 +55,18 @@ from skylark.store.store_results import PutWaiter
 
 logger = logging.getLogger(__name__)
 
-#: Longest record that is taken from a master, whatever maxMessageSize says here.
+#: Longest record accepted from a master, independent of maxMessageSize.
 RECORD_SIZE_MAX: Final = 64 << 20
-#: Bytes that two brokers compare to tell whether their logs are one.
+#: Bytes that two brokers compare to check that their logs are equal.
 TAIL_SIZE: Final = 4096
 _DISPATCH_BYTES: Final = 1 << 20  # per turn of the owner
-#: Views of single records are made no more often than this.
+#: Minimum time between two dispatches of single records.
 DISPATCH_PAUSE_S: Final = 0.010
 DENSE_BYTES: Final = 128 << 10  # appended in a turn, or a millisecond: the slave is catching up
-BACKLOG_MAX: Final = 64 << 20  # bytes of the log without views, while it does
+BACKLOG_MAX: Final = 64 << 20  # bytes of the log without derived entries, while catching up
 _CRC_SLICE: Final = 1 << 20
 
-#: Told which queues have new messages.
+#: Called with the queues that have new messages.
 OnGrown = Callable[[set[EntryQueue]], None]
 
 
@@ -135,15 +135,15 @@ class ReplicaLog:
         self._stream: RecordStream | None = None
         self._scan = LogScan(self._files, self.log_end, slice_size=_DISPATCH_BYTES)
         self._posted = False
-        self._dispatched_at = -inf  # the last were made
-        self._timer: TimerHandle | None = None  # to make the next
-        self._fresh_size = 0  # bytes appended since the last look
-        self._dense_size = DENSE_BYTES  # and how many are too many at the next
+        self._dispatched_at = -inf  # time of the last dispatch
+        self._timer: TimerHandle | None = None  # of the next dispatch
+        self._fresh_size = 0  # bytes appended since the last dispatch
+        self._dense_size = DENSE_BYTES  # from so many on, the next dispatch is postponed
         self._last_record_offset = last_record_offset
-        self._last_record_end: int | None = None  # None: not known, a scan will tell
-        #: Who is told of new messages, for held pulls.
+        self._last_record_end: int | None = None  # None: unknown until a scan
+        #: Called for new messages, for held pulls.
         self.on_grown: OnGrown | None = None
-        #: Who is told that the log was cut because of a record that is none.
+        #: Called when the log was truncated before an invalid record.
         self.on_damage: Callable[[str], None] | None = None
 
     # ---- offsets ---------------------------------------------------------------------------------
@@ -218,11 +218,11 @@ class ReplicaLog:
         if self.is_empty:
             if log_offset % file_size:
                 raise RecordStreamError(
-                    f"the master's log begins at {log_offset}, and no file of ours can",
+                    f"the master's log begins at {log_offset}, where no file here can start",
                     hint="mappedFileSizeCommitLog must be the same at master and slave",
                 )
             if self._files.files and log_offset:
-                self._files.truncate(-1)  # an empty file is in the way
+                self._files.truncate(-1)  # remove an empty file at another offset
             log_end = self._scan.position = log_offset
         return RecordStream(log_end, file_size, record_size_max=self._record_size_max)
 
@@ -240,7 +240,7 @@ class ReplicaLog:
         file.buffer[position:end] = content
         file.wrote = end
 
-    # ---- views -----------------------------------------------------------------------------------
+    # ---- derived entries -------------------------------------------------------------------------
 
     def flushed(self) -> None:
         """Called when more of the log is on disk."""
@@ -279,7 +279,9 @@ class ReplicaLog:
         try:
             has_more = self._step()
         except StoreError:
-            logger.exception("views stay behind at %s until more comes in", self._scan.position)
+            logger.exception(
+                "derived entries stay behind at %s until the master sends more", self._scan.position
+            )
             return
         if has_more:
             self._dispatch_soon()
@@ -317,7 +319,7 @@ class ReplicaLog:
     def _cut_damage(self, scan: LogScan) -> None:
         """Truncate the log before an invalid record that the master has sent."""
         assert scan.fault is not None
-        problem = f"what the master sent for {scan.position} is no record: {scan.fault.value}"
+        problem = f"what the master sent for {scan.position} is not a record: {scan.fault.value}"
         logger.error("%s", problem)
         self._cut(scan.position)
         if self.on_damage is not None:
@@ -343,7 +345,7 @@ class ReplicaLog:
         """End the log at the last record before ``log_offset``, and drop the rest."""
         if log_offset < self.log_end:
             boundary = self._record_end(log_offset)
-            logger.warning("the log is cut from %s to %s", self.log_end, boundary)
+            logger.warning("truncating the log from %s to %s", self.log_end, boundary)
             self._cut(boundary)
 
     def _record_end_now(self) -> int:

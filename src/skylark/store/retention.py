@@ -87,8 +87,8 @@ class Facts(NamedTuple):
     queue_disk: DiskUsage
     file_size: int
     log_size: int  # bytes from the first to the last
-    retired_count: int  # files out of the log that still take space
-    #: Store time of the last record of each file that may go, oldest first; None where unknown.
+    retired_count: int  # files that left the log and still take space
+    #: Store time of the last record of each deletable file, oldest first; None where unknown.
     store_times: Sequence[int | None]
 
 
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
     log_disk_full: bool
     queue_disk_full: bool
     delete_count: int = 0  # files, from the oldest on
-    forced_count: int = 0  # of these: there is no room for them, expired or not
+    forced_count: int = 0  # of these: deleted because the disk or the log is too full
 
 
 class RetentionPolicy:
@@ -192,8 +192,8 @@ def local_hour(now_ms: int) -> int:
 
 # ---- doing ---------------------------------------------------------------------------------------
 
-#: Told before a file goes: the log offsets at which it begins and ends, and whether it goes by
-#: force. Whoever reads old messages in bulk can warn that it will miss them.
+#: Called before a file is deleted, with its start and end offset and whether it is forced.
+#: A bulk reader of old messages can warn that it will miss them.
 OnDelete: TypeAlias = Callable[[int, int, bool], None]
 
 
@@ -227,12 +227,12 @@ class Retention:
         self._hour_of = hour_of
         self._policy = RetentionPolicy(config)
         self._queue_path = config.store_path_root_dir / QUEUE_DIRECTORY
-        self._redelete_at = 0.0  # when retired files are looked at again
+        self._redelete_at = 0.0  # when the removal of retired files is retried
         self.apply_settings(config)
         self._timer: TimerHandle | None = None
         self._step_timer: TimerHandle | None = None
-        self._work: Iterator[float] | None = None  # a pass under way; yields pauses in seconds
-        self._trimmed_to: tuple[int, int] | None = None  # where the log began for the views
+        self._work: Iterator[float] | None = None  # the running pass; yields pauses in seconds
+        self._trimmed_to: tuple[int, int] | None = None  # log start at the last trim
 
     def apply_settings(self, config: StoreConfig) -> None:
         """Use these settings from the next pass on."""
@@ -286,8 +286,8 @@ class Retention:
         if not is_gone or not is_idle or is_system_topic(queue.topic, keep):
             return False
         if self._queues.get(queue.topic, queue.queue_id) is not queue:
-            return False  # somebody has deleted it since it was listed
-        logger.info("%r has no message left and is deleted", queue)
+            return False  # deleted since it was listed
+        logger.info("deleting %r, which has no message left", queue)
         self._queues.destroy(queue)
         return True
 
@@ -302,7 +302,7 @@ class Retention:
                 self._log.sweep(now)
             facts = self._facts()
         except StoreFileError as error:
-            logger.warning("old files stay for now: %s", error)
+            logger.warning("retention failed, old files stay until the next pass: %s", error)
             return
         plan = self._policy.decide(facts)
         self._set_flag(StoreFlag.DISK_FULL, plan.log_disk_full, facts.log_disk)
@@ -348,9 +348,9 @@ class Retention:
         if self._flags.set(flag, on):
             used = f"{disk.used_ratio:.1%}"
             if on:
-                logger.error("%s: the disk is %s full, no message is taken", flag.name, used)
+                logger.error("%s: the disk is %s full, the store refuses messages", flag.name, used)
             else:
-                logger.warning("%s is over: the disk is %s full", flag.name, used)
+                logger.warning("%s ended: the disk is %s full", flag.name, used)
 
     # ---- a pass ----------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class Retention:
         try:
             pause_s = next(self._work, None)
         except StoreFileError as error:
-            logger.warning("cleaning is tried again later: %s", error)
+            logger.warning("retention stops and tries again later: %s", error)
             pause_s = None
         if pause_s is None:
             self._work = None
@@ -385,20 +385,22 @@ class Retention:
             return False
         file = files.files[0]
         if file.end_offset > files.flushed_where:
-            return False  # what is not on disk yet is no old message
+            return False  # not yet on disk
         if (
             not forced
             and self._entries_durable_until is not None
             and file.end_offset > self._entries_durable_until()
         ):
-            return False  # a crash would lose the numbering of its queues
+            return False  # after a crash the numbering of its queues would be lost
         if self._on_delete is not None:
             try:
                 self._on_delete(file.start_offset, file.end_offset, forced)
             except Exception:
-                logger.exception("a listener failed, the file is deleted all the same")
-        why = "there is no room for it" if forced else "its time is over"
-        logger.info("%s is deleted: %s", file.path, why)
+                logger.exception(
+                    "the callback before a deletion failed, the file is deleted anyway"
+                )
+        why = "the disk is too full" if forced else "it has expired"
+        logger.info("deleting %s: %s", file.path, why)
         files.retire_oldest(self._scheduler.monotonic())
         return True
 

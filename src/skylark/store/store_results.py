@@ -23,7 +23,7 @@ class PutStatus(enum.Enum):
     """Result of a put; ``code`` is the response code for the producer."""
 
     PUT_OK = "PUT_OK", ResponseCode.SUCCESS
-    # Stored, but fewer copies or less durable than asked for: the producer gets a send status
+    # Stored, but with fewer copies or less durable than requested
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT", ResponseCode.FLUSH_DISK_TIMEOUT
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE", ResponseCode.SLAVE_NOT_AVAILABLE
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT", ResponseCode.FLUSH_SLAVE_TIMEOUT
@@ -88,7 +88,7 @@ class GetStatus(enum.Enum):
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE", ResponseCode.PULL_NOT_FOUND
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY", ResponseCode.PULL_OFFSET_MOVED
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL", ResponseCode.PULL_OFFSET_MOVED
-    # For these two the code depends on the offset asked for
+    # For these two the code depends on the requested offset
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE", ResponseCode.PULL_NOT_FOUND
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE", ResponseCode.PULL_NOT_FOUND
 
@@ -120,5 +120,5 @@ class GetStatus(enum.Enum):
 
 _EMPTY_QUEUE = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 
-#: Somebody who waits for the outcome of a put; called once, in the thread that owns the store.
+#: Callback with the result of a put; called once, in the owner's thread.
 PutWaiter: TypeAlias = Callable[[PutStatus], None]

@@ -56,7 +56,7 @@ class TransientPool:
     def __init__(self, count: int, file_size: int, *, fast_fail: bool = False) -> None:
         self._count = count
         self._file_size = file_size
-        #: Whether an empty pool fails a put, instead of leaving it to the file.
+        #: Whether an empty pool fails a put, instead of writing to the file directly.
         self.fast_fail = fast_fail
         self._free: list[memoryview] = []
         self._made = 0
@@ -92,7 +92,7 @@ class TransientPool:
 def _new_memory(size: int) -> memoryview:
     import numpy as np
 
-    # zeros come from the kernel page by page as they are used; a bytearray would touch them all
+    # the kernel provides zero pages at their first use; a bytearray would touch them all
     return np.zeros(size, np.uint8).data
 
 
@@ -139,7 +139,7 @@ class CommitService(GroupCommit[CommitRange]):
                 break
             ranges.append(CommitRange(file, start, memory[start:end]))
         if not ranges:
-            self._files.mark_committed()  # past what was written directly
+            self._files.mark_committed()  # advance over files written directly
             self._notify()
         return ranges
 
@@ -151,7 +151,7 @@ class CommitService(GroupCommit[CommitRange]):
 
     def _failed(self, item: CommitRange, error: StoreFileError) -> bool:
         if not item.file.leaving:
-            logger.error("messages stay in memory for now: %s", error)
+            logger.error("the commit failed, messages stay in memory until the retry: %s", error)
         return not item.file.leaving
 
     def _notify(self) -> None:

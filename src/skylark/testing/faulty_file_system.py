@@ -252,7 +252,7 @@ class FaultyFile:
         exporter = remains()
         if exporter is not None:
             self._exporter, self._view = exporter, self._new_view(exporter)
-            raise StoreFileBusyError("views over the file are still in use", path=self._path)
+            raise StoreFileBusyError("memory views of the file are still in use", path=self._path)
         self._node.mapped_count -= 1
 
 

@@ -69,7 +69,7 @@ def test_findings_are_listed_and_are_a_failure() -> None:
     assert heading.split() == ["SEVERITY", "KIND", "FILE", "OFFSET", "TEXT"]
     assert len(rows) == 9
     assert rows[0].split()[:4] == ["warning", "store.crashed", "abort", "0"]
-    assert "entry 74 leads to 143905" in run.stdout
+    assert "entry 74 points to 143905" in run.stdout
 
 
 def test_findings_as_json() -> None:
@@ -83,7 +83,7 @@ def test_findings_as_json() -> None:
         "kind": "log.end",
         "file": "commitlog/00000000000000131072",
         "offset": 142909,
-        "text": "the log ends at 142909, and queues know records up to 144910: the sum of the "
+        "text": "the log ends at 142909, and queues have entries up to 144910: the sum of the "
         "parts is not the total size",
     }
     clean = json.loads(skylark("--output", "json", "store", "check", BASIC).stdout)
@@ -181,7 +181,7 @@ def test_a_directory_that_is_not_there_or_no_store(command: str, tmp_path: Path)
     assert run.stderr == f"Error: directory {tmp_path / 'absent'} does not exist\n"
     run = skylark("store", command, str(tmp_path))
     assert (run.exit_code, run.stdout) == (2, "")
-    assert run.stderr.startswith(f"Error: {tmp_path} is no store: it has none of commitlog, ")
+    assert run.stderr.startswith(f"Error: {tmp_path} is not a store: it has none of commitlog, ")
     file = tmp_path / "file"
     file.write_text("x")
     run = skylark("store", command, str(file))

@@ -231,7 +231,7 @@ class CrashStore:
             self.index.flush()
 
     def flush_views(self) -> None:
-        """Write and sync the views, and let the checkpoint say so."""
+        """Write and sync the derived files, and advance the checkpoint."""
         timestamp, offset = self.dispatch.dispatched_timestamp, self.dispatch.dispatched_until
         self.write_views()
         batch = self.dirty_ranges.begin()
@@ -382,7 +382,7 @@ def overwrite(disk: FaultyFileSystem, log_offset: int, content: bytes) -> None:
 
 
 def state(disk: FaultyFileSystem) -> dict[str, bytes]:
-    """Every file of log and views."""
+    """Every file of the log and the derived files."""
     files = {entry.name: disk.read_file(LOG / entry.name) for entry in disk.list_directory(LOG)}
     return files | derived_files(disk)
 

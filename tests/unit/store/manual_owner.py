@@ -1,4 +1,4 @@
-"""A store turned by hand: time, worker and the owner's queue move only when the test says so."""
+"""An owner thread under manual control: time, worker and posted callbacks run when a test says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timer:
 
 
 class ManualOwner(Executor):
-    """A scheduler, a worker and a ``post`` in one, all of them waiting for the test."""
+    """A scheduler, a worker and a ``post`` in one, all controlled by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0  # monotonic seconds
@@ -87,7 +87,7 @@ class ManualOwner(Executor):
             return
         try:
             future.set_result(job())
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+        except Exception as error:  # noqa: BLE001 - the future reports it
             future.set_exception(error)
 
     # all together

@@ -138,7 +138,7 @@ def test_a_spare_file_that_stays_does_not_stop_the_stop(
     owner.settle()
     disk.plan.at("files.remove", error=errno.EIO)
     log.close()
-    assert "the spare file stays" in caplog.text
+    assert "the spare file could not be removed" in caplog.text
     assert not log.last.is_open
 
 
@@ -182,7 +182,7 @@ def test_a_roll_waits_for_a_file_that_is_being_made(workers: ThreadPoolExecutor)
     roll(log)
     assert gate.wait_reached()
     for _ in range(2):
-        with pytest.raises(FileNotReadyError, match=r"not made within 0.01 s") as caught:
+        with pytest.raises(FileNotReadyError, match=r"not created within 0.01 s") as caught:
             roll(log)
         assert caught.value.retriable
     assert len(log.files) == 1
@@ -201,7 +201,7 @@ def test_a_spare_that_could_not_be_made_is_made_by_the_roll(
     owner.settle()
     assert names(disk, LOG) == [0]
     assert roll(log).start_offset == SIZE
-    assert "not made ahead of time" in caplog.text
+    assert "could not create the next file" in caplog.text
     log.close()
 
 
@@ -256,7 +256,7 @@ def test_a_file_that_can_be_neither_finished_nor_removed_is_no_obstacle(
     log.close()
 
 
-def test_a_file_of_somebody_else_is_not_removed() -> None:
+def test_a_foreign_file_is_not_removed() -> None:
     disk = FaultyFileSystem()
     disk.make_directories(LOG)
     disk.create_file(LOG / file_name(0), SIZE).close()
@@ -348,7 +348,7 @@ def test_a_full_disk_ahead_is_only_logged(
         while file.wrote < file.allocated:
             append(file, PAGE_SIZE)
             owner.settle()
-    assert "no space ahead of the write position" in caplog.text
+    assert "could not allocate space before the write position" in caplog.text
     for _ in range(2):
         with pytest.raises(StoreFullError):
             append(file, PAGE_SIZE)

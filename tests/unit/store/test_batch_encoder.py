@@ -1,4 +1,4 @@
-"""The records of a batch are those of its messages put one by one, whatever their sizes."""
+"""The records of a batch are those of its messages put one by one, of any sizes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def draft(body: bytes = b"Hello", **fields: object) -> Draft:
     return Draft("TopicTest", 1, body, **values)  # type: ignore[arg-type]
 
 
-def test_a_record_is_where_and_what_it_says(tmp_path: Path) -> None:
+def test_a_record_is_at_its_offset_with_its_fields(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     message = draft(flag=3, born_timestamp=17, reconsume_times=2, prepared_transaction_offset=5)
     first = log.append(message, TOPIC, 7)
@@ -56,7 +56,7 @@ def test_ipv6_hosts_and_long_topics_set_their_own_bits(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     appended = log.append(draft(born_host=HOST_V6, sys_flag=0x30), TOPIC, 0)
     record = decode_record(log.files.last.buffer, 0, appended.size)
-    assert record.sys_flag == 0x10  # the store host is IPv4, whatever the sender claims
+    assert record.sys_flag == 0x10  # the store host is IPv4, also if the sender claims IPv6
     assert record.born_host == HOST_V6
     long_topic = "%RETRY%" + "g" * 123
     appended = log.append(draft(), topic_field(long_topic), 0)

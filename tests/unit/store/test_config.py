@@ -192,7 +192,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
         config(**values)
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     for info in settings(StoreConfig):
         assert len(info.declared.doc) > 10, info.java
         assert info.declared.doc.endswith("."), info.java

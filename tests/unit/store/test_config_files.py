@@ -169,7 +169,7 @@ def test_nothing_falls_back_to_the_backup(
     config = ConfigFiles(files, directory)
     with caplog.at_level(logging.WARNING):
         assert config.load(CONSUMER_OFFSETS) == offsets(1)
-    assert "its backup is used" in caplog.text
+    assert "loading its backup" in caplog.text
     config.save(CONSUMER_OFFSETS, offsets(2))
     assert files.read_file(directory / NAME) == TWO
     assert files.read_file(directory / f"{NAME}.bak") == ONE  # still the last good version
@@ -196,7 +196,7 @@ def test_a_broken_file_is_kept_and_the_backup_loaded(
     files.write_file(directory / f"{NAME}.bak", ONE)
     with caplog.at_level(logging.WARNING):
         assert ConfigFiles(files, directory).load(CONSUMER_OFFSETS) == offsets(1)
-    assert "is kept as consumerOffset.json.broken-1" in caplog.text
+    assert "to consumerOffset.json.broken-1" in caplog.text
     assert names(files, directory) == [f"{NAME}.bak", f"{NAME}.broken-1"]
     assert files.read_file(directory / f"{NAME}.broken-1") == content
     assert ConfigFiles(files, directory).load(CONSUMER_OFFSETS) == offsets(1)

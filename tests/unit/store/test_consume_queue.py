@@ -126,7 +126,7 @@ def test_what_a_reader_got_is_a_copy() -> None:
     queue = open_queue(FaultyFileSystem())
     fill(queue, 3, flush=False)
     column = np.frombuffer(queue.entries(0, 3), queue.entry_dtype())
-    fill(queue, 100, 3)  # must not fail because somebody looks at the tail
+    fill(queue, 100, 3)  # must not fail because of a reader of the tail
     assert column["log_offset"].tolist() == [0, 100, 200]
     assert queue.entry_dtype() == cq_dtype()
 
@@ -159,7 +159,7 @@ def test_readers_that_come_to_the_end_leave_nothing_behind() -> None:
     assert queue._files.ahead == b""
 
 
-def test_looking_for_an_entry_leaves_nothing_behind() -> None:
+def test_reading_a_single_entry_keeps_nothing_in_memory() -> None:
     queue = open_queue(FaultyFileSystem())
     fill(queue, 30)
     for number in range(4):
@@ -218,7 +218,7 @@ def test_repeats_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 9, 10, 25, 30])
-def test_a_queue_begins_where_its_first_message_says(first: int) -> None:
+def test_a_queue_begins_at_the_offset_of_its_first_message(first: int) -> None:
     disk = FaultyFileSystem()
     queue = open_queue(disk)
     assert queue.dispatch(5000, 100, 1, first) is Dispatched.APPENDED
@@ -252,7 +252,10 @@ def test_a_gap_is_logged_and_the_message_kept(caplog: pytest.LogCaptureFixture) 
     queue = open_queue(FaultyFileSystem())
     queue.dispatch(0, 100, 0, 0)
     assert queue.dispatch(100, 100, 1, 5) is Dispatched.MISPLACED
-    assert "<ConsumeQueue T-0 max=1>: record at 100 has offset 5" in caplog.text
+    assert (
+        "<ConsumeQueue T-0 max=1>: the record at 100 has the unexpected queue offset 5"
+        in caplog.text
+    )
     assert queue.dispatch(200, 100, 2, 2) is Dispatched.APPENDED  # its successors are not shifted
     assert numbers(queue) == [0, 1, 2]
 
@@ -264,11 +267,11 @@ def test_an_impossible_offset_is_refused(
     queue = open_queue(FaultyFileSystem())
     assert queue.dispatch(0, 100, 0, queue_offset) is Dispatched.MISPLACED
     assert queue.max_offset == 0
-    assert f"has offset {queue_offset}" in caplog.text
+    assert f"has the unexpected queue offset {queue_offset}" in caplog.text
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_newer_message_with_offset_0_begins_the_queue_anew(flushed: bool) -> None:
+def test_a_newer_message_with_offset_0_restarts_the_queue(flushed: bool) -> None:
     """The topic was deleted and created again; its old messages are still in the log."""
     disk = FaultyFileSystem()
     queue = open_queue(disk)
@@ -336,7 +339,7 @@ def test_recovery_stops_at_what_is_no_entry(garbage: bytes) -> None:
     assert numbers(open_queue(disk)) == list(range(17))
 
 
-def test_recovery_looks_at_the_last_three_files_as_java_does() -> None:
+def test_recovery_scans_the_last_three_files_as_java_does() -> None:
     disk = FaultyFileSystem()
     fill(open_queue(disk), 50)
     for start, index in ((SIZE, 3), (3 * SIZE, 4)):
@@ -359,7 +362,7 @@ def test_an_all_zero_file_is_the_end() -> None:
     assert numbers(queue) == list(range(21))
 
 
-def test_an_all_zero_first_file_says_where_the_numbering_goes_on() -> None:
+def test_the_name_of_an_all_zero_first_file_keeps_the_numbering() -> None:
     disk = FaultyFileSystem()
     disk.install(DIRECTORY / f"{3 * SIZE:020d}", bytes(SIZE))
     queue = open_queue(disk)
@@ -431,7 +434,7 @@ def test_a_file_missing_before_synced_ones_was_expired() -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 9, 10, 15, 20, 24, 25, 30])
 @pytest.mark.parametrize("flushed", [0, 12, 25])
-def test_truncate_drops_what_leads_beyond_the_log(keep: int, flushed: int) -> None:
+def test_truncate_drops_entries_beyond_the_log(keep: int, flushed: int) -> None:
     disk = FaultyFileSystem()
     queue = open_queue(disk)
     fill(queue, flushed)

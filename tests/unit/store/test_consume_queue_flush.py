@@ -71,7 +71,7 @@ def test_a_failed_sync_leaves_the_checkpoint_and_is_repeated() -> None:
     assert flushing.checkpoint.logics_physical_offset == flushing.store.log.max_offset
 
 
-def test_a_log_that_is_not_on_disk_is_not_vouched_for() -> None:
+def test_the_checkpoint_does_not_cover_an_unflushed_log() -> None:
     flushing = Flushing()
     flushing.store.put(b"x")
     flushing.owner.advance(1000)
@@ -107,7 +107,7 @@ def test_entries_that_cannot_be_written_stop_the_store_until_they_can() -> None:
     assert not flushing.store.flags.has(StoreFlag.LOGICS_ERROR)
 
 
-def test_stop_brings_everything_to_disk_or_says_that_it_did_not() -> None:
+def test_stop_syncs_everything_or_raises() -> None:
     flushing = Flushing()
     flushing.store.put(b"x")
     flushing.store.log.files.sync()

@@ -12,7 +12,7 @@ from skylark.store.errors import StoreFileError, StoreSyncError
 from skylark.testing.fault_plan import FaultAction, FaultPlan
 from skylark.testing.faulty_file_system import FaultyFileSystem
 
-A, B = Path("/views/a"), Path("/views/b")
+A, B = Path("/derived/a"), Path("/derived/b")
 
 
 def disk_with_files(plan: FaultPlan | None = None) -> FaultyFileSystem:
@@ -32,25 +32,25 @@ def write(
 
 
 @pytest.mark.parametrize("seed", range(10))  # each draws other odds for the power loss
-def test_a_batch_makes_everything_noted_durable(seed: int) -> None:
+def test_a_batch_makes_everything_recorded_durable(seed: int) -> None:
     disk = disk_with_files(FaultPlan(seed))
     dirty_ranges = DirtyRanges(disk)
     write(disk, dirty_ranges, A, 10, b"aaa")
     write(disk, dirty_ranges, A, 5000, b"aaa")
-    disk.create_file(Path("/views/c"), 100).close()
-    dirty_ranges.wrote(Path("/views/c"), 0, 0)
-    dirty_ranges.directory_changed(Path("/views"))
+    disk.create_file(Path("/derived/c"), 100).close()
+    dirty_ranges.wrote(Path("/derived/c"), 0, 0)
+    dirty_ranges.directory_changed(Path("/derived"))
     batch = dirty_ranges.begin()
-    assert batch.ranges == {A: (10, 5003), Path("/views/c"): (0, 0)}
+    assert batch.ranges == {A: (10, 5003), Path("/derived/c"): (0, 0)}
     batch.run()
     dirty_ranges.finish(batch)
     assert not dirty_ranges.pending
     survivor = disk.power_loss()
     assert survivor.read_file(A)[10:13] == survivor.read_file(A)[5000:5003] == b"aaa"
-    assert survivor.read_file(Path("/views/c")) == bytes(100)
+    assert survivor.read_file(Path("/derived/c")) == bytes(100)
 
 
-def test_what_is_noted_during_a_batch_waits_for_the_next() -> None:
+def test_ranges_recorded_during_a_batch_wait_for_the_next() -> None:
     disk = disk_with_files()
     dirty_ranges = DirtyRanges(disk)
     write(disk, dirty_ranges, A, 0, b"1")
@@ -70,14 +70,14 @@ def test_a_failed_sync_is_repeated_and_its_pages_written_again(seed: int) -> Non
     dirty_ranges = DirtyRanges(disk)
     write(disk, dirty_ranges, A, 7, b"lost")
     write(disk, dirty_ranges, B, 7, b"kept")
-    dirty_ranges.directory_changed(Path("/views"))
+    dirty_ranges.directory_changed(Path("/derived"))
     batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError, match="EIO"):
         batch.run()
     dirty_ranges.finish(batch)
     again = dirty_ranges.begin()
     assert again.ranges == {A: (7, 11)}  # B was synced although A failed
-    assert list(again.directories) == [Path("/views")]  # names wait for all bytes
+    assert list(again.directories) == [Path("/derived")]  # names wait for all bytes
     again.run()
     dirty_ranges.finish(again)
     assert not dirty_ranges.pending
@@ -89,13 +89,13 @@ def test_a_failed_directory_is_repeated() -> None:
     plan.at("files.sync_directory", nth=1, error=errno.EIO)
     disk = disk_with_files(plan)
     dirty_ranges = DirtyRanges(disk)
-    dirty_ranges.directory_changed(Path("/views"))
+    dirty_ranges.directory_changed(Path("/derived"))
     dirty_ranges.directory_changed(Path("/"))
     batch = dirty_ranges.begin()
     with pytest.raises(StoreSyncError):
         batch.run()
     dirty_ranges.finish(batch)
-    assert list(dirty_ranges.begin().directories) == [Path("/views")]
+    assert list(dirty_ranges.begin().directories) == [Path("/derived")]
 
 
 def test_files_and_directories_that_went_are_no_failure() -> None:

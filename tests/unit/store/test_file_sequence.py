@@ -41,7 +41,7 @@ def open_log(files: FileSystem, directory: Path, **options: Any) -> MappedFiles:
 
 
 def make_log(files: FileSystem, directory: Path, count: int, last: int = SIZE) -> None:
-    """A log on disk that nobody has open."""
+    """A log on disk that is not open."""
     log = open_log(files, directory)
     fill(log, count, last)
     log.close()
@@ -178,7 +178,7 @@ def test_other_sizes_than_the_store_was_made_with_are_noticed(
         log.load()
 
 
-def test_strange_names_are_ignored_with_a_warning(
+def test_foreign_names_are_ignored_with_a_warning(
     files: FileSystem, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_log(files, directory, 1)
@@ -337,7 +337,7 @@ def test_a_file_that_cannot_be_removed_is_tried_again(caplog: pytest.LogCaptureF
     fill(log, 2)
     log.retire_oldest(0.0)
     assert (names(disk, LOG), log.retired_count) == ([0, 1], 1)
-    assert "stays for now" in caplog.text
+    assert "could not be removed yet" in caplog.text
     log.sweep(10.0)
     assert (names(disk, LOG), log.retired_count) == ([1], 0)
 
@@ -355,7 +355,7 @@ def test_a_file_is_gone_for_good_when_its_directory_is_synced() -> None:
     assert (names(disk, LOG), log.min_offset, log.removed_until) == ([1], SIZE, SIZE)
 
 
-def test_a_file_that_somebody_else_removed_is_gone(
+def test_a_file_that_another_program_removed(
     files: FileSystem, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = open_log(files, directory)
@@ -363,7 +363,7 @@ def test_a_file_that_somebody_else_removed_is_gone(
     files.remove(directory / file_name(0))
     log.retire_oldest(0.0)
     assert log.retired_count == 0
-    assert "was already gone" in caplog.text
+    assert "was already removed" in caplog.text
 
 
 # Open files
@@ -383,7 +383,7 @@ def test_older_files_are_closed_when_too_many_are_open(directory: Path) -> None:
             assert bytes(lease.view) == bytes([file.start_offset // SIZE + 1])
     assert sum(file.is_open for file in log.files) <= 5
     assert open_count() - before <= 10
-    assert log.files[0].is_open  # somebody reads it
+    assert log.files[0].is_open  # it is being read
     pinned.release()
     log.close()
     assert open_count() == before

@@ -354,7 +354,7 @@ def test_directories(files: FileSystem, root: Path) -> None:
         files.create_directory(queue / "deeper")
 
 
-def test_somebody_else_may_create_the_same_directories(tmp_path: Path) -> None:
+def test_another_thread_may_create_the_same_directories(tmp_path: Path) -> None:
     class Raced(OsFileSystem):
         """Another thread is always a moment faster."""
 

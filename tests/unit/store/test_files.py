@@ -195,7 +195,7 @@ def test_refused_memory_lock_is_only_logged(
     handle = files.create_file(tmp_path / "log", SIZE)
     with caplog.at_level(logging.DEBUG, "skylark.store.files"):
         assert handle.lock_memory(PAGE_SIZE + 1, 10) is False
-    assert "mlock of 10 bytes refused" in caplog.text
+    assert "refused mlock of 10 bytes" in caplog.text
     assert "11 bytes at True" in caplog.text  # from the start of the page on
     handle.close()
 
@@ -331,7 +331,7 @@ def test_short_writes_are_finished_and_a_full_disk_is_named(
     handle.close()
 
 
-def test_failed_sync_is_a_sync_error_whatever_its_cause(tmp_path: Path) -> None:
+def test_a_failed_sync_is_a_sync_error_with_any_cause(tmp_path: Path) -> None:
     def broken(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

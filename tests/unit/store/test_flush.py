@@ -1,4 +1,4 @@
-"""Flush: when the disk is asked, who is answered what, and that nobody is told a lie."""
+"""Flush: when it syncs, and which status waiting puts get."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def disk() -> FaultyFileSystem:
 # ASYNC_FLUSH
 
 
-def test_the_first_look_is_thorough_and_then_pages_count(disk: FaultyFileSystem) -> None:
+def test_the_first_round_is_thorough_and_later_ones_count_pages(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     syncs = sync_count(disk)
     made.append(10)
@@ -135,7 +135,7 @@ def test_a_few_bytes_reach_the_disk_by_the_thorough_interval(disk: FaultyFileSys
     assert made.said == [10]
 
 
-def test_a_full_file_is_flushed_at_the_next_look(disk: FaultyFileSystem) -> None:
+def test_a_full_file_is_flushed_in_the_next_round(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     made.append(SIZE - PAGE_SIZE)
     made.owner.advance(500)
@@ -179,7 +179,7 @@ def test_a_timed_flush_is_not_woken_and_another_one_is(disk: FaultyFileSystem) -
     assert woken.said == [PAGE_SIZE * 4]  # too little
 
 
-def test_a_look_while_a_sync_runs_does_not_lose_the_thorough_one(disk: FaultyFileSystem) -> None:
+def test_a_tick_while_a_sync_runs_does_not_lose_the_thorough_round(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk)
     made.append(10)
     made.owner.advance(500, worker=False)
@@ -224,7 +224,7 @@ def test_those_who_come_during_a_sync_wait_for_the_next(disk: FaultyFileSystem) 
     assert made.said == [10, ("a", OK), 30, ("b", OK), ("c", OK)]
 
 
-def test_the_next_sync_starts_before_anybody_is_answered(disk: FaultyFileSystem) -> None:
+def test_the_next_sync_starts_before_waiters_are_answered(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     jobs: list[int] = []
     made.flush.wait(made.append(10), lambda status: jobs.append(len(made.owner.jobs)))
@@ -456,13 +456,13 @@ def test_a_waiter_that_fails_does_not_keep_the_others_waiting(
     made.put("b")
     made.owner.settle()
     assert made.said == [20, ("b", OK)]
-    assert "a waiter failed on PUT_OK" in caplog.text
+    assert "the callback of a put failed with status PUT_OK" in caplog.text
 
 
 # Files that change meanwhile
 
 
-def test_a_file_deleted_during_its_sync_holds_nobody_up(disk: FaultyFileSystem) -> None:
+def test_a_file_deleted_during_its_sync_does_not_delay_others(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a", SIZE)
     made.put("b")
@@ -487,7 +487,7 @@ def test_a_sync_from_before_a_truncation_counts_for_nothing(disk: FaultyFileSyst
     assert made.said == [50, 60, ("a", OK)]
 
 
-def test_offsets_are_told_again_after_a_truncation(disk: FaultyFileSystem) -> None:
+def test_offsets_are_reported_again_after_a_truncation(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a", 100)
     made.owner.settle()
@@ -518,7 +518,7 @@ def test_stopping_syncs_everything_and_answers_everybody(
     assert made.said[4:] == [("too late", LATE)]
 
 
-def test_stopping_gives_up_on_a_broken_disk_and_says_so(disk: FaultyFileSystem) -> None:
+def test_stop_raises_on_a_broken_disk(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
     made.put("a")
     disk.plan.chance("files.sync", 1.0, error=errno.EIO)

@@ -1,4 +1,4 @@
-"""A flush that is told of changed settings: they count from its next look on."""
+"""Changed settings of a flush take effect from its next round on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 64 * PAGE_SIZE
 
 
 class Flushed:
-    """A log with such a flush, and how far it says it is on disk."""
+    """A log with a flush, and the flushed offsets that it reports."""
 
     def __init__(self, **settings: Any) -> None:
         self.owner = ManualOwner()
@@ -39,10 +39,12 @@ class Flushed:
             on_flushed=self.said.append,
         )
         self.flush.start()
-        self.owner.advance(500)  # the first look, which is thorough
+        self.owner.advance(500)  # the first round, which is thorough
 
-    def follow(self, **changes: Any) -> None:
-        self.flush.apply_settings(StoreConfig(store_path_root_dir=LOG, **{**self._settings, **changes}))
+    def apply(self, **changes: Any) -> None:
+        self.flush.apply_settings(
+            StoreConfig(store_path_root_dir=LOG, **{**self._settings, **changes})
+        )
 
     def append(self, size: int) -> int:
         file = self.log.last
@@ -53,7 +55,7 @@ class Flushed:
 
 def test_intervals() -> None:
     made = Flushed(flush_commit_log_least_pages=0)
-    made.follow(flush_interval_commit_log=2_000)
+    made.apply(flush_interval_commit_log=2_000)
     made.append(10)
     made.owner.advance(500)  # the wait that was under way
     assert made.said == [10]
@@ -66,7 +68,7 @@ def test_intervals() -> None:
 
 def test_pages_and_the_thorough_interval() -> None:
     made = Flushed()
-    made.follow(flush_commit_log_least_pages=1, flush_commit_log_thorough_interval=1_000)
+    made.apply(flush_commit_log_least_pages=1, flush_commit_log_thorough_interval=1_000)
     made.append(PAGE_SIZE)
     made.owner.advance(500)
     assert made.said == [PAGE_SIZE]
@@ -86,7 +88,7 @@ def test_whether_a_put_wakes_it() -> None:
     made.flush.wake()
     made.owner.settle()
     assert made.said == []
-    made.follow(flush_commit_log_timed=False)
+    made.apply(flush_commit_log_timed=False)
     made.flush.wake()
     made.owner.settle()
     assert made.said == [10]
@@ -95,7 +97,7 @@ def test_whether_a_put_wakes_it() -> None:
 def test_how_long_a_put_waits_and_that_the_flush_type_stays() -> None:
     made = Flushed(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     answers: list[PutStatus] = []
-    made.follow(sync_flush_timeout=100, flush_interval_commit_log=50)
+    made.apply(sync_flush_timeout=100, flush_interval_commit_log=50)
     assert made.owner.timer_count == 0  # no look at intervals
     made.flush.wait(made.append(10), answers.append)
     made.owner.advance(99, worker=False)

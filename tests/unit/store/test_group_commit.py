@@ -55,7 +55,7 @@ def test_a_worker_without_memory_is_as_a_failed_sync(
     assert isinstance(error.__cause__, MemoryError)
     assert file_name(0) in str(error)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"the log is not on disk beyond 0: {error}"
+        f"the sync of the log failed beyond 0: {error}"
     ]
     made.owner.advance(100)
     made.put("c")
@@ -112,12 +112,12 @@ def test_a_round_that_cannot_begin_is_tried_again(
     made.put("a")
     made.owner.settle()
     assert made.said == []
-    assert caplog.text.count("a round could not begin") == 1
+    assert caplog.text.count("a round could not start") == 1
     made.owner.advance(100)
     assert made.said == [10, ("a", OK)]
 
 
-def test_a_result_that_cannot_be_noted_does_not_end_the_service(
+def test_a_result_that_cannot_be_recorded_does_not_end_the_service(
     disk: FaultyFileSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = FlushedLog(disk, **SYNC)
@@ -127,7 +127,7 @@ def test_a_result_that_cannot_be_noted_does_not_end_the_service(
     made.put("b")
     made.owner.settle()
     assert made.said == []
-    assert "a round was noted in part" in caplog.text
+    assert "a round could not be recorded completely" in caplog.text
     made.owner.advance(100)
     assert made.said == [20, ("a", OK), ("b", OK)]
 
@@ -148,7 +148,7 @@ def test_a_call_that_was_not_posted_can_be_made_again(disk: FaultyFileSystem) ->
     assert made.said == [20, ("a", OK), ("b", OK)]
 
 
-def test_stopping_says_what_nobody_foresaw(disk: FaultyFileSystem) -> None:
+def test_stop_raises_an_unexpected_error(disk: FaultyFileSystem) -> None:
     made = FlushedLog(disk, **SYNC)
 
     def fail() -> None:

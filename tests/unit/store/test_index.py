@@ -472,7 +472,7 @@ def test_nothing_is_replayed_into_an_index_that_is_complete() -> None:
     assert found(index, "k1") == [100]
 
 
-def test_a_close_leaves_word_that_the_index_is_behind() -> None:
+def test_a_close_records_that_the_index_is_behind() -> None:
     disk = FaultyFileSystem()
     index = open_index(disk)
     put(index, 1)
@@ -496,7 +496,7 @@ def test_a_close_leaves_word_that_the_index_is_behind() -> None:
     assert open_index(disk).behind_from is None
 
 
-def test_a_close_leaves_word_also_if_nothing_was_indexed() -> None:
+def test_a_close_records_it_also_if_nothing_was_indexed() -> None:
     disk = FaultyFileSystem()
     index = open_index(disk)
     index.mark_behind(0)
@@ -504,13 +504,13 @@ def test_a_close_leaves_word_also_if_nothing_was_indexed() -> None:
     assert open_index(disk).behind_from == 0
 
 
-def test_a_note_that_cannot_be_read_means_everything() -> None:
+def test_an_unreadable_behind_file_means_the_whole_log() -> None:
     disk = FaultyFileSystem()
     disk.install(DIRECTORY / "behind", b"junk")
     assert open_index(disk).behind_from == 0
 
 
-def test_a_crash_while_catching_up_begins_again_at_the_note() -> None:
+def test_after_a_crash_the_catch_up_restarts_at_the_behind_file() -> None:
     disk = FaultyFileSystem()
     index = open_index(disk)
     put(index, 1)

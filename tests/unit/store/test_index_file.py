@@ -172,7 +172,7 @@ def test_only_entries_within_the_range_count() -> None:
         (T0 - 1, T0 + 11, True),
     ],
 )
-def test_whether_a_file_is_looked_at(begin: int, end: int, expected: bool) -> None:
+def test_which_times_a_file_overlaps(begin: int, end: int, expected: bool) -> None:
     file = new_file()
     file.put([1], 1, T0)
     file.put([1], 2, T0 + 10)
@@ -212,7 +212,7 @@ def test_a_long_chain_is_entered_where_the_range_ends(begin_timestamp: int) -> N
         assert select(file, key_hash, begin, end) == expected
 
 
-def test_a_chain_that_does_not_lead_back_is_left() -> None:
+def test_a_chain_that_does_not_go_back_ends() -> None:
     disk = FaultyFileSystem()
     file = new_file(disk)
     for number in range(1, 4):

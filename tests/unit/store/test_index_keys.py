@@ -1,4 +1,4 @@
-"""What the views need of property strings: one by one, and of many that are alike."""
+"""Properties for the derived files: of single strings, and of many similar ones."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 @needs_kernel
-def test_whoever_began_a_sync_is_told_of_its_end(syncs: KernelSyncs, fd: int) -> None:
+def test_the_callback_of_a_sync_is_called_at_its_end(syncs: KernelSyncs, fd: int) -> None:
     said: list[OSError | None] = []
     syncs.submit(fd, said.append)
     assert (syncs.is_busy, said) == (True, [])
@@ -64,7 +64,7 @@ def test_whoever_began_a_sync_is_told_of_its_end(syncs: KernelSyncs, fd: int) ->
 
 @needs_kernel
 def test_a_loop_that_watches_comes_to_rest(syncs: KernelSyncs, fd: int) -> None:
-    """Whoever waits may have been told before the loop looks."""
+    """The callback may run before the event loop sees the descriptor."""
     said: list[OSError | None] = []
     syncs.submit(fd, said.append)
     assert select.select([syncs], [], [], 30)[0]
@@ -104,7 +104,7 @@ def test_what_cannot_be_synced_is_refused(syncs: KernelSyncs) -> None:
 
 
 @needs_kernel
-def test_closing_waits_and_tells_nobody(fd: int) -> None:
+def test_close_waits_and_calls_no_callback(fd: int) -> None:
     syncs = open_kernel_syncs()
     assert syncs is not None
     said: list[OSError | None] = []
@@ -132,14 +132,14 @@ def test_a_kernel_that_gives_no_account_is_given_up(
     with monkeypatch.context() as patch:
         patch.setattr(syncs, "_call", fail)
         syncs.reap()
-    (told,) = said
-    assert str(error) in str(told)
+    (reported,) = said
+    assert str(error) in str(reported)
     assert not syncs.is_busy
     with pytest.raises(OSError, match=str(error.args[-1])):
         syncs.submit(fd, said.append)
     syncs.reap()
     syncs.reap(wait=True)
-    assert said == [told]
+    assert said == [reported]
 
 
 @pytest.mark.parametrize(("platform", "machine"), [("darwin", "arm64"), ("linux", "riscv64")])
@@ -205,7 +205,7 @@ def flushed_log(root: Path, kernel: Scripted, platform: Platform | None = None) 
     return FlushedLog(files, root / "log", kernel_syncs=cast("KernelSyncs", kernel), **SYNC)
 
 
-def test_nobody_is_answered_before_the_kernel_is_done(made: FlushedLog, kernel: Scripted) -> None:
+def test_waiters_are_answered_after_the_kernel_is_done(made: FlushedLog, kernel: Scripted) -> None:
     for name in "ab":
         made.put(name)
     made.owner.settle()

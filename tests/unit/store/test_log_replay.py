@@ -1,4 +1,4 @@
-"""Reading the log again in slices, and making views from it."""
+"""Reading the log again in slices, and making derived entries from it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def damage(store: CrashStore, log_offset: int, content: bytes) -> None:
 
 @pytest.mark.parametrize("slice_size", [1, 91, 200, 1000, 8192, 1 << 20])
 @pytest.mark.parametrize("verify", [None, Verify.BODY])
-def test_all_records_whatever_the_slices(slice_size: int, verify: Verify | None) -> None:
+def test_all_records_are_found_with_any_slice_size(slice_size: int, verify: Verify | None) -> None:
     store = filled(60)
     scan = LogScan(store.log_files, 0, verify=verify, slice_size=slice_size)
     assert offsets(scan) == all_offsets(store)
@@ -220,7 +220,7 @@ def test_an_unreadable_file_is_named() -> None:
     assert "Input/output error" in str(caught.value)
 
 
-# ---- making the views ----------------------------------------------------------------------------
+# ---- derived entries -----------------------------------------------------------------------------
 
 
 def _size(store: CrashStore, log_offset: int) -> int:
@@ -289,7 +289,7 @@ def test_half_known_runs_are_completed() -> None:
     assert [queue.read_entry(n) for n in range(30)] == [source.read_entry(n) for n in range(30)]
 
 
-def test_a_queue_begins_where_its_first_record_says() -> None:
+def test_a_queue_begins_at_the_offset_of_its_first_record() -> None:
     store = new_store()
     for number in range(5):
         append_raw(store, b"Late", 3, 100 + number)
@@ -300,7 +300,7 @@ def test_a_queue_begins_where_its_first_record_says() -> None:
     assert (queue.min_offset, queue.max_offset, queue.next_offset) == (100, 105, 105)
 
 
-def test_gaps_repeats_and_a_topic_made_anew() -> None:
+def test_gaps_repeats_and_a_topic_created_again() -> None:
     store = new_store()
     records = [append_raw(store, b"T", 0, offset) for offset in (0, 1, 5, 1, 0, 1)]
     other = new_store()

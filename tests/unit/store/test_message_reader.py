@@ -104,7 +104,7 @@ def test_an_empty_and_an_absent_queue(store: SmallStore) -> None:
         assert status.pull_code(3) is ResponseCode.PULL_OFFSET_MOVED
 
 
-def test_a_store_that_is_not_readable_says_so(store: SmallStore) -> None:
+def test_a_store_that_is_not_readable_raises(store: SmallStore) -> None:
     store.put()
     store.flags.set(StoreFlag.NOT_READABLE)
     with pytest.raises(StoreNotReadableError):

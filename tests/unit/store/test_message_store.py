@@ -55,7 +55,7 @@ def draft(body: bytes = b"body", properties: bytes = b"", topic: str = QUEUE[0])
 
 
 def put(store: MessageStore, body: bytes = b"body") -> PutResult:
-    """Put a message as a broker does: somebody always waits for the outcome."""
+    """Put a message as a broker does, with a callback for the result."""
     result = store.put(draft(body))
     store.when_durable(result, lambda _: None)
     return result
@@ -265,7 +265,7 @@ def test_a_sync_that_fails_acknowledges_nothing(machine: Machine) -> None:
     assert bodies(survivors, QUEUE) == [b"before", b"after"]
 
 
-def test_uncommitted_messages_may_be_read_if_the_operator_says_so(
+def test_uncommitted_messages_are_readable_if_configured(
     machine: Machine, disk: FaultyFileSystem
 ) -> None:
     store = machine.opened(disk, **sync_flush(True), read_un_committed=True)
@@ -446,12 +446,12 @@ def test_a_deleted_file_that_was_being_read_is_back_after_a_crash(
         ledger.put(store, QUEUE)
         machine.advance(1_000)  # or recovery would read the old files again
     machine.advance(11_000)  # everything is on disk
-    held = store.reader.get(*QUEUE, 0, 1, bulk=True)  # as views
+    held = store.reader.get(*QUEUE, 0, 1, bulk=True)  # as memory views
     store.retention.request_deletion()
     machine.advance(61_000)
     assert store.log.min_offset == 3 * FILE_SIZE
     assert store.reader.min_offset(*QUEUE) == ledger.find(QUEUE, 3 * FILE_SIZE)[0].queue_offset
-    machine.advance(11_000)  # so is what became of the views
+    machine.advance(11_000)  # and so are the derived files
     disk = disk.power_loss()
     held.release()
     machine = Machine()
@@ -465,7 +465,7 @@ def test_a_deleted_file_that_was_being_read_is_back_after_a_crash(
     machine.close(again)
 
 
-def test_whoever_needs_old_messages_is_told_before_they_go(
+def test_the_listener_is_called_before_messages_are_deleted(
     machine: Machine, disk: FaultyFileSystem
 ) -> None:
     told: list[tuple[int, int, bool]] = []
@@ -492,7 +492,7 @@ def test_whoever_needs_old_messages_is_told_before_they_go(
 
 
 @pytest.mark.parametrize("damage", ["size", "gap"])
-def test_broken_queues_are_made_again_as_the_error_says(
+def test_broken_queues_are_rebuilt_by_the_hint_of_the_error(
     machine: Machine, disk: FaultyFileSystem, damage: str
 ) -> None:
     store = machine.opened(disk, mapped_file_size_consume_queue=5 * 20)

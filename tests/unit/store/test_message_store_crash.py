@@ -143,7 +143,9 @@ def test_zeros_that_were_put_are_kept(
     assert len(read_queue(survivor, QUEUE)) == 600
 
 
-def test_what_is_vouched_for_may_end_with_a_zero(machine: Machine, disk: FaultyFileSystem) -> None:
+def test_a_record_covered_by_the_checkpoint_may_end_with_a_zero(
+    machine: Machine, disk: FaultyFileSystem
+) -> None:
     """Other writers leave the last separator out, and then a value may be anything."""
     store = machine.opened(disk)
     queue = store.queues.get_or_create(*QUEUE)
@@ -187,7 +189,7 @@ def _fail() -> None:
 def test_a_checkpoint_is_written_for_records_without_entries(
     machine: Machine, disk: FaultyFileSystem, ledger: Ledger
 ) -> None:
-    """Half messages without keys leave the views as they are; the log goes on nevertheless."""
+    """Half messages without keys leave the derived files as they are; the log continues."""
     store = machine.opened(disk, message_index_enable=False)
     for _ in range(10):
         ledger.put(store, QUEUE, sys_flag=0x4)
@@ -198,7 +200,7 @@ def test_a_checkpoint_is_written_for_records_without_entries(
     assert disk.plan.visits["files.sync"] == before  # an idle store syncs nothing
 
 
-def test_views_that_cannot_be_synced_are_tried_again(
+def test_a_failed_sync_of_derived_files_is_repeated(
     machine: Machine, disk: FaultyFileSystem, ledger: Ledger
 ) -> None:
     store = machine.opened(disk)
@@ -206,7 +208,7 @@ def test_views_that_cannot_be_synced_are_tried_again(
     machine.advance(900)
     plan = disk.plan
     plan.at("files.open", nth=range(1, 40), error=errno.EMFILE)
-    machine.advance(20_000)  # no error reaches whoever runs the timers
+    machine.advance(20_000)  # no error reaches the event loop
     assert plan.hits["files.open/error"] > 3
     assert store.checkpoint.logics_physical_offset == 0
     plan.clear()
@@ -253,7 +255,7 @@ def test_expired_files_stay_until_their_queue_entries_are_on_disk(
     assert survivor.reader.max_offset(*OTHER) == 1
 
 
-def test_a_queue_begins_anew_where_its_entries_are_lost_with_their_records(
+def test_a_queue_restarts_where_its_entries_are_lost_with_their_records(
     machine: Machine, disk: FaultyFileSystem, ledger: Ledger
 ) -> None:
     """Files that had to go because there was no room do not wait for anything."""

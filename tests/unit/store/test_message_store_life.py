@@ -146,7 +146,7 @@ def test_an_index_that_falls_behind_in_a_running_store_catches_up(machine: Machi
     machine.close(store)
 
 
-def test_progress_is_told(machine: Machine) -> None:
+def test_progress_is_reported(machine: Machine) -> None:
     disk = FaultyFileSystem()
     filled(machine.opened(disk), machine)
     seen: list[tuple[int, int]] = []
@@ -290,7 +290,7 @@ def test_an_open_that_fails_late_leaves_nothing_behind(machine: Machine, tmp_pat
     shutil.rmtree(tmp_path / "consumequeue")
     descriptors = open_descriptors()
     for _ in range(3):
-        with pytest.raises(CorruptLogError, match="sound records follow"):
+        with pytest.raises(CorruptLogError, match="valid records follow"):
             machine.opened(OsFileSystem(), tmp_path)
     assert open_descriptors() == descriptors
 
@@ -372,7 +372,7 @@ def test_an_owner_that_has_other_work_closes_in_steps(machine: Machine, synchron
     machine.close(again)
 
 
-def test_an_error_of_the_last_sync_is_told_at_the_end(machine: Machine) -> None:
+def test_an_error_of_the_last_sync_is_raised_at_the_end(machine: Machine) -> None:
     plan = FaultPlan(1)
     disk = FaultyFileSystem(plan)
     store = machine.opened(disk)
@@ -392,10 +392,10 @@ def test_a_store_that_was_never_opened_can_be_closed(machine: Machine, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_views_that_are_out_outlive_the_store(machine: Machine, tmp_path: Path) -> None:
+def test_memory_views_outlive_the_store(machine: Machine, tmp_path: Path) -> None:
     store = machine.opened(OsFileSystem(), tmp_path)
     store.put(Draft(*QUEUE, b"body", born_host=HOST))
-    result = store.reader.get(*QUEUE, 0, 32, bulk=True)  # as views
+    result = store.reader.get(*QUEUE, 0, 32, bulk=True)  # as memory views
     machine.close(store)
     assert bytes(result.views[0]).count(b"body") == 1
     descriptors = open_descriptors()

@@ -202,7 +202,7 @@ def test_one_message_without_body_refuses_its_batch(store: SmallStore) -> None:
     assert store.log.max_offset == 0
 
 
-# ---- errors that nobody foresaw ------------------------------------------------------------------
+# ---- unexpected errors ---------------------------------------------------------------------------
 
 
 def in_view(store: SmallStore, topic: str = "T") -> list[int]:
@@ -217,7 +217,7 @@ def in_view(store: SmallStore, topic: str = "T") -> list[int]:
 def test_a_message_that_breaks_its_run_fails_alone(
     store: SmallStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    impossible = draft(flag=1 << 40)  # nobody checks it before it is packed
+    impossible = draft(flag=1 << 40)  # not checked before it is packed
     results = store.putter.put_run([draft(), draft(), impossible, draft()])
     assert [result.status for result in results] == [
         PutStatus.PUT_OK, PutStatus.PUT_OK, PutStatus.UNKNOWN_ERROR, PutStatus.PUT_OK,
@@ -242,10 +242,10 @@ PUTS: dict[str, Callable[[Putter], PutResult]] = {
 
 
 @pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
-def test_who_is_told_of_arrivals_cannot_undo_a_put(
+def test_a_failing_arrival_callback_does_not_undo_a_put(
     store: SmallStore, put: Callable[[Putter], PutResult]
 ) -> None:
-    """What follows in a run is in the views as well: it would be invisible until a restart."""
+    """What follows in a run is dispatched as well: it would be invisible until a restart."""
 
     def fail(arrival: Arrival) -> None:
         raise RuntimeError("a bug")

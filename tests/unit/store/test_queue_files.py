@@ -95,7 +95,7 @@ def test_load_takes_what_is_a_queue_file_and_leaves_the_rest(
     files.create_directory(root / "q" / "00000000000000000400")
     queue = open_queue(files, root / "q")
     assert queue.starts == [200, 300]
-    assert "notes.txt is no queue file" in caplog.text
+    assert "notes.txt is not a queue file" in caplog.text
     assert len(names(files, root / "q")) == 5
 
 
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_made_is_made_by_the_next_write() -> None:
     assert queue.starts == [0]
 
 
-def test_a_file_cut_by_somebody_else_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_file_truncated_by_another_program_is_an_error(tmp_path: Path) -> None:
     files = OsFileSystem()
     queue = open_queue(files, tmp_path / "q")
     write(queue, 0, b"x" * 100)

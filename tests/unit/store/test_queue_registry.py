@@ -100,7 +100,7 @@ def test_queues_are_made_once_and_found_again(files: FileSystem, root: Path) -> 
     queues.close()
 
 
-def test_recover_says_how_far_the_log_was_dispatched() -> None:
+def test_recover_returns_how_far_the_log_was_dispatched() -> None:
     disk = FaultyFileSystem()
     assert open_queues(disk).recover() == -1
     queues = open_queues(disk)
@@ -131,7 +131,7 @@ def test_directories_that_are_no_queues_are_ignored(caplog: pytest.LogCaptureFix
     disk.write_file(ROOT / "consumequeue" / "A" / "1", b"")
     queues = reopened(disk)
     assert [(queue.topic, queue.queue_id) for queue in queues] == [("A", 0)]
-    assert "/store/consumequeue/A/x is no queue" in caplog.text
+    assert "/store/consumequeue/A/x is not a queue" in caplog.text
 
 
 def test_a_topic_has_queues_of_one_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,7 +150,7 @@ def test_a_topic_has_queues_of_one_kind(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "/a", "../a", "a\0b"])
-def test_no_topic_leads_out_of_the_store(topic: str) -> None:
+def test_no_topic_name_escapes_the_store_directory(topic: str) -> None:
     queues = open_queues(FaultyFileSystem())
     with pytest.raises(StoreError, match="no queue can be named"):
         queues.get_or_create(topic, 0)
@@ -283,7 +283,7 @@ def test_names_that_a_killed_process_left_unsynced_are_synced_by_the_next(seed: 
     assert queues.recover(synced_until=500) == 500
 
 
-def test_a_stranger_in_a_directory_is_not_deleted() -> None:
+def test_a_foreign_file_in_a_directory_is_not_deleted() -> None:
     disk = FaultyFileSystem()
     queues = open_queues(disk)
     put(queues, "A", 0, 1)

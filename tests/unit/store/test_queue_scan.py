@@ -61,7 +61,7 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.spec("store.12.28")
-def test_a_read_without_a_match_looks_at_800_entries(store: SmallStore) -> None:
+def test_a_read_without_a_match_checks_800_entries(store: SmallStore) -> None:
     for _ in range(QUEUE_FILE_ENTRIES):
         store.put(b"x", TAGS="other")
     result = store.reader.get("T", 0, 0, 32, parse_tags("wanted"))

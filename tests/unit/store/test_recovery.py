@@ -1,4 +1,4 @@
-"""What a start makes of a store, however it ended: where the scan begins, what the views become.
+"""Recovery after clean shutdowns and crashes: start of the scan, and the derived files.
 
 Where the log ends is in test_recovery_end.py, random damage in test_recovery_damage.py.
 """
@@ -76,7 +76,7 @@ def test_after_an_orderly_end_only_the_last_file_is_read_and_nothing_changed() -
 @pytest.mark.parametrize("exit_code", ["clean", "killed"])
 @pytest.mark.parametrize("missing", ["consumequeue", "index", "both"])
 @pytest.mark.spec("store.12.24")
-def test_deleted_views_are_made_again(exit_code: str, missing: str) -> None:
+def test_deleted_derived_files_are_rebuilt(exit_code: str, missing: str) -> None:
     store = new_store()
     put_some(store)
     store.flush_log()
@@ -99,7 +99,7 @@ def test_deleted_views_are_made_again(exit_code: str, missing: str) -> None:
     assert_complete(after)
 
 
-def test_views_that_lead_after_an_orderly_end_are_cut() -> None:
+def test_derived_files_ahead_of_the_log_after_a_clean_shutdown_are_truncated() -> None:
     store = new_store()
     put_some(store)
     cut = offset_of(store, 100)
@@ -115,7 +115,7 @@ def test_views_that_lead_after_an_orderly_end_are_cut() -> None:
     assert_complete(after, range(100))
 
 
-def test_views_that_lag_after_an_orderly_end_are_filled() -> None:
+def test_derived_files_behind_the_log_after_a_clean_shutdown_are_filled() -> None:
     """A Java broker that gave up waiting for its dispatch leaves them like this."""
     store = new_store()
     put_some(store, 60)
@@ -184,7 +184,7 @@ def test_deleted_topics_stay_deleted_where_no_others_are_left(flushed: bool) -> 
         )
         assert store.queues.topics() == []
         store.close()
-    # One of them made again: its numbering begins anew, and it alone is there.
+    # One of them made again: its numbering restarts, and only it exists.
     store, _ = reopened(store)
     store.put("Deleted1", 0, b"new")
     store.close()
@@ -249,7 +249,7 @@ def test_without_an_offset_in_the_checkpoint_all_records_get_their_entries(check
     assert sorted(after.queues.topics()) == ["Deleted", "T"]
 
 
-def test_a_queue_that_lost_a_file_is_filled_though_the_checkpoint_says_more() -> None:
+def test_a_queue_that_lost_a_file_is_filled_despite_a_later_checkpoint() -> None:
     store = store_with_deleted_topic()
     store.put("Last", 0, b"last")
     for number in range(MESSAGES, MESSAGES + 60):
@@ -277,7 +277,7 @@ def test_without_any_log_file_the_queues_are_emptied(caplog: pytest.LogCaptureFi
     after = CrashStore(disk)
     report = after.open()
     assert report.log_end == 0
-    assert "3 queues and 4 index files lead nowhere and are deleted" in caplog.text
+    assert "deleting 3 queues and 4 index files" in caplog.text
     assert after.messages() == {}
     assert derived_files(disk) == {}
     put_some(after, 10)
@@ -293,12 +293,12 @@ def test_a_log_that_is_not_mounted_is_not_taken_for_an_empty_one() -> None:
     store.close()
     disk = disk_of(store).kill()
     remove_tree(disk, LOG)
-    views = derived_files(disk)
+    before = derived_files(disk)
     with pytest.raises(CorruptLogError, match="3 queues have entries") as caught:
         CrashStore(disk).open()
     assert caught.value.file == str(LOG)
     assert "storePathCommitLog" in str(caught.value)
-    assert derived_files(disk) == views
+    assert derived_files(disk) == before
     assert not disk.exists(ROOT / "abort")
 
 
@@ -306,17 +306,15 @@ def test_a_log_that_is_not_mounted_is_not_taken_for_an_empty_one() -> None:
 
 
 @pytest.mark.spec("store.12.21")
-@pytest.mark.parametrize("views", ["synced", "written", "lost"])
+@pytest.mark.parametrize("entries", ["synced", "written", "lost"])
 @pytest.mark.parametrize("index_later", [False, True])
-def test_after_a_kill_the_scan_starts_where_the_checkpoint_says(
-    views: str, index_later: bool
-) -> None:
+def test_after_a_kill_the_scan_starts_at_the_checkpoint(entries: str, index_later: bool) -> None:
     store = new_store()
     put_some(store)
     store.flush_log()
-    if views == "synced":
+    if entries == "synced":
         store.flush_views()
-    elif views == "written":
+    elif entries == "written":
         store.write_views()
     after = CrashStore(disk_of(store).kill())
     report = after.open(index_later=index_later)
@@ -326,7 +324,7 @@ def test_after_a_kill_the_scan_starts_where_the_checkpoint_says(
         for file in reversed(store.log_files.files)
         if record_time(store, file.start_offset) <= store.ticks.ms - 3_000
     )
-    assert report.scan_start == (expected if views == "synced" else 0)
+    assert report.scan_start == (expected if entries == "synced" else 0)
     assert expected > 0
     assert not report.clean
     assert not report.derived_files_rebuilt
@@ -356,7 +354,7 @@ def test_after_a_kill_the_scan_starts_where_the_checkpoint_says(
         ({"logics_physical_offset": 1 << 40}, 3),
     ],
 )
-def test_what_the_checkpoint_vouches_for(checkpoint: dict[str, int], scan_file: int) -> None:
+def test_what_the_checkpoint_covers(checkpoint: dict[str, int], scan_file: int) -> None:
     store = new_store()
     put_some(store)
     store.flush_log()
@@ -387,7 +385,7 @@ def test_without_a_checkpoint_everything_is_read(content: bytes | None) -> None:
     assert_complete(after)
 
 
-def test_a_clock_that_was_set_back_does_not_hide_unsynced_views() -> None:
+def test_a_clock_that_was_set_back_does_not_hide_unsynced_entries() -> None:
     store = new_store()
     put_some(store, 40)
     store.flush_log()
@@ -415,7 +413,7 @@ def test_a_long_scan_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     put_some(store)
     after, report = reopened(store, commit_log_recover_max_num=3)
     assert report.scan_start == 0
-    assert "5 files of the log have to be read, from 0 on" in caplog.text
+    assert "recovery reads 5 files of the log, from 0 on" in caplog.text
     assert_complete(after)
 
 

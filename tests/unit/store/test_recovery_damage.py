@@ -27,7 +27,7 @@ SEALED: dict[str, Any] = {"enabled_append_prop_crc": True, "force_verify_prop_cr
 
 
 class Put(NamedTuple):
-    """A message in the log, and what the views must say about it."""
+    """A message in the log, and its expected derived entries."""
 
     log_offset: int
     end: int
@@ -291,7 +291,7 @@ class Run:
             elif action < 0.98:
                 store.flush_views()
             else:
-                store.ticks.ms -= 30_000  # somebody sets the clock back
+                store.ticks.ms -= 30_000  # the clock is set back
         return store.log_files.flushed_where
 
     def check(self, store: CrashStore, flushed: int, *, all_kept: bool) -> None:
@@ -336,6 +336,6 @@ class Run:
 
 @pytest.mark.parametrize("group", range(6))
 def test_crash_after_crash(group: int) -> None:
-    """What a sync covered is there, what is there is a prefix, and the views say exactly that."""
+    """What a sync covered is there, what is there is a prefix, and the derived files match it."""
     for seed in range(group * 25, (group + 1) * 25):
         Run(seed).play(3)

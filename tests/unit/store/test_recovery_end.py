@@ -218,7 +218,7 @@ def test_a_kill_between_the_blank_and_the_first_record_of_the_next_file() -> Non
     assert_complete(after, range(31))
 
 
-def test_a_checkpoint_does_not_vouch_for_records_that_are_gone() -> None:
+def test_a_checkpoint_does_not_cover_truncated_records() -> None:
     """Others get their offsets, and with a clock that was set back they look older, too."""
     store = new_store()
     put_some(store)

@@ -1,4 +1,4 @@
-"""A slave's log: the same bytes as its master's, views of its own, and what crashes leave of it."""
+"""A slave's log: the bytes of its master, its derived files, and what crashes leave."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Pair:
             self.log.append(log_offset, body)
 
     def check(self) -> None:
-        """The logs are equal as far as the slave's reaches, and its views are whole."""
+        """The logs are equal as far as the slave's reaches, and its derived files are complete."""
         self.machine.advance(VIEWS_PAUSE_MS)
         end = self.log.log_end
         assert end == self.master.log.max_offset
@@ -116,7 +116,7 @@ def test_held_pulls_hear_which_queues_have_grown() -> None:
     ]
 
 
-def test_views_of_single_records_are_made_together() -> None:
+def test_entries_of_single_records_are_made_together() -> None:
     pair = Pair()
     grown: list[set[EntryQueue]] = []
     pair.log.on_grown = grown.append
@@ -140,7 +140,7 @@ def test_views_of_single_records_are_made_together() -> None:
     pair.check()
 
 
-def test_views_that_wait_are_made_when_the_store_closes() -> None:
+def test_pending_entries_are_made_when_the_store_closes() -> None:
     pair = Pair()
     pair.put(1)
     pair.copy()
@@ -190,7 +190,7 @@ def test_while_a_slave_catches_up_copying_comes_first(monkeypatch: pytest.Monkey
     pair.check()  # all of it is indexed now
 
 
-def test_a_log_that_cannot_be_read_leaves_views_behind_until_it_can() -> None:
+def test_an_unreadable_log_leaves_entries_behind_until_it_is_readable() -> None:
     plan = FaultPlan(1)
     pair = Pair(plan=plan)
     pair.put(3)
@@ -203,7 +203,7 @@ def test_a_log_that_cannot_be_read_leaves_views_behind_until_it_can() -> None:
     pair.check()
 
 
-def test_files_that_expire_before_they_have_views_are_passed_over() -> None:
+def test_files_that_expire_before_their_dispatch_are_skipped() -> None:
     pair = Pair()
     pair.put(30)
     pair.copy()
@@ -220,7 +220,7 @@ def test_a_slave_takes_no_messages_of_its_own() -> None:
     assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
-def test_an_empty_log_begins_where_its_master_says() -> None:
+def test_an_empty_log_begins_at_the_first_offset_of_its_master() -> None:
     pair = Pair()
     pair.put(30)
     start = pair.master.log.files.last.start_offset
@@ -241,7 +241,7 @@ def test_an_empty_log_begins_where_its_master_says() -> None:
 
 def test_an_empty_log_cannot_begin_amid_a_file() -> None:
     pair = Pair()
-    with pytest.raises(RecordStreamError, match="begins at 100, and no file of ours can"):
+    with pytest.raises(RecordStreamError, match="begins at 100, where no file here can start"):
         pair.log.append(100, b"x")
     assert pair.log.is_empty
 

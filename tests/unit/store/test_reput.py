@@ -1,4 +1,4 @@
-"""Dispatch at append, and that a replay of the log makes the very same views."""
+"""Dispatch at append, and that a replay of the log makes the same entries."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_every_text_of_a_record_is_found_as_elsewhere(properties: bytes) -> None
         (b"", None),
     ],
 )
-def test_what_a_record_says_about_its_messages(
+def test_the_inner_batch_properties_of_a_record(
     properties: bytes, expected: InnerBatch | None
 ) -> None:
     assert inner_batch(properties) == expected
@@ -199,7 +199,7 @@ def test_a_queue_deleted_before_its_records_are_on_disk_gets_no_entries() -> Non
     assert store.dispatch.dispatched_until == store.log.max_offset
 
 
-def test_enter_is_told_by_the_kind_of_queue() -> None:
+def test_enter_depends_on_the_kind_of_queue() -> None:
     store = new_store()
     plain = store.queues.get_or_create("T", 0)
     assert enter(plain, 0, 100, 7, 0, 1, b"INNER_NUM\x014\x02INNER_BASE\x010\x02") is (
@@ -222,7 +222,7 @@ def test_enter_is_told_by_the_kind_of_queue() -> None:
     [(0, True, True), (COMMIT, True, True), (PREPARED, False, True), (ROLLBACK, False, False)],
 )
 @pytest.mark.spec("store.12.14")
-def test_what_transactions_leave_in_the_views(sys_flag: int, queued: bool, indexed: bool) -> None:
+def test_derived_entries_of_transaction_records(sys_flag: int, queued: bool, indexed: bool) -> None:
     store = new_store()
     log_offset = store.put("T", 0, b"x", {"KEYS": "k"}, sys_flag=sys_flag)
     queue = store.queues.get("T", 0)
@@ -339,10 +339,10 @@ def fill(store: CrashStore, actions: list[tuple[str, str, int, int, bytes]]) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(puts)
-def test_a_replay_makes_the_views_that_the_append_made(
+def test_a_replay_makes_the_entries_that_the_append_made(
     actions: list[tuple[str, str, int, int, bytes]],
 ) -> None:
-    """With the files of the views deleted, and after a kill without any checkpoint."""
+    """With the derived files deleted, and after a kill without any checkpoint."""
     store = new_store()
     fill(store, actions)
     numbers = {queue: queue.next_offset for queue in store.queues}

@@ -1,4 +1,4 @@
-"""Arrivals: told where somebody waits, and nowhere else; and the views do not depend on it."""
+"""Arrivals are reported only for awaited queues; the derived files do not depend on it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ U0: Queue = ("U", 0)
 HALF, ROLLBACK = 0x4, 0xC
 
 
-class Told:
-    """A store, and what it tells of arrivals."""
+class ArrivalLog:
+    """A store, and the arrivals that it reports."""
 
     def __init__(self, is_awaited: IsAwaited | None = None, *, after_flush: bool = False) -> None:
         self.store: SmallStore = memory_store()
@@ -48,7 +48,7 @@ class Told:
     def places(self) -> list[tuple[str, int, int]]:
         return [(it.topic, it.queue_id, it.next_offset) for it in self.arrivals]
 
-    def views(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         self.store.queues.flush()
         self.store.index.flush()
         return derived_files(self.store.files)
@@ -59,9 +59,9 @@ def draft(topic: str = "T", queue_id: int = 0, tag: str = "A", sys_flag: int = 0
     return Draft(topic, queue_id, b"body", properties.encode(), born_host=HOST, sys_flag=sys_flag)
 
 
-def test_only_what_is_awaited_is_told() -> None:
+def test_arrivals_are_reported_only_for_awaited_queues() -> None:
     awaited = {T1}
-    told = Told(lambda topic, queue_id: (topic, queue_id) in awaited)
+    told = ArrivalLog(lambda topic, queue_id: (topic, queue_id) in awaited)
     told.put(T0, T1, U0, T1, T0)
     assert told.places == [("T", 1, 1), ("T", 1, 2)]
     assert told.arrivals[0].tags_code == java_hash("A")
@@ -71,16 +71,16 @@ def test_only_what_is_awaited_is_told() -> None:
     assert told.places == [("T", 1, 3), ("T", 1, 4), ("T", 1, 5)]
 
 
-def test_without_the_question_everything_is_told() -> None:
-    told = Told()
+def test_without_is_awaited_all_arrivals_are_reported() -> None:
+    told = ArrivalLog()
     told.put(T0, T1, T0)
     told.put(T0, T0)
     assert told.places == [("T", 0, 1), ("T", 1, 1), ("T", 0, 2), ("T", 0, 3), ("T", 0, 4)]
 
 
-def test_who_begins_to_wait_is_told_from_then_on() -> None:
+def test_arrivals_are_reported_from_the_beginning_of_a_wait() -> None:
     awaited: set[Queue] = set()
-    told = Told(lambda topic, queue_id: (topic, queue_id) in awaited)
+    told = ArrivalLog(lambda topic, queue_id: (topic, queue_id) in awaited)
     told.put(T0, T0)
     assert told.arrivals == []
     awaited.add(T0)
@@ -92,7 +92,7 @@ def test_who_begins_to_wait_is_told_from_then_on() -> None:
 
 def test_where_records_wait_for_the_disk_the_question_waits_with_them() -> None:
     awaited = {T1}
-    told = Told(lambda topic, queue_id: (topic, queue_id) in awaited, after_flush=True)
+    told = ArrivalLog(lambda topic, queue_id: (topic, queue_id) in awaited, after_flush=True)
     told.put(T0, T0, T1)
     assert told.arrivals == []
     awaited.clear()
@@ -101,20 +101,20 @@ def test_where_records_wait_for_the_disk_the_question_waits_with_them() -> None:
     assert told.places == [("T", 0, 1), ("T", 0, 2)]
 
 
-def test_nobody_is_told_of_what_nobody_sees() -> None:
-    told = Told(lambda _topic, _queue_id: True)
+def test_hidden_records_are_not_reported() -> None:
+    told = ArrivalLog(lambda _topic, _queue_id: True)
     told.put_run([draft(sys_flag=HALF), draft(), draft(sys_flag=ROLLBACK)])
     assert told.places == [("T", 0, 1)]
 
 
-def test_after_silence_nobody_is_told() -> None:
-    told = Told(lambda _topic, _queue_id: True)
+def test_after_silence_no_arrival_is_reported() -> None:
+    told = ArrivalLog(lambda _topic, _queue_id: True)
     told.dispatch.silence()
     told.put(T0, T0, T1)
     assert told.arrivals == []
 
 
-# ---- the views -----------------------------------------------------------------------------------
+# ---- derived files -------------------------------------------------------------------------------
 
 drafts = st.builds(
     draft,
@@ -126,7 +126,7 @@ drafts = st.builds(
 runs = st.lists(st.lists(drafts, min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def put_one_by_one(told: Told, run: Sequence[Draft]) -> None:
+def put_one_by_one(told: ArrivalLog, run: Sequence[Draft]) -> None:
     for each in run:
         assert told.putter.put(each).status.stored
 
@@ -134,19 +134,23 @@ def put_one_by_one(told: Told, run: Sequence[Draft]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(runs)
 @example([[draft(), draft(), draft()], [draft(), draft("U")], [draft(), draft(sys_flag=HALF)]])
-def test_views_are_the_same_whoever_waits_and_however_messages_come(
+def test_derived_files_do_not_depend_on_waiters_or_runs(
     sequence: list[list[Draft]],
 ) -> None:
-    unasked, awaited, not_awaited = Told(), Told(lambda *_: True), Told(lambda *_: False)
+    unasked, awaited, not_awaited = (
+        ArrivalLog(),
+        ArrivalLog(lambda *_: True),
+        ArrivalLog(lambda *_: False),
+    )
     for run in sequence:
         put_one_by_one(unasked, run)
         awaited.put_run(run)
         not_awaited.put_run(run)
     assert awaited.arrivals == unasked.arrivals
     assert not_awaited.arrivals == []
-    expected = unasked.views()
-    assert awaited.views() == expected
-    assert not_awaited.views() == expected
+    expected = unasked.files()
+    assert awaited.files() == expected
+    assert not_awaited.files() == expected
     for told in (awaited, not_awaited):
         assert told.dispatch.dispatched_until == unasked.dispatch.dispatched_until
         assert told.dispatch.dispatched_timestamp == unasked.dispatch.dispatched_timestamp
@@ -156,16 +160,16 @@ def test_views_are_the_same_whoever_waits_and_however_messages_come(
 def test_a_run_may_go_beyond_the_end_of_every_file(run_size: int) -> None:
     """Of the log, of the queue and of the index."""
     count = QUEUE_FILE_ENTRIES + 500
-    alone, together = Told(), Told(lambda *_: False)
+    alone, together = ArrivalLog(), ArrivalLog(lambda *_: False)
     messages = [draft(tag=str(number)) for number in range(count)]
     put_one_by_one(alone, messages)
     for start in range(0, count, run_size):
         together.put_run(messages[start : start + run_size])
-    expected = alone.views()
+    expected = alone.files()
     assert len([name for name in expected if name.startswith("consumequeue/T/0")]) == 2
     assert len([name for name in expected if name.startswith("index")]) > 2
     assert len(alone.store.log.files.files) > 2
-    assert together.views() == expected
+    assert together.files() == expected
     queue = together.store.queues.get("T", 0)
     assert queue is not None
     assert (queue.max_offset, queue.next_offset) == (count, count)

@@ -29,7 +29,7 @@ def keyed(body: bytes, keys: str) -> Draft:
 
 
 @pytest.mark.parametrize("count_max", [1, 4, 64])
-def test_a_query_finds_what_can_be_read_whatever_waits_for_the_disk(count_max: int) -> None:
+def test_a_query_finds_only_readable_records_while_others_wait_for_the_disk(count_max: int) -> None:
     store = memory_store()
     dispatch = Dispatch(store.index, TagsCodes(), after_flush=True)
     putter = Putter(store.config, store.log, store.queues, dispatch, store.flags)
@@ -86,7 +86,7 @@ def log_records(store: CrashStore) -> Iterator[MessageRecord]:
 
 
 def check(store: CrashStore) -> None:
-    """The views lead to all records of the log that they should lead to, and to nothing else."""
+    """The derived files have exactly the entries of the records of the log."""
     queues: dict[tuple[str, int], list[bytes]] = {}
     offsets: dict[str, list[int]] = {key: [] for key in KEYS}
     for record in log_records(store):
@@ -119,7 +119,7 @@ def work(store: CrashStore, stream: random.Random, *, after_flush: bool) -> int:
     on_disk = store.log_files.flushed_where
     for _ in range(stream.randint(1, 25)):
         match stream.choices(
-            ("put", "prepare", "log", "views", "write", "wait"), (10, 3, 3, 2, 1, 1)
+            ("put", "prepare", "log", "derived", "write", "wait"), (10, 3, 3, 2, 1, 1)
         ):
             case ["put"]:
                 assert all(result.status.stored for result in putter.put_run(drafts(stream)))
@@ -128,7 +128,7 @@ def work(store: CrashStore, stream: random.Random, *, after_flush: bool) -> int:
             case ["log"]:
                 store.flush_log()
                 on_disk = store.log_files.flushed_where
-            case ["views"]:
+            case ["derived"]:
                 store.flush_views()
             case ["write"]:
                 store.write_views()

@@ -1,4 +1,4 @@
-"""Views made for many records at once are those made for one after the other."""
+"""Derived entries made for many records at once equal those made one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Site:
         self.dispatch = Dispatch(store.index, TagsCodes((1000, 5000)))
         self.putter = Putter(store.config, store.log, store.queues, self.dispatch, store.flags)
 
-    def views(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         self.store.queues.flush()
         self.store.index.flush()
         return derived_files(self.store.files)
@@ -82,7 +82,7 @@ def test_a_run(chosen: list[str], common: str) -> None:
         for each in drafts:
             assert single.putter.put(each).status.stored
         assert all(result.status.stored for result in run.putter.put_run(drafts))
-    assert run.views() == single.views()
+    assert run.files() == single.files()
     assert run.dispatch.dispatched_until == single.dispatch.dispatched_until
 
 
@@ -96,7 +96,7 @@ def test_a_batch(kind: str, sys_flag: int) -> None:
         single.putter.put(each)
     messages = Batch.of([BatchMessage(each.body, each.properties) for each in drafts])
     assert batch.putter.put_batch(draft(0, sys_flag=sys_flag), messages).message_count == 9
-    assert batch.views() == single.views()
+    assert batch.files() == single.files()
     last = single.store.log.files.last
     records = iter_records(bytes(last.buffer[: last.wrote]))
     assert [record.queue_offset for record in records] == list(range(9))

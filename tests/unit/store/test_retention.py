@@ -94,7 +94,7 @@ def any_cleaned(request: pytest.FixtureRequest, tmp_path: Path) -> Cleaned:
     return Cleaned(RoomyFiles(), tmp_path) if request.param == "os" else in_memory()
 
 
-def test_when_it_looks(cleaned: Cleaned) -> None:
+def test_times_of_the_passes(cleaned: Cleaned) -> None:
     cleaned.fill(16)
     cleaned.owner.now += DAYS
     cleaned.retention.start()
@@ -142,7 +142,7 @@ def test_files_of_another_run_are_as_old_as_what_follows_them(cleaned: Cleaned) 
     assert cleaned.names() == [2]
 
 
-def test_an_empty_last_file_says_nothing_about_the_one_before(cleaned: Cleaned) -> None:
+def test_an_empty_last_file_gives_no_age_to_the_one_before(cleaned: Cleaned) -> None:
     cleaned.fill(1)
     log_files = cleaned.store.log.files
     while log_files.last.wrote < FILE_SIZE - 2000:
@@ -190,7 +190,7 @@ def test_queues_begin_where_the_log_does(any_cleaned: Cleaned) -> None:
     assert offsets(store.reader.get("expired", 0, 3, 32)) == [3]
 
 
-def test_files_of_the_views_go_as_well(any_cleaned: Cleaned) -> None:
+def test_derived_files_are_deleted_as_well(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(2)
     for number in range(2_500):  # three queue files, and some of the index
@@ -278,8 +278,8 @@ def test_nothing_is_done_when_nothing_happens(
     assert followed == [0, 2 * FILE_SIZE]
 
 
-def test_the_views_follow_after_a_crash_in_between(cleaned: Cleaned) -> None:
-    """The log lost files, and nobody told the views."""
+def test_derived_files_are_trimmed_after_a_crash_in_between(cleaned: Cleaned) -> None:
+    """The log lost files, and the derived files were not trimmed."""
     cleaned.fill(3)
     cleaned.store.log.files.retire_oldest(0.0)
     assert cleaned.store.reader.min_offset("T", 0) == 0
@@ -368,7 +368,7 @@ def test_a_disk_that_cannot_be_asked(cleaned: Cleaned, caplog: pytest.LogCapture
     cleaned.files.plan.at("files.open", nth=1, error=errno.EIO)
     cleaned.retention.start()
     cleaned.pass_time(61)
-    assert "old files stay for now" in caplog.text
+    assert "old files stay until the next pass" in caplog.text
     assert cleaned.names() == [0, 1, 2]
     cleaned.pass_time(10)
     assert cleaned.names() == [2]
@@ -382,7 +382,7 @@ def test_a_file_goes_with_its_last_reader(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(3)
     cleaned.owner.now += DAYS
-    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
+    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as memory views
     cleaned.retention.start()
     cleaned.pass_time(70)
     assert cleaned.names() == [0, 1, 2]  # the second waits for the first
@@ -397,7 +397,7 @@ def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
     cleaned, store = any_cleaned, any_cleaned.store
     cleaned.fill(2)
     cleaned.owner.now += DAYS
-    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as views
+    result = store.reader.get("T", 0, 0, 1, bulk=True)  # as memory views
     cleaned.retention.start()
     cleaned.pass_time(60 + 119)
     assert cleaned.names() == [0, 1]
@@ -407,7 +407,7 @@ def test_a_file_goes_by_force(any_cleaned: Cleaned) -> None:
     result.release()
 
 
-def test_a_file_that_stayed_is_looked_at_by_its_own_interval() -> None:
+def test_a_file_that_stayed_is_retried_at_its_interval() -> None:
     cleaned = in_memory(redelete_hanged_file_interval=150_000)
     cleaned.fill(2)
     cleaned.owner.now += DAYS
@@ -420,7 +420,7 @@ def test_a_file_that_stayed_is_looked_at_by_its_own_interval() -> None:
     result.release()
 
 
-def test_views_keep_what_a_file_that_is_still_there_needs(any_cleaned: Cleaned) -> None:
+def test_derived_files_keep_the_entries_of_a_retired_file(any_cleaned: Cleaned) -> None:
     """After a crash the file is part of the log again: it still has its name."""
     cleaned, store = any_cleaned, any_cleaned.store
     for number in range(2_500):  # three queue files, and some of the index
@@ -463,7 +463,7 @@ def test_what_is_not_on_disk_yet_stays(cleaned: Cleaned) -> None:
     assert cleaned.names() == [1]
 
 
-def test_what_only_the_log_knows_stays_unless_there_is_no_room(cleaned: Cleaned) -> None:
+def test_a_file_without_durable_entries_stays_unless_the_disk_is_full(cleaned: Cleaned) -> None:
     """Without the record, a queue entry that a crash takes could not be made again."""
     cleaned.fill(3)
     cleaned.owner.now += DAYS
@@ -479,7 +479,7 @@ def test_what_only_the_log_knows_stays_unless_there_is_no_room(cleaned: Cleaned)
 
 def test_a_listener_cannot_stop_it(caplog: pytest.LogCaptureFixture) -> None:
     def listener(start: int, end: int, forced: bool) -> None:
-        assert obstinate.names() == [0, 1]  # told before the file goes
+        assert obstinate.names() == [0, 1]  # called before the deletion
         raise ZeroDivisionError(f"{start}, {end}, {forced}")
 
     obstinate = in_memory(listener=listener)
@@ -494,7 +494,7 @@ def test_a_listener_cannot_stop_it(caplog: pytest.LogCaptureFixture) -> None:
 # ---- errors, requests, stopping ------------------------------------------------------------------
 
 
-def test_a_view_that_cannot_be_deleted_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_derived_file_that_cannot_be_deleted_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     plan = FaultPlan(3)
     files = FaultyFileSystem(plan)
     files.make_directories(ROOT)
@@ -512,7 +512,7 @@ def test_a_view_that_cannot_be_deleted_is_tried_again(caplog: pytest.LogCaptureF
         return [int(entry.name) for entry in files.list_directory(directory)]
 
     cleaned.pass_time(65)
-    assert f"cleaning is tried again later: {directory}" in caplog.text
+    assert f"tries again later: {directory}" in caplog.text
     assert queue_files() == [0, 20_000, 40_000]
     cleaned.pass_time(3_000)
     assert queue_files() == [40_000]

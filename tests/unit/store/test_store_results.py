@@ -34,7 +34,7 @@ def test_every_put_status_has_its_code() -> None:
     }
 
 
-def test_a_put_result_knows_where_the_log_continues() -> None:
+def test_the_next_offset_of_a_put_result() -> None:
     result = PutResult(PutStatus.PUT_OK, 1000, 115, 7, 1700000000123, 1)
     assert result.next_offset == 1115
     assert PutResult(PutStatus.MESSAGE_ILLEGAL).message_count == 0

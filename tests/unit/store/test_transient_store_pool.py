@@ -27,7 +27,7 @@ LOG = Path("/log")
 
 
 class PooledLog:
-    """A log with a pool, its commit service, and a note of what readers were told."""
+    """A log with a pool, its commit service, and the reported offsets."""
 
     def __init__(
         self, files: FileSystem, directory: Path, *, buffers: int = 2, **settings: Any
@@ -38,14 +38,14 @@ class PooledLog:
             directory, SIZE, files=files, allocator=Allocator(files), pool=self.pool
         )
         self.config = StoreConfig(store_path_root_dir=directory, **settings)
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.commit = CommitService(
             self.log,
             self.config,
             scheduler=self.owner,
             executor=self.owner,
             post=self.owner.post,
-            on_committed=self.told.append,
+            on_committed=self.reported.append,
         )
         self.log.load()
         self.log.roll()
@@ -103,7 +103,7 @@ def test_readers_see_what_is_committed(pooled: PooledLog) -> None:
         log.last.lease(0, 5)
     assert log.unflushed() == []
     owner.advance(200)
-    assert (log.max_offset, log.last.readable, pooled.told) == (5, 5, [5])
+    assert (log.max_offset, log.last.readable, pooled.reported) == (5, 5, [5])
     with log.last.lease(0, 5) as lease:
         assert bytes(lease.view) == b"hello"
     pooled.append(b"world")
@@ -111,7 +111,7 @@ def test_readers_see_what_is_committed(pooled: PooledLog) -> None:
     log.sync()
     assert log.flushed_where == 5
     owner.advance(200)
-    assert pooled.told == [5, 10]
+    assert pooled.reported == [5, 10]
 
 
 def test_an_append_goes_on_while_the_worker_writes(pooled: PooledLog) -> None:
@@ -120,29 +120,29 @@ def test_an_append_goes_on_while_the_worker_writes(pooled: PooledLog) -> None:
     assert pooled.commit.is_running
     pooled.append(b"world")
     pooled.owner.work()
-    assert pooled.told == []  # the owner has not heard of it yet
+    assert pooled.reported == []  # the owner has not run the callback yet
     pooled.owner.turn()
-    assert pooled.told == [5]
+    assert pooled.reported == [5]
     assert pooled.log.last.committed == 5
     pooled.owner.advance(200)
-    assert pooled.told == [5, 10]
+    assert pooled.reported == [5, 10]
 
 
-def test_few_pages_wait_for_the_thorough_look(files: FileSystem, tmp_path: Path) -> None:
+def test_few_pages_wait_for_the_thorough_round(files: FileSystem, tmp_path: Path) -> None:
     files.make_directories(tmp_path)
     pooled = PooledLog(files, tmp_path / "log", commit_commit_log_thorough_interval=1000)
     pooled.owner.advance(200)  # the first look is thorough, and finds nothing
     pooled.append(b"x" * 3 * PAGE_SIZE)
     pooled.owner.advance(200)
-    assert pooled.told == []
+    assert pooled.reported == []
     pooled.append(b"x" * PAGE_SIZE)
     pooled.owner.advance(200)
-    assert pooled.told == [4 * PAGE_SIZE]
+    assert pooled.reported == [4 * PAGE_SIZE]
     pooled.append(b"x")
     pooled.owner.advance(400)
-    assert pooled.told == [4 * PAGE_SIZE]
+    assert pooled.reported == [4 * PAGE_SIZE]
     pooled.owner.advance(200)
-    assert pooled.told == [4 * PAGE_SIZE, 4 * PAGE_SIZE + 1]
+    assert pooled.reported == [4 * PAGE_SIZE, 4 * PAGE_SIZE + 1]
 
 
 def test_a_put_wakes_the_commit(pooled: PooledLog) -> None:
@@ -154,7 +154,7 @@ def test_a_put_wakes_the_commit(pooled: PooledLog) -> None:
     pooled.append(b"world" * PAGE_SIZE)
     pooled.commit.wake()  # while a commit runs: another one follows it
     pooled.owner.settle()
-    assert pooled.told == [5, 5 + 5 * PAGE_SIZE]
+    assert pooled.reported == [5, 5 + 5 * PAGE_SIZE]
 
 
 def test_a_file_that_is_committed_whole_gives_its_buffer_back(pooled: PooledLog) -> None:
@@ -166,7 +166,7 @@ def test_a_file_that_is_committed_whole_gives_its_buffer_back(pooled: PooledLog)
     assert (pool.available, first.pooled is None) == (0, False)
     pooled.owner.advance(200)
     assert (pool.available, first.pooled) == (1, None)
-    assert pooled.told == [SIZE + 10]
+    assert pooled.reported == [SIZE + 10]
     assert bytes(first.lease(SIZE - 1, 1).view) == b"1"
     assert bytes(log.last.lease(0, 10).view) == b"2" * 10
     pooled.append(b"3" * (SIZE - 10))
@@ -186,7 +186,7 @@ def test_without_a_buffer_the_file_is_written_directly(files: FileSystem, tmp_pa
     assert log.max_offset == 0  # the file before it is not in place yet
     assert log.unflushed() == []
     pooled.owner.advance(200)
-    assert pooled.told == [SIZE + 10]
+    assert pooled.reported == [SIZE + 10]
     assert [item.end for item in log.unflushed()] == [SIZE, 10]
     pooled.append(b"2" * 5)
     pooled.owner.advance(200)
@@ -205,7 +205,7 @@ def test_files_with_and_without_a_buffer_are_committed_in_order(
     pooled.append(b"3" * 10)  # the buffer of the first file
     assert pooled.log.last.pooled is not None
     pooled.owner.advance(200)
-    assert pooled.told == [SIZE + 10, 2 * SIZE + 10]
+    assert pooled.reported == [SIZE + 10, 2 * SIZE + 10]
     assert bytes(pooled.log.last.lease(0, 10).view) == b"3" * 10
 
 
@@ -227,10 +227,10 @@ def test_a_failed_write_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     disk.plan.at("files.write", nth=(1, 2), error=errno.EIO)
     pooled.append(b"hello")
     pooled.owner.advance(200)
-    assert (pooled.told, pooled.log.max_offset) == ([], 0)
+    assert (pooled.reported, pooled.log.max_offset) == ([], 0)
     assert "messages stay in memory" in caplog.text
     pooled.owner.advance(400)
-    assert pooled.told == [5]
+    assert pooled.reported == [5]
     assert pooled.log.last.handle.read(0, 6) == b"hello\0"
 
 
@@ -252,13 +252,13 @@ def test_stopping_commits_everything(pooled: PooledLog) -> None:
     pooled.append(b"3" * 10)
     pooled.commit.stop()
     assert pooled.log.max_offset == SIZE + 20
-    assert pooled.told == [SIZE + 10, SIZE + 20]
+    assert pooled.reported == [SIZE + 10, SIZE + 20]
     pooled.owner.settle()
     assert pooled.owner.timer_count == 0
-    assert pooled.told == [SIZE + 10, SIZE + 20]
+    assert pooled.reported == [SIZE + 10, SIZE + 20]
 
 
-def test_stopping_says_if_it_cannot() -> None:
+def test_stop_raises_if_it_cannot_finish() -> None:
     disk = FaultyFileSystem(FaultPlan(0).chance("files.write", 1.0, error=errno.EIO))
     pooled = PooledLog(disk, LOG)
     pooled.append(b"hello")
@@ -296,7 +296,7 @@ def test_deletion_and_truncation_give_buffers_back(pooled: PooledLog) -> None:
     pooled.log.retire_oldest(0.0)
     assert pooled.pool.available == 1
     pooled.owner.advance(200)
-    assert pooled.told == [SIZE + 10]
+    assert pooled.reported == [SIZE + 10]
     pooled.append(b"lost")
     pooled.log.truncate(SIZE + 5)
     assert pooled.pool.available == 2

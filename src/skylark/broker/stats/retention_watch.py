@@ -1,7 +1,7 @@
 """Warns when files are about to be deleted that hold messages which a group has not consumed yet.
 
 Retention asks nobody: whoever is too slow loses messages. So once a minute the store is asked up to
-where its log may go *soon* (:meth:`~skylark.store.retention.Retention.expiring_until`): what expires
+where its log may go *soon* (:meth:`.Retention.expiring_until`): what expires
 in the last quarter of ``fileReservedTime``, six hours at most, or has to make room when the log
 grows by one more file. Usually that is nothing, and nothing else is done. Otherwise the groups in
 use are looked at, and those that have still to read messages from there stand in

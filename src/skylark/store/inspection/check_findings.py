@@ -42,8 +42,10 @@ class Severity(enum.Enum):
 class Trouble(enum.Enum):
     """Kinds of faults that recovery would repair."""
 
-    WRONG = "wrong"  # an entry that says something false
-    AHEAD_OR_BEHIND = "ahead or behind"  # the newest records lack entries, or entries records
+    WRONG = "wrong"  # an entry with a wrong value
+    AHEAD_OR_BEHIND = (
+        "ahead or behind"  # the newest records lack entries, or the newest entries lack records
+    )
 
 
 SEVERITIES: Final[dict[State, dict[Trouble, Severity]]] = {

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
-_REPEATED, _BEHIND, _NOWHERE = range(3)  # what an entry can be that no record has asked for
+_REPEATED, _BEHIND, _NOWHERE = range(3)  # kinds of entries that belong to no record
 
 
 class _Times(msgspec.Struct):
@@ -65,7 +65,7 @@ class IndexChecks:
         self._behind_from = _behind_from(files, self._directory)
         self._walk: IndexWalk | None = None
         if survey.index_files and survey.index_shape is None:
-            text = "nothing tells how many slots these files have; give maxHashSlotNum"
+            text = "the number of slots of these files is unknown; give maxHashSlotNum"
             findings.add(Severity.NOTE, "index.shape", survey.index_files[0], 0, text)
         elif survey.index_shape is not None:
             self._walk = IndexWalk(files, survey.index_files, survey.index_shape, findings)
@@ -119,7 +119,7 @@ class IndexChecks:
             rows = np.flatnonzero(files == file)
             begin = walk.pages[file].begin_timestamp
             seconds = np.clip((times[rows] - begin) // 1000, 0, SECONDS_MAX) if begin > 0 else 0
-            # The first entry of a file may still count from the end of the file before.
+            # The first entry of a file may be relative to the end of the previous file.
             wrong = (entries["seconds"][rows] != seconds) & (entries["number"][rows] > 1)
             if wrong.any():
                 entry = entries[rows[wrong.argmax()]]
@@ -193,7 +193,7 @@ class IndexChecks:
             if kinds[start] == _REPEATED:
                 self._repeated += stop - start
                 continue
-            verb = "leads" if stop - start == 1 else "lead"
+            verb = "points" if stop - start == 1 else "point"
             text = f"{entries_text(entries['number'][start], stop - start)} {verb} to "
             text += f"{entries['log_offset'][start]}, "
             if kinds[start] == _BEHIND:
@@ -201,7 +201,7 @@ class IndexChecks:
                 text += f"behind the end of the log at {log_end}"
             else:
                 trouble = Trouble.WRONG
-                text += "where no sound record with a key begins"
+                text += "where no valid record with a key begins"
             self._findings.add(trouble, "index.extra", *walk.place(entries[start]), text)
 
     def _miss(self, log_offset: int) -> None:
@@ -283,7 +283,7 @@ def expected_entries(texts: RecordTexts) -> tuple[npt.NDArray[np.int64], npt.NDA
     )
     rows: list[int] = []
     hashes: list[int] = []
-    tag_hashes: dict[tuple[int, bytes], int] = {}  # the same few all the time
+    tag_hashes: dict[tuple[int, bytes], int] = {}  # few tags, many records
     for row, (kind, topic_number, unique_id, keys, tag) in enumerate(properties):
         if kind == FLAG_TRANSACTION_ROLLBACK:
             continue

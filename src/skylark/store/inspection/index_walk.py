@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CHUNK_ENTRIES: Final = 1 << 16
 _SLOT_CHUNK: Final = 1 << 18
 
-#: An entry on its way through a check.
+#: Fields of an entry during a check.
 WALK_FIELDS: Final = (
     ("key_hash", "i8"),
     ("log_offset", "i8"),
@@ -68,7 +68,7 @@ class IndexPage:
             self.used_slots,
             next_entry,
         ) = INDEX_HEADER.unpack(header)
-        #: How many entries the header counts, as far as there is room for them.
+        #: Number of entries by the header, limited to the size of the file.
         self.entry_count = min(max(0, next_entry - 1), shape.entry_count_max - 1)
         self._next = 1
         self._slots = np.zeros(shape.slot_count if findings else 0, np.int32)
@@ -114,7 +114,7 @@ class IndexPage:
             number = int(differ[0])
             row = number - self._next
             right = int(wanted[np.flatnonzero(ordered == number)[0]])
-            text = f"entry {number} leads to entry {entries['previous'][row]} instead of {right}"
+            text = f"entry {number} points to entry {entries['previous'][row]} instead of {right}"
             self._report(Trouble.WRONG, "index.chain", self._position(number), text)
         self._broken_chains += len(differ)
         is_last = np.concatenate((slots[1:] != slots[:-1], np.ones(1, np.bool_)))
@@ -128,7 +128,7 @@ class IndexPage:
             return
         if self._findings is not None:
             if self._broken_chains > 1:
-                text = f"{self._broken_chains} entries in all lead to a wrong one"
+                text = f"{self._broken_chains} entries in all point to a wrong one"
                 self._report(Trouble.WRONG, "index.chain", self._entries_start, text)
             self._compare_slots(self._handle)
             self._compare_header()
@@ -146,14 +146,14 @@ class IndexPage:
             differ = np.flatnonzero(slots != wanted[: len(slots)])
             if len(differ):
                 first = first or position + int(differ[0]) * INDEX_SLOT_SIZE
-                leads = int(np.count_nonzero(slots[differ] > self.entry_count))
-                ahead += leads
-                wrong += len(differ) - leads
+                newer = int(np.count_nonzero(slots[differ] > self.entry_count))
+                ahead += newer
+                wrong += len(differ) - newer
         if ahead:
             text = f"{plural(ahead, 'slot')} with entries that the header does not count"
             self._report(Trouble.AHEAD_OR_BEHIND, "index.header", first, text)
         if wrong:
-            text = f"{plural(wrong, 'slot')} that do not lead to the newest entry"
+            text = f"{plural(wrong, 'slot')} that do not point to the newest entry"
             self._report(Trouble.WRONG, "index.chain", first, text)
 
     def _compare_header(self) -> None:
@@ -193,9 +193,9 @@ class IndexWalk:
         self._paths = list(paths)
         self._buffer = np.empty(0, np.dtype(list(WALK_FIELDS)))
         self._number = 1  # of the next entry to be read from the last of the pages
-        #: The files that were begun.
+        #: The files opened so far.
         self.pages: list[IndexPage] = []
-        #: Entries that were passed.
+        #: Number of entries passed.
         self.passed_count = 0
 
     def peek(self, count: int) -> npt.NDArray[Any]:

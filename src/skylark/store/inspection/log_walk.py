@@ -61,7 +61,7 @@ class Hole(NamedTuple):
 
     log_offset: int
     fault: RecordFault | None  # None: the file is used up to its last byte and has no blank
-    resume: int | None  # log offset of the next sound record or blank of the file
+    resume: int | None  # log offset of the next valid record or blank of the file
     dirty_end: int  # log offset behind the last byte, up to there, that is not zero
 
 
@@ -120,7 +120,7 @@ class _Walk:
                 continue
             needed = self._needed(position, content[stop : stop + RECORD_HEAD_SIZE])
             if len(content) - stop < needed <= self._size - position:
-                continue  # a slice that begins here has it
+                continue  # read again from here
             blank = self._blank(position)
             if blank is not None:
                 yield blank
@@ -144,7 +144,7 @@ class _Walk:
         fields = RECORD_HEADS[0].unpack_from(head)
         in_place = fields[LOG_OFFSET_FIELD] == self._start + position
         is_record = fields[1] in (MAGIC_V1, MAGIC_V2) and in_place
-        return int(fields[0]) if is_record else 0  # garbage is not followed far
+        return int(fields[0]) if is_record else 0  # do not follow the size in garbage
 
     def _blank(self, position: int) -> Blank | None:
         content = self._handle.read(position, BLANK_SIZE_MIN)
@@ -168,7 +168,7 @@ class _Walk:
         start = position
         while found is None and start < self._size:
             content = self._handle.read(start, self._slice_size + RECORD_HEAD_SIZE)
-            if content != bytes(len(content)):  # mostly nothing was written there
+            if content != bytes(len(content)):  # usually nothing was written there
                 found = self._find(start, content, max(position + 1, start))
                 used = content if found is None else content[: found - start]
                 dirty = len(used.rstrip(b"\0"))
@@ -199,7 +199,7 @@ class _Walk:
             decode_record(content, verify=self._verify, log_start=log_start)
         except RecordError as error:
             return error.fault, size
-        return RecordFault.TORN, size  # it came while we were looking
+        return RecordFault.TORN, size  # it was written during the check
 
     def _find(self, start: int, content: bytes, first: int) -> int | None:
         """The first valid record or blank that begins in these bytes, from ``first`` on."""

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 LMQ_PREFIX: Final = "%LMQ%"
-_RANGES_MAX: Final = 16  # of one queue that are told one by one
+_RANGES_MAX: Final = 16  # ranges of one queue reported one by one
 _EVERYWHERE: Final = 1 << 62  # behind every record
 _FIELDS: Final = ("log offset", "size", "tags code")
 _BATCH_FIELDS: Final = (*_FIELDS, "store time", "queue offset", "number of messages")
 
-_SOUND, _ABSENT, _NEWER, _WRONG = range(4)  # what an entry can be, seen from its record
-_EXPIRED, _BEHIND, _NOWHERE = range(3)  # where an entry can lead that no record has asked for
+_SOUND, _ABSENT, _NEWER, _WRONG = range(4)  # kinds of entries of a record
+_EXPIRED, _BEHIND, _NOWHERE = range(3)  # where entries without a record point to
 
 
 class QueueCheck(ABC):
@@ -66,7 +66,7 @@ class QueueCheck(ABC):
         self._reader = reader
         self._findings = findings
         self._log_min = log_min
-        #: Entries that were looked at.
+        #: Number of entries checked.
         self.entry_count = 0
 
     @abstractmethod
@@ -131,13 +131,13 @@ class QueueCheck(ABC):
     def _report_extra(
         self, kind: int, index: int, count: int, log_offset: int, log_end: int
     ) -> None:
-        verb = "leads" if count == 1 else "lead"
+        verb = "points" if count == 1 else "point"
         text = f"{entries_text(index, count)} {verb} to {log_offset}, "
         if kind == _BEHIND:
             text += f"behind the end of the log at {log_end}"
             self._report(Trouble.AHEAD_OR_BEHIND, "queue.extra", index, text)
         else:
-            text += "where no sound record of this queue begins"
+            text += "where no valid record of this queue begins"
             self._report(Trouble.WRONG, "queue.extra", index, text)
 
 
@@ -161,8 +161,8 @@ class PlainCheck(QueueCheck):
         self._next_offset = 0  # that the next message should have
         self._pending: list[_Range] = []
         self._pending_more = 0  # records beyond those
-        self._abandoned = 0  # records from before the queue began anew
-        self._restarted_at = 0  # log offset of the record with which it last did
+        self._abandoned = 0  # records from before the restart of the queue
+        self._restarted_at = 0  # log offset of the first record after the restart
 
     def add(self, texts: RecordTexts, rows: Int64s, tags_codes: Int64s) -> None:
         import numpy as np
@@ -249,7 +249,7 @@ class PlainCheck(QueueCheck):
             return
         if self._abandoned:
             text = (
-                f"the queue began anew with the record at {self._restarted_at}, as when a topic is "
+                f"the queue restarted with the record at {self._restarted_at}, as when a topic is "
                 f"deleted and made again: {_records(self._abandoned)} before it without entries"
             )
             self._report(Severity.NOTE, "queue.deleted", 0, text)
@@ -267,7 +267,7 @@ class PlainCheck(QueueCheck):
                 text = f"{what} missing, beginning with that of the record at {log_offset}"
                 self._report(trouble, "queue.missing", queue_offset, text)
             else:
-                verb = "leads" if count == 1 else "lead"
+                verb = "points" if count == 1 else "point"
                 text = f"{what} {verb} to later records, and not to {log_offset} and behind it"
                 self._report(Trouble.WRONG, "queue.wrong", queue_offset, text)
         if self._pending_more:

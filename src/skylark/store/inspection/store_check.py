@@ -171,7 +171,7 @@ class _Check:
     def _report_state(self) -> None:
         root, state = self._survey.root, self._survey.state
         if state is State.IN_USE:
-            text = "the store is in use: what is written meanwhile may look unfinished"
+            text = "the store is in use: what is written during the check may look unfinished"
             self._findings.add(Severity.NOTE, "store.in-use", root / "lock", 0, text)
         elif state is State.CRASHED:
             process = self._survey.abort_text
@@ -234,13 +234,15 @@ class _Check:
     def _report_end(self, file: LogFile, hole: Hole) -> None:
         """Report bytes behind the end of the log."""
         offset = hole.log_offset
-        is_known = offset < self._end.dispatched  # to the queues: then it was the last record
+        is_known = (
+            offset < self._end.dispatched
+        )  # queues have an entry of it: it was the last record
         dirty_end = hole.dirty_end if hole.resume is None else file.end_offset
         if dirty_end == offset and not is_known:
             return
         reason = "" if hole.fault is None else f": {hole.fault.value}"
         if is_known:
-            text = f"the log ends at {offset}, and queues know records up to {self._end.dispatched}"
+            text = f"the log ends at {offset}, and queues have entries up to {self._end.dispatched}"
             trouble = Trouble.AHEAD_OR_BEHIND
             self._findings.add(trouble, "log.end", file.path, offset, text + reason)
         elif self._survey.state is State.CRASHED:
@@ -269,7 +271,7 @@ class _Check:
         """Check a file behind the end: created in advance and still empty, or left behind."""
         (step, *_) = walk(self._files, file, verify=Verify.BODY)
         if isinstance(step, Hole) and step.dirty_end == step.log_offset and step.resume is None:
-            text = "the file is empty: made in advance"
+            text = "the file is empty: created in advance"
             self._findings.add(Severity.NOTE, "log.spare", file.path, file.start_offset, text)
         else:
             text = f"the file lies behind the end of the log at {self._log_end}, and is not empty"
@@ -283,7 +285,7 @@ class _Check:
             content = self._files.read_file(path, size_max=CHECKPOINT_FILE_SIZE)
         except StoreFileMissingError:
             if self._record_count:
-                text = "there is none: a recovery would read the whole log"
+                text = "there is no checkpoint: a recovery would read the whole log"
                 self._findings.add(Severity.NOTE, "checkpoint.missing", path, 0, text)
             return
         except StoreFileError as error:

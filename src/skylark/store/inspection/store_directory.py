@@ -58,7 +58,7 @@ STORE_NAMES: Final = (LOG_DIRECTORY, QUEUE_DIRECTORY, INDEX_DIRECTORY, "checkpoi
 _DIGITS: Final = re.compile(r"[0-9]{20}")
 _INDEX_NAME: Final = re.compile(r"[0-9]{1,18}")
 _DEFAULT_SHAPE: Final = (5_000_000, 20_000_000)
-_ENTRIES_PER_SLOT: Final = 4  # of the defaults, and of whoever scales both
+_ENTRIES_PER_SLOT: Final = 4  # of the defaults, and of most other configurations
 _SEARCH_CHUNK: Final = 1 << 20
 _LOG_OFFSET: Final = 4  # position of the log offset in an index entry
 _ABORT_SIZE_MAX: Final = 64
@@ -132,7 +132,7 @@ class Misfit(NamedTuple):
     path: Path
     offset: int
     text: str
-    is_harmless: bool = False  # the next start puts it right
+    is_harmless: bool = False  # the next start repairs it
 
 
 class Survey(msgspec.Struct, kw_only=True):
@@ -140,14 +140,14 @@ class Survey(msgspec.Struct, kw_only=True):
 
     root: Path
     state: State
-    abort_text: str | None  # what stands in the mark of an open store
+    abort_text: str | None  # content of the file abort
     log_size: int
     log_files: list[LogFile]
     queues: list[QueueDirectory]
     index_files: list[Path]
-    index_shape: IndexShape | None  # None: there is no index, or nobody can tell
+    index_shape: IndexShape | None  # None: no index, or unknown
     topics: frozenset[str] | None  # of topics.json; None: not known
-    emptied_topics: frozenset[str]  # that have a directory for queues, and none in it
+    emptied_topics: frozenset[str]  # with an empty directory for queues
     misfits: list[Misfit]
 
 
@@ -162,7 +162,7 @@ def survey(
     names = {entry.name for entry in files.list_directory(root)}
     if not names.intersection(STORE_NAMES) and log_path is None:
         raise NotAStoreError(
-            f"{root} is no store: it has none of {', '.join(STORE_NAMES)}",
+            f"{root} is not a store: it has none of {', '.join(STORE_NAMES)}",
             hint=_hint(root, names),
         )
     return _Surveyor(files, root, sizes).run(log_path or root / LOG_DIRECTORY)
@@ -355,7 +355,7 @@ def index_shape(files: FileSystem, path: Path) -> IndexShape | None:
         if next_entry < 2:
             return None
         for slots in _slot_counts(handle, end_offset, next_entry - 1):
-            if _leads_to_last(handle, slots, next_entry - 1, end_offset):
+            if _points_to_last(handle, slots, next_entry - 1, end_offset):
                 return IndexShape(slots, _entry_count(handle.size, slots))
     return None
 
@@ -372,7 +372,7 @@ def _slot_counts(handle: FileHandle, end_offset: int, last: int) -> Iterator[int
     for_slot = INDEX_SLOT_SIZE + _ENTRIES_PER_SLOT * INDEX_ENTRY_SIZE
     yield (size - INDEX_HEADER_SIZE) // for_slot
     if end_offset <= 0:
-        return  # zeros are everywhere
+        return  # zeros match everywhere
     wanted = end_offset.to_bytes(8, "big")
     before = INDEX_HEADER_SIZE + last * INDEX_ENTRY_SIZE + _LOG_OFFSET
     for start in range(before, size, _SEARCH_CHUNK):
@@ -384,7 +384,7 @@ def _slot_counts(handle: FileHandle, end_offset: int, last: int) -> Iterator[int
             found = chunk.find(wanted, found + 1)
 
 
-def _leads_to_last(handle: FileHandle, slots: int, last: int, end_offset: int) -> bool:
+def _points_to_last(handle: FileHandle, slots: int, last: int, end_offset: int) -> bool:
     """Whether with so many slots the last entry is where its slot points."""
     entries_size = handle.size - INDEX_HEADER_SIZE - slots * INDEX_SLOT_SIZE
     if slots < 1 or entries_size % INDEX_ENTRY_SIZE or entries_size <= last * INDEX_ENTRY_SIZE:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: One item of a dump.
 Item: TypeAlias = dict[str, object]
-#: Told of bytes in the log that are no record.
+#: Called for bytes in the log that are not a record.
 OnHole: TypeAlias = Callable[[Hole], None]
 
 
@@ -44,7 +44,7 @@ class BodyForm(enum.Enum):
     """How a dump shows bodies; compressed ones are decompressed."""
 
     BASE64 = "base64"
-    TEXT = "text"  #: as UTF-8, what is none replaced
+    TEXT = "text"  #: as UTF-8, invalid bytes replaced
     NONE = "none"
 
 

@@ -49,7 +49,9 @@ class TimerCheckpointFile:
         except StoreFileMissingError:
             return self.saved
         except (StoreFileError, RemoteProtocolError) as error:
-            logger.warning("timed messages are placed anew, for want of a checkpoint: %s", error)
+            logger.warning(
+                "placing all timed messages again, the checkpoint is unreadable: %s", error
+            )
             return self.saved
         numbers = (
             checkpoint.last_read_time_ms,
@@ -58,7 +60,7 @@ class TimerCheckpointFile:
             checkpoint.master_timer_queue_offset,
         )
         if min(numbers) < 0 or checkpoint.last_read_time_ms > TIME_MS_MAX:
-            logger.warning("%s holds no times and positions, and is taken as zeros", self.path)
+            logger.warning("%s holds implausible values and counts as zeros", self.path)
             return self.saved
         self.saved = checkpoint
         return checkpoint

@@ -46,7 +46,7 @@ BLANK_SIZE: Final = 16
 BLANK_MAGIC: Final = 0xCBD43194 - (1 << 32)
 NO_POSITION: Final = -1
 
-#: Bits of a unit's magic: always; put on the timer topic again; a mark that deletes another one.
+#: Bits of a unit's magic: always set; roll when due; deletes another message.
 MAGIC_DEFAULT: Final = 1
 MAGIC_ROLL: Final = 2
 MAGIC_DELETE: Final = 4

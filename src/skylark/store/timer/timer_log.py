@@ -198,7 +198,7 @@ class TimerLog:
             if unit is None or unit.log_offset >= log_min_offset:
                 break
             self.files.retire_oldest(now)
-            logger.info("%s is deleted: its messages have expired", file.path)
+            logger.info("deleting %s: its messages have expired", file.path)
             count += 1
         return count
 
@@ -222,7 +222,7 @@ class SlotWalk:
         self._log = log
         self._position = slot.last_position
         self.time_ms = slot.time_ms
-        self.message_count = slot.message_count  # as the slot counts: marks make it less
+        self.message_count = slot.message_count  # by the slot: delete marks count -1
         self._positions = array("q")  # newest first
         self._deletes = array("q")
 

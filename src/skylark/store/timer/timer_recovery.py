@@ -69,7 +69,7 @@ def recover(
     )
     timer.read_time_ms = timer.floor(checkpoint.last_read_time_ms)
     if timer.log.end < checkpoint.last_timer_log_flush_pos:
-        logger.warning("the timer log is not complete: all timed messages are placed again")
+        logger.warning("the timer log is incomplete: placing all timed messages again")
         timer.placed_until = queue_offset
         queue_offset = queue_min_offset
         _distrust(timer, checkpoint)
@@ -82,16 +82,16 @@ def recover(
     timer.restore(slots, count, max(queue_offset, queue_min_offset))
     if slots or end:
         logger.info(
-            "the timer has %s messages in %s slots, and goes on at %s of its topic",
+            "the timer has %s messages in %s slots and continues at offset %s of its topic",
             count, len(slots), timer.queue_offset,
         )  # fmt: skip
 
 
 def _distrust(timer: TimerStore, checkpoint: TimerCheckpoint) -> None:
     """Record that the timer log must be rebuilt, until the next snapshot is written."""
-    noted = msgspec.structs.replace(checkpoint, last_timer_log_flush_pos=NO_LOG_IS_LONG_ENOUGH)
-    timer.checkpoint.write(noted)
-    timer.checkpoint.saved = noted
+    marked = msgspec.structs.replace(checkpoint, last_timer_log_flush_pos=NO_LOG_IS_LONG_ENOUGH)
+    timer.checkpoint.write(marked)
+    timer.checkpoint.saved = marked
 
 
 def _trusted_end(
@@ -115,7 +115,7 @@ class _Relinking:
         self._timer = timer
         self._end = end
         self._waiting: dict[int, Slot] = {}  # by time, from the read time on
-        self._leading: dict[int, Slot] = {}  # those that lead behind the end
+        self._leading: dict[int, Slot] = {}  # those that point behind the end
 
     def run(self, flushed_position: int) -> tuple[list[int], int]:
         """The times of the slots that wait, sorted, and the number of their messages."""
@@ -149,7 +149,7 @@ class _Relinking:
                     self._leading[slot.time_ms] = slot
                 elif slot.last_position >= log.min_position:
                     self._waiting[slot.time_ms] = slot
-                else:  # what it held has expired: a new message of its time must find it empty
+                else:  # its messages have expired: the slot must be empty for new ones
                     wheel.clear(slot.time_ms)
 
     def _last_units(self, start: int) -> dict[int, int]:

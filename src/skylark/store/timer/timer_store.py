@@ -56,7 +56,7 @@ from skylark.store.timer.timer_wheel import Slot, TimerWheel
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.slave_sync_body import TimerCheckpoint, TimerMetric
 
-BLANK_SLOTS: Final = 60  # between the longest roll and a lap of the wheel
+BLANK_SLOTS: Final = 60  # between the longest roll and a round of the wheel
 ROLL_WINDOW_SLOTS_MIN: Final = 2
 
 
@@ -178,15 +178,15 @@ class TimerStore:
         self._config_files = config_files
         #: Next message of the timer topic.
         self.queue_offset = 0
-        #: Messages before this offset of the timer topic were placed once; see ``recovery``.
+        #: Messages before this offset of the timer topic were already placed; see timer_recovery.
         self.placed_until = 0
         #: All slots before this time are done.
         self.read_time_ms = 0
-        #: No message is placed before this time any more.
+        #: Messages due before this time are late and not placed.
         self.write_time_ms = 0
-        #: Messages in the slots that wait, as the slots count.
+        #: Messages in waiting slots, by the counts of the slots.
         self.waiting_count = 0
-        self._slots: list[int] = []  # heap of the times of slots that wait
+        self._slots: list[int] = []  # heap of the times of waiting slots
         self._window_slots = options.window_slots
         self._counts_saved = self.counts.version
         self._changed = False

@@ -83,7 +83,7 @@ class TimerWheel:
             raise WheelSizeError(
                 f"the file has {handle.size} bytes instead of {self.size}",
                 path=self.path,
-                hint="move it away: it is made again from the timer log",
+                hint="move it away: the next start rebuilds it from the timer log",
             )
         logger.warning("%s is empty, left by an interrupted creation: removed", self.path)
         self._file_system.remove(self.path)
@@ -108,7 +108,7 @@ class TimerWheel:
             raise
 
     def _take(self, handle: FileHandle) -> None:
-        handle.allocate(0, self.size)  # one that came from elsewhere may be sparse
+        handle.allocate(0, self.size)  # a file from elsewhere may be sparse
         self.handle = handle
 
     def index(self, time_ms: int) -> int:

@@ -40,11 +40,11 @@ def test_a_wrong_key_hash(basic: Path, index_files: list[Path]) -> None:
     assert "are not those of its keys" in report.findings[0].text
 
 
-def test_an_entry_that_leads_to_another_record(basic: Path, index_files: list[Path]) -> None:
+def test_an_entry_that_points_to_another_record(basic: Path, index_files: list[Path]) -> None:
     patch_entry(index_files[1], 50, 1, 1)  # the first of a record
     report = check(basic)
     assert kinds(report) == {(ERROR, "index.extra"), (WARNING, "index.missing")}
-    assert text_of(report, "index.extra").endswith("where no sound record with a key begins")
+    assert text_of(report, "index.extra").endswith("where no valid record with a key begins")
     assert text_of(report, "index.missing").startswith("the keys of 1 record from ")
 
 
@@ -67,10 +67,10 @@ def test_broken_chains(basic: Path, index_files: list[Path]) -> None:
     assert found(report) == [(ERROR, "index.chain", f"index/{path.name}", position)]
     patch_entry(path, linked[-2], 3, -1)
     report = check(basic)
-    assert [it.text for it in report.findings][-1] == "2 entries in all lead to a wrong one"
+    assert [it.text for it in report.findings][-1] == "2 entries in all point to a wrong one"
 
 
-def test_a_slot_that_leads_elsewhere(basic: Path, index_files: list[Path]) -> None:
+def test_a_slot_that_points_to_a_wrong_entry(basic: Path, index_files: list[Path]) -> None:
     path = index_files[2]
     patch(path, 40, struct.pack(">i", 1))
     report = check(basic)
@@ -170,7 +170,7 @@ def test_an_index_of_another_shape(tmp_path: Path) -> None:
     assert (ERROR, "index.chain") in kinds(report)
 
 
-def test_an_index_file_whose_shape_nobody_can_tell(tmp_path: Path) -> None:
+def test_an_index_file_of_unknown_shape(tmp_path: Path) -> None:
     store = own_store(tmp_path, max_hash_slot_num=37, max_index_num=61)
     store.put("T", 0, b"body", {"KEYS": "k"})  # at log offset 0, as all that is not used
     store.close()

@@ -27,8 +27,8 @@ def log_file(content: bytes, *, start: int = START) -> tuple[FaultyFileSystem, L
     return files, LogFile(Path("/log"), start, len(content))
 
 
-def told(steps: list[Step]) -> list[int | Hole | Blank]:
-    """Log offsets of all records, and whatever else there was."""
+def summary(steps: list[Step]) -> list[int | Hole | Blank]:
+    """Log offsets of all records, and the other steps."""
     found: list[int | Hole | Blank] = []
     for step in steps:
         if isinstance(step, RecordColumns):
@@ -59,16 +59,16 @@ def blank(position: int) -> bytes:
 
 def walked(content: bytes, slice_size: int = 1 << 20) -> list[int | Hole | Blank]:
     files, file = log_file(content.ljust(SIZE, b"\0"))
-    return told(list(walk(files, file, slice_size=slice_size)))
+    return summary(list(walk(files, file, slice_size=slice_size)))
 
 
 @pytest.mark.parametrize("name", ["store-basic", "store-crashed", "store-torn"])
 @pytest.mark.parametrize("slice_size", [1, 300, 5000])
-def test_slices_of_any_size_tell_the_same(name: str, slice_size: int) -> None:
+def test_slices_of_any_size_give_the_same_steps(name: str, slice_size: int) -> None:
     for path in sorted((GOLDEN / name / "commitlog").iterdir()):
         files, file = log_file(path.read_bytes(), start=int(path.name))
-        whole = told(list(walk(files, file)))
-        assert told(list(walk(files, file, slice_size=slice_size))) == whole
+        whole = summary(list(walk(files, file)))
+        assert summary(list(walk(files, file, slice_size=slice_size))) == whole
         assert len(whole) > 1 or path.name == "00000000000000163840"
 
 
@@ -140,7 +140,7 @@ def test_a_spoilt_body_costs_one_record() -> None:
     assert walked(bytes(content))[1] == Hole(START + size, RecordFault.BAD_BODY_CRC, None, end)
 
 
-def test_a_record_that_says_it_is_longer_than_the_file() -> None:
+def test_a_record_with_a_size_beyond_the_file() -> None:
     content = bytearray(records([10, 10]))
     content[0:4] = (1 << 30).to_bytes(4, "big")
     second = START + len(content) // 2
@@ -159,7 +159,7 @@ def test_the_first_record_alone() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damage_never_hides_what_is_not_touched(data: st.DataObject) -> None:
-    """Each record that no damaged byte is in is found, whatever the others look like."""
+    """Each record that no damaged byte is in is found."""
     sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=15))
     content = bytearray(records(sizes))
     starts = [sum(size + OVERHEAD for size in sizes[:number]) for number in range(len(sizes))]

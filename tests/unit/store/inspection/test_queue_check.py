@@ -56,12 +56,12 @@ def test_neighbouring_wrong_entries_are_one_finding(basic: Path) -> None:
     assert report.findings[0].text.startswith("entries 5 to 9 are wrong, the first has size ")
 
 
-def test_an_entry_that_leads_to_a_later_record(basic: Path) -> None:
+def test_an_entry_that_points_to_a_later_record(basic: Path) -> None:
     content = (basic / QUEUE).read_bytes()
     patch(basic / QUEUE, 0, content[200:220])
     report = check(basic)
     assert found(report) == [(ERROR, "queue.wrong", QUEUE, 0)]
-    assert report.findings[0].text.startswith("entry 0 leads to later records, and not to ")
+    assert report.findings[0].text.startswith("entry 0 points to later records, and not to ")
 
 
 def test_missing_entries(basic: Path) -> None:
@@ -100,10 +100,10 @@ def test_extra_entries(basic: Path) -> None:
         (ERROR, "queue.extra", name, 60),
     ]
     assert report.findings[1].text == (
-        f"entry 2 leads to {other[0]}, where no sound record of this queue begins"
+        f"entry 2 points to {other[0]}, where no valid record of this queue begins"
     )
     assert report.findings[2].text == (
-        f"entry 3 leads to {LOG_END}, behind the end of the log at {LOG_END}"
+        f"entry 3 points to {LOG_END}, behind the end of the log at {LOG_END}"
     )
 
 
@@ -138,7 +138,7 @@ def test_the_due_time_of_delayed_messages_depends_on_the_levels(basic: Path) -> 
     assert wrong == {("SCHEDULE_TOPIC_XXXX", number) for number in ("1", "16", "17")}
 
 
-def test_a_deleted_topic_is_noted_if_the_broker_has_forgotten_it(basic: Path) -> None:
+def test_a_deleted_topic_is_a_note_if_the_broker_table_lacks_it(basic: Path) -> None:
     shutil.rmtree(basic / "consumequeue/GoldenB")
     report = check(basic)
     assert found(report) == [(ERROR, "queue.missing", "consumequeue/GoldenB/0", 0)]

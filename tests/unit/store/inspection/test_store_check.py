@@ -57,7 +57,7 @@ def basic(tmp_path: Path) -> Path:
 # ---- sound stores ------------------------------------------------------------------------------
 
 
-def test_a_store_of_java_is_clean_and_all_of_it_was_looked_at(basic: Path) -> None:
+def test_a_store_of_java_is_clean_and_all_of_it_was_checked(basic: Path) -> None:
     before = digest(basic)
     report = check(basic)
     assert report.findings == []
@@ -86,15 +86,15 @@ def test_a_torn_store_of_java_is_described() -> None:
     assert (report.records, report.log_end) == (443, 142909)
     assert (report.errors, report.warnings, report.notes) == (0, 8, 1)
     assert text_of(report, "log.end") == (
-        "the log ends at 142909, and queues know records up to 144910: the sum of the parts is "
+        "the log ends at 142909, and queues have entries up to 144910: the sum of the parts is "
         "not the total size"
     )
     extra = [it for it in report.findings if it.kind == "queue.extra"]
     assert len(extra) == 5
     assert extra[-1].text == (
-        "entries 148 to 149 lead to 143240, behind the end of the log at 142909"
+        "entries 148 to 149 point to 143240, behind the end of the log at 142909"
     )
-    assert text_of(report, "index.extra").startswith("entries 133 to 150 lead to 142909, behind")
+    assert text_of(report, "index.extra").startswith("entries 133 to 150 point to 142909, behind")
 
 
 def test_progress_goes_from_nothing_to_all(basic: Path) -> None:
@@ -209,7 +209,7 @@ def damage(basic: Path, number: int, position: int, content: bytes | None = None
         (0, bytes(100), "zeros: nothing was written here"),
     ],
 )
-def test_a_damaged_record_is_passed_over_and_its_entries_lead_nowhere(
+def test_a_damaged_record_is_skipped_and_its_entries_are_reported(
     basic: Path, position: int, content: bytes | None, fault: str
 ) -> None:
     log_offset = damage(basic, 1, position, content)
@@ -229,7 +229,7 @@ def test_a_damaged_record_is_passed_over_and_its_entries_lead_nowhere(
         (ERROR, "index.extra"),
     }
     extra = text_of(report, "queue.extra")
-    assert f"leads to {log_offset}, where no sound record of this queue begins" in extra
+    assert f"points to {log_offset}, where no valid record of this queue begins" in extra
 
 
 def test_the_rest_of_a_file_that_is_lost(basic: Path) -> None:
@@ -363,7 +363,7 @@ def test_findings_of_a_kind_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_the_files_hold_a_check_ends_with_a_report(tmp_path: Path, seed: int) -> None:
+def test_a_check_of_random_files_ends_with_a_report(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     name = random.choice(["store-basic", "store-crashed", "store-torn"])
     root = Path(shutil.copytree(GOLDEN / name, tmp_path / "store"))

@@ -109,7 +109,7 @@ def test_a_body_that_cannot_be_inflated_is_shown_as_it_is(tmp_path: Path) -> Non
     assert "zlib" in str(item["bodyError"])
 
 
-def test_damage_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
     root = Path(shutil.copytree(GOLDEN / "store-basic", tmp_path / "store"))
     path = root / "commitlog/00000000000000032768"
     content = bytearray(path.read_bytes())
@@ -155,7 +155,7 @@ def test_entries_of_batch_queues() -> None:
     ]
 
 
-def test_index_entries_lead_to_the_records_of_their_keys() -> None:
+def test_index_entries_point_to_the_records_of_their_keys() -> None:
     surveyed = survey(FILES, GOLDEN / "store-basic", FileSizes())
     entries = list(dump_index(FILES, surveyed))
     assert len(entries) == 1316

@@ -82,7 +82,7 @@ def test_a_log_goes_on_where_it_was_truncated() -> None:
     fill(log, 8)
     log.close()
     log = new_log(files)
-    assert log.end == 600  # as long as nobody says where it ends
+    assert log.end == 600  # until recovery finds the end
     log.truncate(352)
     assert (log.end, log.read(352)) == (352, None)
     assert log.append(-1, 1, 0, 0, 0, 0, 0) == 352
@@ -121,6 +121,6 @@ def test_a_wrong_file_size_is_named() -> None:
         new_log(files, file_size=400)
 
 
-def test_marks_are_told_apart() -> None:
+def test_marks_are_distinguished() -> None:
     unit = Unit(-1, MAGIC_DEFAULT | MAGIC_DELETE, 0, 0, 0, 0, 0)
     assert (unit.is_rolled, unit.is_delete) == (False, True)

@@ -124,7 +124,7 @@ def test_time_does_not_go_back() -> None:
     assert timer.advance(NOW) == NOW + 5_000
 
 
-def test_what_a_snapshot_says() -> None:
+def test_the_content_of_a_snapshot() -> None:
     topic = Topic()
     files = FaultyFileSystem()
     timer = new_timer(files, topic)
