@@ -286,9 +286,7 @@ class Allocator:
             logger.warning(
                 "the worker could not allocate space before the write position: %s", error
             )
-        elif (
-            start <= file.allocated < end
-        ):  # else the file was truncated, or the owner has allocated itself
+        elif start <= file.allocated < end:  # else truncated, or allocated by the owner
             file.allocated = end
             stop = min(self._soft_end(file), self._populate_from(file))
             file.prepared = max(file.wrote, stop)

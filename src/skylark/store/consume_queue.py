@@ -478,24 +478,14 @@ class ConsumeQueue(EntryQueue):
         result = Dispatched.APPENDED
         if queue_offset != self.max_offset:
             if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
-                logger.error(
-                    "%r: the record at %s has the unexpected queue offset %s",
-                    self,
-                    log_offset,
-                    queue_offset,
-                )
+                self._log_misplaced(log_offset, queue_offset)
                 return Dispatched.MISPLACED
             if queue_offset == 0 or self._may_restart_at(queue_offset):
                 self._restart_at(queue_offset)
             elif queue_offset < self.max_offset:
                 return Dispatched.REPEATED
             else:
-                logger.error(
-                    "%r: the record at %s has the unexpected queue offset %s",
-                    self,
-                    log_offset,
-                    queue_offset,
-                )
+                self._log_misplaced(log_offset, queue_offset)
                 result = Dispatched.MISPLACED
         self.append(log_offset, size, tags_code)
         self.next_offset = self.max_offset
@@ -522,6 +512,10 @@ class ConsumeQueue(EntryQueue):
         if len(self._tail) >= self._flush_at:
             self._overflow()
         return True
+
+    def _log_misplaced(self, log_offset: int, queue_offset: int) -> None:
+        text = "%r: the record at %s has the unexpected queue offset %s"
+        logger.error(text, self, log_offset, queue_offset)
 
     def _may_restart_at(self, queue_offset: int) -> bool:
         """Whether the queue has no message before this one that a gap could separate it from.

@@ -229,7 +229,7 @@ class IndexFile:
         if not 0 <= seconds <= SECONDS_MAX:
             seconds = 0 if seconds < 0 else SECONDS_MAX
         first_seconds = None
-        if number == 1:  # the first entry still counts from the end of the file before
+        if number == 1:  # its time is relative to the end of the previous file
             first_seconds, seconds = seconds, 0
             self.begin_timestamp = store_timestamp
             self.begin_offset = next(offset for offset, hashes in records if hashes)

@@ -188,7 +188,7 @@ class _Recovery:
         )
         self._clean = True
         self._dispatch_from = 0  # records before it have their entries
-        self._views_rebuilt = False
+        self._derived_files_rebuilt = False
         self._record_count = 0
         self._last_record_offset = 0
         self._last_store_timestamp = 0
@@ -219,7 +219,7 @@ class _Recovery:
             truncated_bytes=truncated_bytes,
             last_record_offset=self._last_record_offset,
             last_store_timestamp=self._last_store_timestamp,
-            derived_files_rebuilt=self._views_rebuilt,
+            derived_files_rebuilt=self._derived_files_rebuilt,
             replayed_records=self._replay.appended,
             repeated_records=self._replay.repeated,
             misplaced_records=self._replay.misplaced,
@@ -412,7 +412,7 @@ class _Recovery:
             checkpoint.logics_physical_offset = start
         checkpoint.save()
         self._parts.abort.create(self._process_id)
-        self._views_rebuilt = True
+        self._derived_files_rebuilt = True
 
     # ---- scan ------------------------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ class _Recovery:
                 self._progress(scan.position - start, size)
 
     def _dispatch(self, columns: RecordColumns, start: int) -> None:
-        if self._clean and not self._views_rebuilt:
+        if self._clean and not self._derived_files_rebuilt:
             if not visible_records(columns, self._dispatch_from).any():
                 return
             self._distrust_derived_files(start)

@@ -399,7 +399,7 @@ class Retention:
                 logger.exception(
                     "the callback before a deletion failed, the file is deleted anyway"
                 )
-        why = "the disk is too full" if forced else "it has expired"
+        why = "the disk or the log is too full" if forced else "it has expired"
         logger.info("deleting %s: %s", file.path, why)
         files.retire_oldest(self._scheduler.monotonic())
         return True

@@ -100,7 +100,7 @@ async def test_a_slave_waits_for_its_master_to_come() -> None:
         (encode_frame_head(-8, 4), "4 bytes for offset -8"),
         (encode_frame_head(100, 4) + b"abcd", "begins at 100, where no file here can start"),
         (encode_frame_head(0, 40) + b"garbage!" * 5, "no record begins at 0"),
-        (encode_frame_head(0, 9_000) + bytes(9_000), "run over the end of a file"),
+        (encode_frame_head(0, 9_000) + bytes(9_000), "exceed the end of a file"),
     ],
 )
 async def test_a_master_that_makes_no_sense_is_left_for_five_seconds(

@@ -495,7 +495,7 @@ def test_a_warm_file_is_used_and_let_cool_like_any_other(
 
 
 def test_an_executor_needs_a_way_back() -> None:
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="must be given together"):
         Allocator(FaultyFileSystem(), executor=ManualOwner())
 
 

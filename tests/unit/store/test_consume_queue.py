@@ -199,7 +199,7 @@ def test_a_full_disk_does_not_fail_an_append() -> None:
 def test_files_must_hold_whole_entries() -> None:
     disk = FaultyFileSystem()
     handles = QueueHandles(disk, DirtyRanges(disk))
-    with pytest.raises(ValueError, match="no whole entries"):
+    with pytest.raises(ValueError, match="not a multiple of the entry size 20"):
         ConsumeQueue("T", 0, QueueFiles(handles, DIRECTORY, 210), Tails())
 
 

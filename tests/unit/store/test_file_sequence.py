@@ -174,7 +174,7 @@ def test_other_sizes_than_the_store_was_made_with_are_noticed(
     for name in [entry.name for entry in files.list_directory(directory)]:
         files.truncate(directory / name, SIZE + PAGE_SIZE)
     log = MappedFiles(directory, SIZE + PAGE_SIZE, files=files, allocator=Allocator(files))
-    with pytest.raises(CorruptLogError, match="no multiple of mappedFileSizeCommitLog"):
+    with pytest.raises(CorruptLogError, match="not a multiple of mappedFileSizeCommitLog"):
         log.load()
 
 

@@ -510,7 +510,7 @@ def test_broken_queues_are_rebuilt_by_the_hint_of_the_error(
         refused.open()
     assert caught.value.hint is not None
     assert caught.value.hint.endswith(
-        "delete the directories consumequeue and batchconsumequeue: the next start makes all "
+        "delete the directories consumequeue and batchconsumequeue: the next start rebuilds all "
         "queues from the log"
     )
     remove_tree(disk, ROOT / "consumequeue")

@@ -235,7 +235,7 @@ def test_a_file_truncated_by_another_program_is_an_error(tmp_path: Path) -> None
     queue = open_queue(files, tmp_path / "q")
     write(queue, 0, b"x" * 100)
     files.truncate(tmp_path / "q" / "00000000000000000000", 30)
-    with pytest.raises(StoreFileError, match="has become shorter"):
+    with pytest.raises(StoreFileError, match="was truncated while the store was open"):
         queue.read(20, 20)
 
 

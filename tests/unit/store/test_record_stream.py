@@ -92,7 +92,7 @@ def test_what_is_no_record_is_refused(body: bytes, text: str) -> None:
 def test_pieces_must_continue_each_other_and_stay_in_their_file() -> None:
     with pytest.raises(RecordStreamError, match="received bytes at 8 where 0 was expected"):
         stream().take(8, b"x")
-    with pytest.raises(RecordStreamError, match="run over the end of a file"):
+    with pytest.raises(RecordStreamError, match="exceed the end of a file"):
         stream(900).take(900, bytes(101))
 
 

@@ -156,8 +156,8 @@ async def test_a_broker_shows_them_and_says_so_before_the_files_go(
             await fill(world, 6)
             await world.clock.advance(INTERVAL_S)
         assert world.graph.store.log.min_offset == FILE_SIZE
-        texts = [text for text in caplog.messages if "group g" in text or "is deleted" in text]
+        texts = [text for text in caplog.messages if "group g" in text or "deleting" in text]
         assert (
             texts[0] == "retention soon deletes 5 messages of T that group g has not consumed yet"
         )
-        assert texts[1].endswith("is deleted: there is no room for it")
+        assert texts[1].endswith(": the disk or the log is too full")

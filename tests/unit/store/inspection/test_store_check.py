@@ -108,7 +108,7 @@ def test_progress_goes_from_nothing_to_all(basic: Path) -> None:
 def test_no_such_directory_and_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreFileMissingError):
         check(tmp_path / "absent")
-    with pytest.raises(NotAStoreError, match="is no store"):
+    with pytest.raises(NotAStoreError, match="is not a store"):
         check(tmp_path)
     (tmp_path / "commitlog").mkdir()
     report = check(tmp_path)
