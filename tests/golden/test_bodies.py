@@ -16,17 +16,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from skylark.wire.bodies import acl_body as acl
 from skylark.wire.bodies import admin_body as admin
 from skylark.wire.bodies import common_body as common
-from skylark.wire.bodies import config, heartbeat, lock, register, stats
-from skylark.wire.bodies import controller_body as controller
+from skylark.wire.bodies import config, heartbeat, register, stats
 from skylark.wire.bodies import ha_body as ha
 from skylark.wire.bodies import pop_body as pop
 from skylark.wire.bodies import route_body as route
 from skylark.wire.bodies import slave_sync_body as sync
-from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.bodies.heartbeat import HeartbeatData, heartbeat_fingerprint
+from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.frame import decode_frame
@@ -74,7 +72,9 @@ def test_all_recorded_json_bodies_are_covered() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_recorded_bodies_are_written_again_byte_by_byte(scenario: str) -> None:
     for body in recorded_bodies(scenario):
-        body_type = (RESPONSE_BODIES if body.response else REQUEST_BODIES)[body.code]
+        row = CATALOGUE[body.code]
+        body_type = row.response_body_type if body.response else row.request_body_type
+        assert body_type is not None, row.name
         value = decode_body(body_type, body.data)
         if (scenario, body.code, body.data) not in NOT_FROM_BEANS:
             assert encode_body(value, standard=body.standard) == body.data
@@ -141,8 +141,7 @@ def samples(kind: str) -> list[tuple[str, str]]:
 
 
 def body_types() -> dict[str, Any]:
-    modules = [acl, admin, common, config, controller, ha, heartbeat, lock, pop, register, route]
-    modules += [stats, sync]
+    modules = [admin, common, config, ha, heartbeat, pop, register, route, stats, sync]
     return {name: member for module in modules for name, member in vars(module).items()}
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from skylark.core.errors import RemoteProtocolError
-from skylark.wire.bodies.body_types import REQUEST_BODIES, RESPONSE_BODIES
 from skylark.wire.bodies.common_body import DataVersion, MessageQueue
 from skylark.wire.bodies.heartbeat import HeartbeatData
 from skylark.wire.bodies.register import (
@@ -21,6 +20,7 @@ from skylark.wire.bodies.register import (
     encode_register_body,
 )
 from skylark.wire.bodies.stats import ConsumeStatsList
+from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fastjson_reader import ObjectKey, parse
 from skylark.wire.frame import decode_frame
@@ -30,8 +30,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SCALAR = st.none() | st.booleans() | INT64 | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 
-BODY_TYPES = list({str(kind): kind for kind in REQUEST_BODIES.values()}.values())
-BODY_TYPES += list({str(kind): kind for kind in RESPONSE_BODIES.values()}.values())
+_ROWS = CATALOGUE.values()
+_BODIES = [body for row in _ROWS for body in (row.request_body_type, row.response_body_type)]
+BODY_TYPES = list({str(body): body for body in _BODIES if body is not None}.values())
 
 
 def values_of(info: inspect.Type) -> st.SearchStrategy[Any]:

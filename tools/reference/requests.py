@@ -11,7 +11,7 @@ import msgspec
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fields import Header, Int32, Int64
-from skylark.wire.rows.catalogue_row import Access, BodyKind, Oneway, Priority, Row
+from skylark.wire.rows.catalogue_row import Access, BodyKind, BodyType, Oneway, Priority, Row
 from tools.reference.comments import inherited_remarks, remarks
 from tools.reference.markdown import code, head, slug, table
 
@@ -104,9 +104,9 @@ def _section(row: Row, meaning: str) -> str:
     parts = [f"### {_heading(row)}\n", "\n".join(line for line in lines if line) + "\n"]
     fields = [
         *_fields(row.request_header, "request"),
-        *_body(row.request_body, row.request_body_type, "request"),
+        *_body(row.request_body, "request"),
         *_fields(row.response_header, "answer"),
-        *_body(row.response_body, row.response_body_type, "answer"),
+        *_body(row.response_body, "answer"),
     ]
     if fields:
         parts.append(table(["In", "Field", "Type", "Meaning"], fields))
@@ -146,11 +146,11 @@ def _type_name(hint: Any) -> tuple[str, bool]:
     return names[hint], is_optional
 
 
-def _body(kind: BodyKind, body_type: Any, where: str) -> Iterator[list[str]]:
-    if kind is BodyKind.JSON:
-        yield [where, "body", "JSON", _json_body(body_type)]
-    elif kind is not BodyKind.NONE:
-        yield [where, "body", "", BODIES[kind]]
+def _body(body: BodyKind | BodyType, where: str) -> Iterator[list[str]]:
+    if not isinstance(body, BodyKind):
+        yield [where, "body", "JSON", _json_body(body)]
+    elif body is not BodyKind.NONE:
+        yield [where, "body", "", BODIES[body]]
 
 
 def _json_body(body_type: Any) -> str:

@@ -23,11 +23,11 @@ from skylark.wire.bodies.admin_body import (
     SubscriptionConflict,
 )
 from skylark.wire.codes import RequestCode, version_name
+from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 from skylark.wire.headers.client_header import (
     GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
 )
-from skylark.wire.headers.common import ConsumerGroupRequestHeader
 
 #: Timeout of a request that a broker relays to a client; the broker itself waits 10 s.
 RELAY_TIMEOUT_S: Final = 15.0

@@ -40,8 +40,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig
 from skylark.wire.bodies.slave_sync_body import SubscriptionGroupWrapper
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader
-from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.admin import DeleteSubscriptionGroupRequestHeader, TopicRequestHeader
 from skylark.wire.headers.route import DeleteTopicFromNamesrvRequestHeader
 
 #: Members that are queried concurrently for their queues.

@@ -12,7 +12,7 @@ from skylark.admin.fan_out import on_each
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.admin import TopicRequestHeader
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,8 +20,7 @@ from skylark.core.names import AUTO_CREATE_TOPIC
 from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.bodies.slave_sync_body import TopicConfigSerializeWrapper
 from skylark.wire.codes import Perm, RequestCode
-from skylark.wire.headers.admin import CreateTopicRequestHeader
-from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.admin import CreateTopicRequestHeader, TopicRequestHeader
 
 QUEUE_COUNT_MAX: Final = 65_536
 _PERM_LETTERS: Final = ((Perm.READ, "r"), (Perm.WRITE, "w"), (Perm.INHERIT, "x"))

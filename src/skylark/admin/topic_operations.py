@@ -46,7 +46,7 @@ from skylark.wire.bodies.config import TopicConfig, TopicFilterType
 from skylark.wire.bodies.route_body import TopicRouteData
 from skylark.wire.codes import Perm, RequestCode
 from skylark.wire.fastjson import decode_body
-from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.admin import TopicRequestHeader
 from skylark.wire.headers.route import (
     DeleteTopicFromNamesrvRequestHeader,
     GetTopicsByClusterRequestHeader,

@@ -36,11 +36,12 @@ from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.admin import (
+    ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
+    GroupRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
 from skylark.wire.headers.client_header import GetProducerConnectionListRequestHeader
-from skylark.wire.headers.common import ConsumerGroupRequestHeader, GroupRequestHeader
 from skylark.wire.headers.ha import (
     GetAllSubscriptionGroupRequestHeader,
     GetAllSubscriptionGroupResponseHeader,

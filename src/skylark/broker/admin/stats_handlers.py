@@ -50,9 +50,9 @@ from skylark.wire.headers.admin import (
     GetConsumeStatsInBrokerRequestHeader,
     GetConsumeStatsRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
+    TopicRequestHeader,
     ViewBrokerStatsDataRequestHeader,
 )
-from skylark.wire.headers.common import TopicRequestHeader
 from skylark.wire.headers.offset import QueryCorrectionOffsetRequestHeader
 
 #: In 308: the group is so far back that no offset is right for it.

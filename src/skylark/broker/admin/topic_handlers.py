@@ -32,9 +32,10 @@ from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext
 from skylark.wire.headers.admin import (
     CreateTopicRequestHeader,
+    GroupRequestHeader,
     QuerySubscriptionByConsumerRequestHeader,
+    TopicRequestHeader,
 )
-from skylark.wire.headers.common import GroupRequestHeader, TopicRequestHeader
 from skylark.wire.headers.ha import GetAllTopicConfigRequestHeader, GetAllTopicConfigResponseHeader
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from skylark.core.errors import ConnectionClosedError
 from skylark.wire.codes import CURRENT_VERSION, RequestCode
 from skylark.wire.command import Command
 from skylark.wire.fields import encode_ext
-from skylark.wire.headers.common import ConsumerGroupRequestHeader
+from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 
 log = logging.getLogger(__name__)
 

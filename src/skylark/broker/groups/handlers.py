@@ -23,8 +23,6 @@ from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
-)
-from skylark.wire.bodies.lock import (
     LockBatchRequestBody,
     LockBatchResponseBody,
     UnlockBatchRequestBody,
@@ -40,8 +38,8 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import decode_ext
+from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 from skylark.wire.headers.client_header import UnregisterClientRequestHeader
-from skylark.wire.headers.common import ConsumerGroupRequestHeader
 from skylark.wire.headers.offset import (
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,

@@ -38,22 +38,20 @@ from skylark.wire.bodies.heartbeat import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
-    SubscriptionData,
-)
-from skylark.wire.bodies.lock import (
     LockBatchRequestBody,
     LockBatchResponseBody,
+    SubscriptionData,
     UnlockBatchRequestBody,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body, encode_body
 from skylark.wire.fields import Header, decode_ext, encode_ext
+from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 from skylark.wire.headers.client_header import (
     HeartbeatResponseHeader,
     UnregisterClientRequestHeader,
 )
-from skylark.wire.headers.common import ConsumerGroupRequestHeader
 from skylark.wire.headers.offset import (
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,

@@ -42,11 +42,11 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
 from skylark.wire.fastjson import decode_body
 from skylark.wire.fields import decode_ext
+from skylark.wire.headers.admin import ConsumerGroupRequestHeader
 from skylark.wire.headers.client_header import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
 )
-from skylark.wire.headers.common import ConsumerGroupRequestHeader
 from skylark.wire.headers.offset import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from skylark.wire.headers.send import ReplyMessageRequestHeader
 from skylark.wire.headers.txn import CheckTransactionStateRequestHeader

@@ -46,7 +46,7 @@ from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.stats import TopicStatsTable
 from skylark.wire.codes import RequestCode
 from skylark.wire.fastjson import decode_body
-from skylark.wire.headers.common import TopicRequestHeader
+from skylark.wire.headers.admin import TopicRequestHeader
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,10 @@
-"""Inspecting clients and moving their offsets: connections (203, 204, 328), running information
-(307), consuming one message on demand (309), offsets (220-223), queries (321, 345) and others.
+"""Bodies of administration: connections (203, 204, 328), running information (307), consuming one
+message on demand (309), offsets (220-223), queries (321, 345), users (3001-3005), access control
+lists (3006-3010) and others.
 
 Counterpart of Java's ``ConsumerConnection``, ``ProducerConnection``, ``ConsumerRunningInfo``,
-``ConsumeMessageDirectlyResult``, ``ResetOffsetBody``, ``GetConsumerStatusBody`` and others.
+``ConsumeMessageDirectlyResult``, ``ResetOffsetBody``, ``GetConsumerStatusBody``, ``UserInfo``,
+``AclInfo`` and others.
 """
 
 from __future__ import annotations
@@ -260,3 +262,38 @@ class CheckRocksdbCqWriteResult(Body, kw_only=True):
 
     check_result: str | None = None
     check_status: Int32 = 0
+
+
+# ---- users and access control lists ------------------------------------------------------------
+
+
+class UserInfo(Body, kw_only=True):
+    """One user; absent members are left as they are by an update."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None  # Super or Normal
+    user_status: str | None = None  # enable or disable
+
+
+class PolicyEntryInfo(Body, kw_only=True):
+    """What may, or may not, be done with a resource."""
+
+    resource: str | None = None
+    actions: list[str] | None = None
+    source_ips: list[str] | None = None
+    decision: str | None = None  # Allow or Deny
+
+
+class PolicyInfo(Body, kw_only=True):
+    """Entries of one rank: Custom before Default."""
+
+    policy_type: str | None = None
+    entries: list[PolicyEntryInfo] | None = None
+
+
+class AclInfo(Body, kw_only=True):
+    """The policies of one subject, ``User:name``."""
+
+    subject: str | None = None
+    policies: list[PolicyInfo] | None = None

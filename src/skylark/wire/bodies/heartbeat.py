@@ -1,11 +1,12 @@
-"""Heartbeats of clients (34), checks of their subscriptions (46), members of a group (38).
+"""Members of groups: heartbeats of clients (34), checks of their subscriptions (46), the members
+of a group (38), and the queue locks of orderly consumers (41, 42).
 
 Heartbeat V2: if the broker supports it, a client sends a *fingerprint* of its subscriptions, and
 leaves the subscriptions themselves out while the fingerprint is unchanged. It is the
 ``String.hashCode`` of the heartbeat's own JSON without everything that changes by itself. Brokers
 only compare fingerprints, so ours need not equal that of another client.
 
-Counterpart of Java's ``HeartbeatData``, ``ConsumerData``, ``SubscriptionData``.
+Counterpart of Java's ``HeartbeatData``, ``ConsumerData``, ``SubscriptionData``, ``LockBatch*Body``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import auto
 import msgspec
 
 from skylark.core.hashing import java_hash
-from skylark.wire.bodies.common_body import Body, JavaEnum
+from skylark.wire.bodies.common_body import Body, JavaEnum, MessageQueue
 from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import Int32, Int64
 
@@ -115,3 +116,27 @@ def heartbeat_fingerprint(heartbeat: HeartbeatData) -> int:
     ]
     bare = HeartbeatData(producer_data_set=heartbeat.producer_data_set, consumer_data_set=consumers)
     return java_hash(encode_body(bare).decode())
+
+
+class LockBatchRequestBody(Body, kw_only=True):
+    """Queues that a client wants for itself (41)."""
+
+    consumer_group: str = ""
+    client_id: str = ""
+    only_this_broker: bool = False
+    mq_set: list[MessageQueue] = msgspec.field(default_factory=list)
+
+
+class LockBatchResponseBody(Body, kw_only=True):
+    """Those that it got."""
+
+    lock_ok_mq_set: list[MessageQueue] = msgspec.field(default_factory=list, name="lockOKMQSet")
+
+
+class UnlockBatchRequestBody(Body, kw_only=True):
+    """Queues that a client gives back (42)."""
+
+    consumer_group: str = ""
+    client_id: str = ""
+    only_this_broker: bool = False
+    mq_set: list[MessageQueue] = msgspec.field(default_factory=list)

@@ -1,8 +1,10 @@
-"""Headers of administration: topics, groups, statistics, settings.
+"""Headers of administration: topics, groups, statistics, settings, users and access control.
 
-Many of these requests carry their content in the body (settings as Java properties text, topics
-and groups as JSON) and a header only to say which topic or group is meant. Counterpart of
-Java's ``CreateTopicRequestHeader``, ``GetConsumeStatsRequestHeader`` and others.
+Many of these requests carry their content in the body (settings as Java properties text, topics,
+groups and users as JSON); the header only names the topic, the group, the user or the subject
+(``User:name``) of an access control list. Where Java has several classes with the same fields,
+one class serves all of them here. Counterpart of Java's ``CreateTopicRequestHeader``,
+``GetConsumeStatsRequestHeader``, ``CreateUserRequestHeader`` and others.
 """
 
 from __future__ import annotations
@@ -10,6 +12,29 @@ from __future__ import annotations
 from msgspec import field
 
 from skylark.wire.fields import Header, Int32, Int64
+
+# ---- shared: one name and nothing else ---------------------------------------------------------
+
+
+class TopicRequestHeader(Header, kw_only=True, rename="camel"):
+    """Requests about one topic."""
+
+    topic: str
+
+
+class GroupRequestHeader(Header, kw_only=True, rename="camel"):
+    """Requests about one consumer group that call the field ``group``."""
+
+    group: str
+
+
+class ConsumerGroupRequestHeader(Header, kw_only=True, rename="camel"):
+    """Requests about one consumer group that call the field ``consumerGroup``."""
+
+    consumer_group: str
+
+
+# ---- topics, groups, statistics, settings ------------------------------------------------------
 
 
 class CreateTopicRequestHeader(Header, kw_only=True, rename="camel"):
@@ -128,3 +153,39 @@ class SetCommitLogReadModeRequestHeader(Header, kw_only=True):
     """SET_COMMITLOG_READ_MODE; Java reads the entry without a header class."""
 
     read_ahead_mode: str | None = field(default=None, name="READ_AHEAD_MODE")
+
+
+# ---- users and access control (ACL 2.0) --------------------------------------------------------
+
+
+class UserRequestHeader(Header, kw_only=True, rename="camel"):
+    """AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER, AUTH_GET_USER."""
+
+    username: str | None = None
+
+
+class ListUsersRequestHeader(Header, kw_only=True, rename="camel"):
+    """AUTH_LIST_USER."""
+
+    filter: str | None = None
+
+
+class AclRequestHeader(Header, kw_only=True, rename="camel"):
+    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL, AUTH_GET_ACL."""
+
+    subject: str | None = None
+
+
+class DeleteAclRequestHeader(Header, kw_only=True, rename="camel"):
+    """AUTH_DELETE_ACL."""
+
+    subject: str | None = None
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class ListAclsRequestHeader(Header, kw_only=True, rename="camel"):
+    """AUTH_LIST_ACL."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from skylark.wire.bodies import admin_body, common_body, config, route_body, stats
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import admin, common, offset, route, txn
+from skylark.wire.headers import admin, offset, route, txn
 from skylark.wire.headers import client_header as client
 from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
@@ -16,7 +17,7 @@ from skylark.wire.rows.catalogue_row import (
 )
 
 _P1 = Priority.P1
-_JSON, _PROPERTIES = BodyKind.JSON, BodyKind.PROPERTIES
+_PROPERTIES = BodyKind.PROPERTIES
 
 TOPICS = (
     Row(
@@ -31,7 +32,7 @@ TOPICS = (
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
         _P1,
         "A->B",
-        request_body=_JSON,
+        request_body=config.CreateTopicListRequestBody,
         access=(topic("Create", field=None),),
         response_codes=(29,),
     ),
@@ -39,7 +40,7 @@ TOPICS = (
         RequestCode.DELETE_TOPIC_IN_BROKER,
         _P1,
         "A->B",
-        common.TopicRequestHeader,
+        admin.TopicRequestHeader,
         access=(topic("Delete"),),
         response_codes=(29,),
     ),
@@ -54,8 +55,8 @@ TOPICS = (
         RequestCode.GET_TOPIC_CONFIG,
         _P1,
         "A->B",
-        common.TopicRequestHeader,
-        response_body=_JSON,
+        admin.TopicRequestHeader,
+        response_body=config.TopicConfigAndQueueMapping,
         access=(topic("Get"),),
         response_codes=(17,),
     ),
@@ -63,8 +64,8 @@ TOPICS = (
         RequestCode.GET_TOPIC_STATS_INFO,
         _P1,
         "A->B",
-        common.TopicRequestHeader,
-        response_body=_JSON,
+        admin.TopicRequestHeader,
+        response_body=stats.TopicStatsTable,
         access=(topic("Get"),),
         response_codes=(17,),
     ),
@@ -72,8 +73,8 @@ TOPICS = (
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
         _P1,
         "A->B",
-        common.TopicRequestHeader,
-        response_body=_JSON,
+        admin.TopicRequestHeader,
+        response_body=common_body.GroupList,
         access=(topic("Get"),),
     ),
     Row(
@@ -81,7 +82,7 @@ TOPICS = (
         _P1,
         "A->B",
         admin.QueryConsumeQueueRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.QueryConsumeQueueResponseBody,
         access=(topic("Get"), group("Get")),
     ),
     Row(
@@ -98,7 +99,7 @@ GROUPS = (
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         _P1,
         "A->B",
-        request_body=_JSON,
+        request_body=config.SubscriptionGroupConfig,
         access=(group("Create", field=None),),
         response_codes=(29,),
     ),
@@ -106,7 +107,7 @@ GROUPS = (
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
         _P1,
         "A->B",
-        request_body=_JSON,
+        request_body=config.SubscriptionGroupList,
         access=(group("Create", field=None),),
         response_codes=(29,),
     ),
@@ -121,8 +122,8 @@ GROUPS = (
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
         _P1,
         "A->B",
-        common.GroupRequestHeader,
-        response_body=_JSON,
+        admin.GroupRequestHeader,
+        response_body=config.SubscriptionGroupConfig,
         access=(group("Get", field="group"),),
         response_codes=(26,),
     ),
@@ -131,7 +132,7 @@ GROUPS = (
         _P1,
         "A->B",
         admin.UpdateGroupForbiddenRequestHeader,
-        response_body=_JSON,
+        response_body=config.GroupForbidden,
         access=(topic("Update"), group("Update", field="group")),
     ),
     Row(
@@ -139,7 +140,7 @@ GROUPS = (
         _P1,
         "A->B",
         admin.GetConsumeStatsRequestHeader,
-        response_body=_JSON,
+        response_body=stats.ConsumeStats,
         access=(group("Get"), topic("Get"), topic("Get", field="topicList", separator=";")),
     ),
     Row(
@@ -147,15 +148,15 @@ GROUPS = (
         _P1,
         "A->B",
         admin.GetConsumeStatsInBrokerRequestHeader,
-        response_body=_JSON,
+        response_body=stats.ConsumeStatsList,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_CONSUMER_CONNECTION_LIST,
         _P1,
         "CA->B",
-        common.ConsumerGroupRequestHeader,
-        response_body=_JSON,
+        admin.ConsumerGroupRequestHeader,
+        response_body=admin_body.ConsumerConnection,
         access=(group("Get"),),
         response_codes=(17, 206),
         extension="the answer also has lock owners, their expiry, and subscription conflicts",
@@ -165,16 +166,22 @@ GROUPS = (
         _P1,
         "A->B",
         client.GetProducerConnectionListRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.ProducerConnection,
         access=CLUSTER_GET,
     ),
-    Row(RequestCode.GET_ALL_PRODUCER_INFO, _P1, "A->B", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_ALL_PRODUCER_INFO,
+        _P1,
+        "A->B",
+        response_body=admin_body.ProducerTableInfo,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.QUERY_TOPICS_BY_CONSUMER,
         _P1,
         "A->B",
-        common.GroupRequestHeader,
-        response_body=_JSON,
+        admin.GroupRequestHeader,
+        response_body=common_body.TopicList,
         access=(group("Get", field="group"),),
     ),
     Row(
@@ -182,7 +189,7 @@ GROUPS = (
         _P1,
         "A->B",
         admin.QuerySubscriptionByConsumerRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.QuerySubscriptionResponseBody,
         access=(group("Get", field="group"), topic("Get")),
     ),
     Row(
@@ -190,7 +197,7 @@ GROUPS = (
         _P1,
         "A->B",
         admin.QueryConsumeTimeSpanRequestHeader,
-        response_body=_JSON,
+        response_body=stats.QueryConsumeTimeSpanBody,
         access=(topic("Get"), group("Get", field="group")),
         response_codes=(17,),
     ),
@@ -199,7 +206,7 @@ GROUPS = (
         _P1,
         "A->B",
         offset.QueryCorrectionOffsetRequestHeader,
-        response_body=_JSON,
+        response_body=stats.QueryCorrectionOffsetBody,
         access=(
             topic("Get"),
             group("Get", field="compareGroup"),
@@ -211,7 +218,7 @@ GROUPS = (
         _P1,
         "A->B",
         offset.ResetOffsetRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.ResetOffsetBody,
         access=(topic("Update"), group("Update", field="group")),
         response_codes=(17, 26, 206),
     ),
@@ -220,7 +227,7 @@ GROUPS = (
         _P1,
         "A->B",
         offset.GetConsumerStatusRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.GetConsumerStatusBody,
         access=(topic("Get"), group("Get", field="group")),
     ),
     Row(
@@ -251,20 +258,26 @@ BROKER = (
         access=CLUSTER_GET,
         extension="transactionEndIdempotent=true: END_TRANSACTION may be repeated",
     ),
-    Row(RequestCode.GET_BROKER_RUNTIME_INFO, _P1, "A->B", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        _P1,
+        "A->B",
+        response_body=common_body.KVTable,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.VIEW_BROKER_STATS_DATA,
         _P1,
         "A->B",
         admin.ViewBrokerStatsDataRequestHeader,
-        response_body=_JSON,
+        response_body=stats.BrokerStatsData,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
         _P1,
         "A->B",
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
     Row(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, _P1, "A->B", access=CLUSTER_UPDATE),
@@ -316,11 +329,17 @@ NAME_SERVER = (
         _P1,
         "A->N",
         route.GetKVListByNamespaceRequestHeader,
-        response_body=_JSON,
+        response_body=common_body.KVTable,
         access=CLUSTER_GET,
         response_codes=(22,),
     ),
-    Row(RequestCode.GET_BROKER_CLUSTER_INFO, _P1, "BA->N", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        _P1,
+        "BA->N",
+        response_body=route_body.ClusterInfo,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.WIPE_WRITE_PERM_OF_BROKER,
         _P1,
@@ -341,7 +360,7 @@ NAME_SERVER = (
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         _P1,
         "A->N",
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
     Row(
@@ -349,14 +368,14 @@ NAME_SERVER = (
         _P1,
         "A->N",
         route.GetTopicsByClusterRequestHeader,
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
         _P1,
         "A->N",
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
 )

@@ -10,16 +10,21 @@ the topic and the name is a ``%RETRY%`` one, the group's ``Sub`` is required ins
 another entry requires the group anyway). Java does not check requests without a header class, such
 as UPDATE_BROKER_CONFIG; here the row of every request that reads or changes something has its
 access entries.
+
+Two JSON bodies need more than :func:`~skylark.wire.fastjson.decode_body`: a request 103 is read by
+:func:`~skylark.wire.bodies.register.decode_register_body`, and a 220 to a client in C++ carries
+:class:`~skylark.wire.bodies.admin_body.ResetOffsetBodyForC`. The binary body of a response 60 is a
+:class:`~skylark.wire.bodies.slave_sync_body.TimerCheckpoint`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from types import GenericAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from skylark.wire.bodies.body_types import BodyType
 from skylark.wire.codes import RequestCode
 from skylark.wire.fields import Header
 
@@ -44,12 +49,14 @@ class Oneway(StrEnum):
     ALWAYS = "always"
 
 
+#: The type of a JSON body: a struct, or a list of structs or strings such as ``list[str]``.
+BodyType: TypeAlias = type | GenericAlias
+
+
 class BodyKind(StrEnum):
-    """What the body of a command is."""
+    """What a body that is not JSON holds."""
 
     NONE = "none"
-    #: The fastjson dialect; the type is in the tables of ``skylark.wire.bodies.body_types``.
-    JSON = "json"
     #: The body of one message as the application gave it, or a batch of messages.
     MESSAGE = "message"
     #: Messages in commit-log encoding, one after the other.
@@ -96,8 +103,9 @@ class Row(msgspec.Struct, frozen=True):
     direction: str = ""
     request_header: type[Header] | None = None
     response_header: type[Header] | None = None
-    request_body: BodyKind = BodyKind.NONE
-    response_body: BodyKind = BodyKind.NONE
+    #: A type stands for a JSON body of this type.
+    request_body: BodyKind | BodyType = BodyKind.NONE
+    response_body: BodyKind | BodyType = BodyKind.NONE
     oneway: Oneway = Oneway.NEVER
     access: tuple[Access, ...] = ()
     #: What may be answered besides 0 (success), 1 (any exception), 2 (busy) and 3 (not supported).
@@ -106,17 +114,24 @@ class Row(msgspec.Struct, frozen=True):
     header_codes: tuple[int, ...] = (0,)
     #: Skylark's own addition to this request; None: exactly as Apache.
     extension: str | None = None
-    #: The types of JSON bodies, filled in by the catalogue.
-    request_body_type: BodyType | None = None
-    response_body_type: BodyType | None = None
 
     @property
     def name(self) -> str:
         """Java's name of the code."""
         return self.code.name
 
+    @property
+    def request_body_type(self) -> BodyType | None:
+        """The type of a JSON body of the request, None for other bodies."""
+        return None if isinstance(self.request_body, BodyKind) else self.request_body
+
+    @property
+    def response_body_type(self) -> BodyType | None:
+        """The type of a JSON body of a successful response, None for other bodies."""
+        return None if isinstance(self.response_body, BodyKind) else self.response_body
+
     def header_of_response(self, response_code: int) -> type[Header] | None:
-        """The header type of an answer with this code, None where the answer has none."""
+        """The header type of a response with this code, None where it has no header."""
         return self.response_header if response_code in self.header_codes else None
 
     @property

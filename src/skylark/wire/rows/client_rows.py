@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from skylark.wire.bodies import admin_body, heartbeat, pop_body, slave_sync_body
 from skylark.wire.codes import RequestCode
+from skylark.wire.headers import admin, offset, pop, pull, send, txn
 from skylark.wire.headers import client_header as client
-from skylark.wire.headers import common, offset, pop, pull, send, txn
 from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     BodyKind,
@@ -16,8 +17,7 @@ from skylark.wire.rows.catalogue_row import (
 )
 
 _P0 = Priority.P0
-_JSON, _MESSAGE, _RECORDS = BodyKind.JSON, BodyKind.MESSAGE, BodyKind.RECORDS
-_BINARY = BodyKind.BINARY
+_MESSAGE, _RECORDS, _BINARY = BodyKind.MESSAGE, BodyKind.RECORDS, BodyKind.BINARY
 
 #: 10, 11 and 12 mean "stored, but not as safely as asked".
 _STORED = (0, 10, 11, 12)
@@ -208,7 +208,7 @@ MEMBERSHIP = (
         "C->B",
         None,
         client.HeartbeatResponseHeader,
-        request_body=_JSON,
+        request_body=heartbeat.HeartbeatData,
         access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
@@ -222,38 +222,38 @@ MEMBERSHIP = (
         RequestCode.CHECK_CLIENT_CONFIG,
         _P0,
         "C->B",
-        request_body=_JSON,
-        access=(topic("Sub", field=None), group("Sub", field=None)),
+        request_body=heartbeat.CheckClientRequestBody,
+        access=_SUBSCRIBE_IN_BODY,
         response_codes=(23,),
     ),
     Row(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
         _P0,
         "C->B",
-        common.ConsumerGroupRequestHeader,
-        response_body=_JSON,
+        admin.ConsumerGroupRequestHeader,
+        response_body=heartbeat.GetConsumerListByGroupResponseBody,
         access=(group("Sub", "Get"),),
     ),
     Row(
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
         _P0,
         "B->C",
-        common.ConsumerGroupRequestHeader,
+        admin.ConsumerGroupRequestHeader,
         oneway=Oneway.ALWAYS,
     ),
     Row(
         RequestCode.LOCK_BATCH_MQ,
         _P0,
         "C->B",
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=heartbeat.LockBatchRequestBody,
+        response_body=heartbeat.LockBatchResponseBody,
         access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.UNLOCK_BATCH_MQ,
         _P0,
         "C->B",
-        request_body=_JSON,
+        request_body=heartbeat.UnlockBatchRequestBody,
         oneway=Oneway.SOMETIMES,
         access=_SUBSCRIBE_IN_BODY,
     ),
@@ -262,7 +262,7 @@ MEMBERSHIP = (
         _P0,
         "A->B->C",
         client.GetConsumerRunningInfoRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.ConsumerRunningInfo,
         access=(group("Get"),),
         response_codes=(207,),
     ),
@@ -272,7 +272,7 @@ MEMBERSHIP = (
         "A->B->C",
         client.ConsumeMessageDirectlyResultRequestHeader,
         request_body=_RECORDS,
-        response_body=_JSON,
+        response_body=admin_body.ConsumeMessageDirectlyResult,
         access=_SUBSCRIBE,
         response_codes=(207,),
     ),
@@ -336,7 +336,7 @@ OFFSETS = (
         _P0,
         "B->C",
         offset.ResetOffsetRequestHeader,
-        request_body=_JSON,
+        request_body=admin_body.ResetOffsetBody,
         oneway=Oneway.ALWAYS,
     ),
     Row(
@@ -344,7 +344,7 @@ OFFSETS = (
         _P0,
         "B->C",
         offset.GetConsumerStatusRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.GetConsumerStatusBody,
     ),
 )
 
@@ -371,7 +371,7 @@ POP = (
         RequestCode.BATCH_ACK_MESSAGE,
         _P0,
         "C->B",
-        request_body=_JSON,
+        request_body=pop_body.BatchAckMessageRequestBody,
         access=_SUBSCRIBE_IN_BODY,
         response_codes=(208,),
     ),
@@ -416,15 +416,15 @@ POP = (
         RequestCode.QUERY_ASSIGNMENT,
         _P0,
         "C->B",
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=pop_body.QueryAssignmentRequestBody,
+        response_body=pop_body.QueryAssignmentResponseBody,
         access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.SET_MESSAGE_REQUEST_MODE,
         _P0,
         "A->B",
-        request_body=_JSON,
+        request_body=pop_body.SetMessageRequestModeRequestBody,
         access=(topic("Update", field=None), group("Update", field=None)),
         response_codes=(16, 17, 26),
     ),
@@ -432,7 +432,7 @@ POP = (
         RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
         _P0,
         "S->B",
-        response_body=_JSON,
+        response_body=slave_sync_body.MessageRequestModeSerializeWrapper,
         access=CLUSTER_GET,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skylark.wire.bodies import common_body, ha_body, register, route_body, slave_sync_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin, controller, ha, route
 from skylark.wire.rows.catalogue_row import (
@@ -15,7 +16,7 @@ from skylark.wire.rows.catalogue_row import (
 )
 
 _P0, _P2 = Priority.P0, Priority.P2
-_JSON, _BINARY, _PROPERTIES = BodyKind.JSON, BodyKind.BINARY, BodyKind.PROPERTIES
+_BINARY, _PROPERTIES = BodyKind.BINARY, BodyKind.PROPERTIES
 
 ROUTING = (
     Row(
@@ -23,7 +24,7 @@ ROUTING = (
         _P0,
         "CBA->N",
         route.GetRouteInfoRequestHeader,
-        response_body=_JSON,
+        response_body=route_body.TopicRouteData,
         access=(topic("Pub", "Sub", "Get"),),
         response_codes=(17,),
     ),
@@ -33,8 +34,8 @@ ROUTING = (
         "B->N",
         route.RegisterBrokerRequestHeader,
         route.RegisterBrokerResponseHeader,
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=register.RegisterBrokerBody,
+        response_body=common_body.KVTable,
         access=CLUSTER_UPDATE,
     ),
     Row(
@@ -50,8 +51,8 @@ ROUTING = (
         "B->N",
         route.QueryDataVersionRequestHeader,
         route.QueryDataVersionResponseHeader,
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=common_body.DataVersion,
+        response_body=common_body.DataVersion,
         oneway=Oneway.SOMETIMES,
         access=CLUSTER_GET,
     ),
@@ -69,7 +70,7 @@ ROUTING = (
         _P0,
         "B->N",
         route.RegisterTopicRequestHeader,
-        request_body=_JSON,
+        request_body=route_body.TopicRouteData,
         access=CLUSTER_UPDATE,
     ),
     Row(
@@ -77,7 +78,7 @@ ROUTING = (
         _P0,
         "B->N",
         route.GetBrokerMemberGroupRequestHeader,
-        response_body=_JSON,
+        response_body=route_body.GetBrokerMemberGroupResponseBody,
         access=CLUSTER_GET,
     ),
     Row(
@@ -97,7 +98,7 @@ REPLICATION = (
         "SA->B",
         ha.GetAllTopicConfigRequestHeader,
         ha.GetAllTopicConfigResponseHeader,
-        response_body=_JSON,
+        response_body=slave_sync_body.TopicConfigAndMappingSerializeWrapper,
         access=CLUSTER_GET,
     ),
     Row(
@@ -106,19 +107,31 @@ REPLICATION = (
         "SA->B",
         ha.GetAllSubscriptionGroupRequestHeader,
         ha.GetAllSubscriptionGroupResponseHeader,
-        response_body=_JSON,
+        response_body=slave_sync_body.SubscriptionGroupWrapper,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_ALL_CONSUMER_OFFSET,
         _P0,
         "S->B",
-        response_body=_JSON,
+        response_body=slave_sync_body.ConsumerOffsetSerializeWrapper,
         access=CLUSTER_GET,
     ),
-    Row(RequestCode.GET_ALL_DELAY_OFFSET, _P0, "S->B", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_ALL_DELAY_OFFSET,
+        _P0,
+        "S->B",
+        response_body=slave_sync_body.DelayOffsetSerializeWrapper,
+        access=CLUSTER_GET,
+    ),
     Row(RequestCode.GET_TIMER_CHECK_POINT, _P0, "S->B", response_body=_BINARY, access=CLUSTER_GET),
-    Row(RequestCode.GET_TIMER_METRICS, _P0, "S->B", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_TIMER_METRICS,
+        _P0,
+        "S->B",
+        response_body=slave_sync_body.TimerMetrics,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.EXCHANGE_BROKER_HA_INFO,
         _P2,
@@ -127,7 +140,13 @@ REPLICATION = (
         ha.ExchangeHAInfoHeader,
         access=CLUSTER_UPDATE,
     ),
-    Row(RequestCode.GET_BROKER_HA_STATUS, _P2, "A->B", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_BROKER_HA_STATUS,
+        _P2,
+        "A->B",
+        response_body=ha_body.HARuntimeInfo,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.RESET_MASTER_FLUSH_OFFSET,
         _P2,
@@ -154,8 +173,8 @@ CONTROLLER = (
         "B->K",
         controller.AlterSyncStateSetRequestHeader,
         controller.AlterSyncStateSetResponseHeader,
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=ha_body.SyncStateSet,
+        response_body=ha_body.SyncStateSet,
         access=CLUSTER_UPDATE,
         response_codes=(2000, 2001, 2002, 2003, 2006, 2007, 2008, 2013),
     ),
@@ -165,7 +184,7 @@ CONTROLLER = (
         "BA->K",
         controller.ElectMasterRequestHeader,
         controller.ElectMasterResponseHeader,
-        response_body=_JSON,
+        response_body=ha_body.ElectMasterResponseBody,
         access=CLUSTER_UPDATE,
         response_codes=(2004, 2007, 2010, 2011, 2012),
     ),
@@ -175,7 +194,7 @@ CONTROLLER = (
         "B->K",
         controller.RegisterBrokerToControllerRequestHeader,
         controller.RegisterBrokerToControllerResponseHeader,
-        response_body=_JSON,
+        response_body=ha_body.SyncStateSet,
         access=CLUSTER_UPDATE,
         response_codes=(2007, 2010),
     ),
@@ -185,7 +204,7 @@ CONTROLLER = (
         "BA->K",
         controller.GetReplicaInfoRequestHeader,
         controller.GetReplicaInfoResponseHeader,
-        response_body=_JSON,
+        response_body=ha_body.SyncStateSet,
         access=CLUSTER_GET,
         response_codes=(2007, 2008),
     ),
@@ -201,8 +220,8 @@ CONTROLLER = (
         RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
         _P2,
         "A->K",
-        request_body=_JSON,
-        response_body=_JSON,
+        request_body=list[str],
+        response_body=ha_body.BrokerReplicasInfo,
         access=CLUSTER_GET,
         response_codes=(2007,),
     ),
@@ -210,7 +229,7 @@ CONTROLLER = (
         RequestCode.GET_BROKER_EPOCH_CACHE,
         _P2,
         "A->B",
-        response_body=_JSON,
+        response_body=ha_body.EpochEntryCache,
         access=CLUSTER_GET,
     ),
     Row(
@@ -218,7 +237,7 @@ CONTROLLER = (
         _P2,
         "K->B",
         controller.NotifyBrokerRoleChangedRequestHeader,
-        request_body=_JSON,
+        request_body=ha_body.SyncStateSet,
         access=CLUSTER_UPDATE,
     ),
     Row(

@@ -6,8 +6,9 @@ name; their headers are not described yet.
 
 from __future__ import annotations
 
+from skylark.wire.bodies import admin_body, common_body, config
 from skylark.wire.codes import RequestCode
-from skylark.wire.headers import acl, admin
+from skylark.wire.headers import admin
 from skylark.wire.rows.catalogue_row import (
     CLUSTER_GET,
     CLUSTER_UPDATE,
@@ -18,22 +19,28 @@ from skylark.wire.rows.catalogue_row import (
 )
 
 _P2 = Priority.P2
-_JSON, _PROPERTIES, _TEXT = BodyKind.JSON, BodyKind.PROPERTIES, BodyKind.TEXT
+_PROPERTIES, _TEXT = BodyKind.PROPERTIES, BodyKind.TEXT
 
 TOPICS = (
-    Row(RequestCode.GET_UNIT_TOPIC_LIST, _P2, "A->N", response_body=_JSON, access=CLUSTER_GET),
+    Row(
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        _P2,
+        "A->N",
+        response_body=common_body.TopicList,
+        access=CLUSTER_GET,
+    ),
     Row(
         RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
         _P2,
         "A->N",
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
         _P2,
         "A->N",
-        response_body=_JSON,
+        response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
     Row(
@@ -41,7 +48,7 @@ TOPICS = (
         _P2,
         "A->B",
         admin.CreateTopicRequestHeader,
-        request_body=_JSON,
+        request_body=config.TopicQueueMappingDetail,
         access=(topic("Create"),),
         response_codes=(29,),
     ),
@@ -50,7 +57,7 @@ TOPICS = (
         _P2,
         "A->B",
         admin.CheckRocksdbCqWriteProgressRequestHeader,
-        response_body=_JSON,
+        response_body=admin_body.CheckRocksdbCqWriteResult,
         access=(topic("Get"),),
     ),
     Row(
@@ -81,7 +88,7 @@ COLD_DATA = (
         RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
         _P2,
         "A->B",
-        response_body=_JSON,
+        response_body=admin_body.ColdDataFlowCtrInfo,
         access=CLUSTER_GET,
     ),
     Row(
@@ -99,8 +106,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_CREATE_USER,
         _P2,
         "A->B",
-        acl.UserRequestHeader,
-        request_body=_JSON,
+        admin.UserRequestHeader,
+        request_body=admin_body.UserInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
@@ -108,8 +115,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_UPDATE_USER,
         _P2,
         "A->B",
-        acl.UserRequestHeader,
-        request_body=_JSON,
+        admin.UserRequestHeader,
+        request_body=admin_body.UserInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29, 3001),
     ),
@@ -117,7 +124,7 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_DELETE_USER,
         _P2,
         "A->B",
-        acl.UserRequestHeader,
+        admin.UserRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
@@ -125,8 +132,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_GET_USER,
         _P2,
         "A->B",
-        acl.UserRequestHeader,
-        response_body=_JSON,
+        admin.UserRequestHeader,
+        response_body=admin_body.UserInfo,
         access=CLUSTER_GET,
         response_codes=(16, 29, 3001),
     ),
@@ -134,8 +141,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_LIST_USER,
         _P2,
         "A->B",
-        acl.ListUsersRequestHeader,
-        response_body=_JSON,
+        admin.ListUsersRequestHeader,
+        response_body=list[admin_body.UserInfo],
         access=CLUSTER_GET,
         response_codes=(16,),
     ),
@@ -143,8 +150,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_CREATE_ACL,
         _P2,
         "A->B",
-        acl.AclRequestHeader,
-        request_body=_JSON,
+        admin.AclRequestHeader,
+        request_body=admin_body.AclInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
@@ -152,8 +159,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_UPDATE_ACL,
         _P2,
         "A->B",
-        acl.AclRequestHeader,
-        request_body=_JSON,
+        admin.AclRequestHeader,
+        request_body=admin_body.AclInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
@@ -161,7 +168,7 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_DELETE_ACL,
         _P2,
         "A->B",
-        acl.DeleteAclRequestHeader,
+        admin.DeleteAclRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
@@ -169,8 +176,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_GET_ACL,
         _P2,
         "A->B",
-        acl.AclRequestHeader,
-        response_body=_JSON,
+        admin.AclRequestHeader,
+        response_body=admin_body.AclInfo,
         access=CLUSTER_GET,
         response_codes=(16, 29, 3002),
     ),
@@ -178,8 +185,8 @@ ACCESS_CONTROL = (
         RequestCode.AUTH_LIST_ACL,
         _P2,
         "A->B",
-        acl.ListAclsRequestHeader,
-        response_body=_JSON,
+        admin.ListAclsRequestHeader,
+        response_body=list[admin_body.AclInfo],
         access=CLUSTER_GET,
         response_codes=(16,),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.bodies.lock import (
+from skylark.wire.bodies.heartbeat import (
     LockBatchRequestBody,
     LockBatchResponseBody,
     UnlockBatchRequestBody,

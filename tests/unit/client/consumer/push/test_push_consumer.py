@@ -19,8 +19,7 @@ from skylark.core.clock import yield_once
 from skylark.core.errors import ClientError, ClientStateError, ConfigError, NoNameServerError
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.bodies.heartbeat import MessageModel
-from skylark.wire.bodies.lock import LockBatchResponseBody
+from skylark.wire.bodies.heartbeat import LockBatchResponseBody, MessageModel
 from skylark.wire.codes import RequestCode
 from tests.unit.client.consumer.pushes import (
     Seen,

@@ -15,8 +15,12 @@ from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.hooks import ConsumeContext
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.bodies.heartbeat import GetConsumerListByGroupResponseBody, MessageModel
-from skylark.wire.bodies.lock import LockBatchResponseBody, UnlockBatchRequestBody
+from skylark.wire.bodies.heartbeat import (
+    GetConsumerListByGroupResponseBody,
+    LockBatchResponseBody,
+    MessageModel,
+    UnlockBatchRequestBody,
+)
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import response_to
 from skylark.wire.fastjson import decode_body

@@ -23,8 +23,11 @@ from skylark.core.clock import LoopClock
 from skylark.core.errors import ClientStateError, NoNameServerError
 from skylark.net.transport import TcpNetwork
 from skylark.wire.bodies.common_body import MessageQueue
-from skylark.wire.bodies.heartbeat import ConsumeFromWhere, GetConsumerListByGroupResponseBody
-from skylark.wire.bodies.lock import LockBatchResponseBody
+from skylark.wire.bodies.heartbeat import (
+    ConsumeFromWhere,
+    GetConsumerListByGroupResponseBody,
+    LockBatchResponseBody,
+)
 from skylark.wire.bodies.route_body import BrokerData, QueueData, TopicRouteData
 from skylark.wire.codes import RequestCode
 from skylark.wire.command import Command, response_to
