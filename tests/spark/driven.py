@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from skylark.spark.data_source import DefaultSource
-from skylark.spark.source.stream_reader import StreamReader
+from skylark.spark.source.source_readers import StreamReader
 
 Row = dict[str, Any]
 COLUMNS = "brokerName,queueId,queueOffset,body,tags"

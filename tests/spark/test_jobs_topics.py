@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from skylark import ClientOptions, Message
 from skylark.cli.main import cli
 from skylark.spark.cluster_client import shared_cluster
-from skylark.spark.connection_options import Connection
 from skylark.spark.jobs.mirror_job import MIRROR_FROM, mirrored_rows
+from skylark.spark.option_table import Connection
 from skylark.sync import Admin, read_arrow
 from skylark.wire.bodies.common_body import MessageQueue
 from tests.interop.ours import SkylarkBroker, SkylarkNamesrv

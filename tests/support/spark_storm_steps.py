@@ -40,7 +40,7 @@ from skylark.spark.sink.sink_sender import SinkSender
 from skylark.spark.sink.sink_writer import StreamWriter, stream_writer
 from skylark.spark.source.schema import schema_columns
 from skylark.spark.source.source_options import source_options
-from skylark.spark.source.stream_reader import StreamReader
+from skylark.spark.source.source_readers import StreamReader
 
 #: Names the folder of the run, in the environment of all its processes.
 FOLDER_VARIABLE: Final = "SPARK_STORM_FOLDER"

@@ -71,7 +71,7 @@ def check(context: CliContext, file: Path, names: tuple[str, ...], executors: bo
 def _check_executors(context: CliContext, spark: Session, pipelines: list[Pipeline]) -> list[str]:
     import msgspec
 
-    from skylark.spark.pipelines.connectivity_check import broker_addresses, try_from_executors
+    from skylark.spark.pipelines.pipeline_plan import broker_addresses, try_from_executors
 
     reached = try_from_executors(spark, broker_addresses(pipelines))
     context.output.rows(

@@ -17,8 +17,7 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
 from skylark.load.consume_load import ConsumeLoad, Start, bench_group
 from skylark.load.run_statistics import Tally
-from skylark.load.send_load import SendLoad, SendOptions
-from skylark.load.send_rate import Ending
+from skylark.load.send_load import Ending, SendLoad, SendOptions
 from skylark.net.event_loop import new_event_loop
 
 #: How long an end-to-end run waits for its last messages.

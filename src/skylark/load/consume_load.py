@@ -24,8 +24,7 @@ from skylark.client.core.client_options import ClientOptions
 from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
 from skylark.load.run_statistics import Tally
-from skylark.load.send_load import STAMP
-from skylark.load.send_rate import Ending
+from skylark.load.send_load import STAMP, Ending
 
 Start = Literal["earliest", "latest"]
 

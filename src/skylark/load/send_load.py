@@ -7,6 +7,12 @@ compressed; they begin with a *stamp*, by which the consuming side recognises th
     8 bytes   due     monotonic time at which the message was due, a big-endian double
 
 After a failed send its sender pauses, so that errors that return at once do not become the load.
+
+All senders share one schedule (:class:`Pacer`). With a rate, message number k is scheduled
+``k / rate`` seconds after the first. A late sender sends at once, and the schedule does not shift,
+except that it never lags more than :data:`CATCH_UP_S`, so that a long pause is not followed by a
+burst. Latency is measured from the scheduled time: the delay of messages that could not be sent
+because the broker stalled counts too.
 """
 
 from __future__ import annotations
@@ -25,13 +31,60 @@ from skylark.client.producer.producer import Producer
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError
 from skylark.load.run_statistics import Tally
-from skylark.load.send_rate import Ending, Pacer
 
 GROUP: Final = "skylark-bench"
 STAMP: Final = struct.Struct(">8sd")  # run, due
 assert STAMP.size == 16
 IN_FLIGHT_MAX: Final = 8_192
 ERROR_PAUSE_S: Final = 0.1
+CATCH_UP_S: Final = 0.1
+
+
+class Ending:
+    """The end of a run, set once: by the count, the duration, or a signal."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = asyncio.Event()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def within(self, seconds: float | None) -> bool:
+        """Wait for the end, with a timeout or without; returns whether it has come."""
+        try:
+            await self._clock.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Pacer:
+    """Schedules the senders; without a rate, they never wait."""
+
+    def __init__(self, clock: Clock, rate: float | None, ending: Ending) -> None:
+        self._clock = clock
+        self._rate = rate
+        self._ending = ending
+        self._next: float | None = None
+
+    async def turn(self, count: int = 1) -> float | None:
+        """Wait until the next ``count`` messages are due.
+
+        Returns the time at which they were due, None if the run has ended.
+        """
+        now = self._clock.monotonic()
+        if self._rate is None:
+            return None if self._ending.is_set else now
+        due = now if self._next is None else max(self._next, now - CATCH_UP_S)
+        self._next = due + count / self._rate
+        if due > now and await self._ending.within(due - now):
+            return None
+        return None if self._ending.is_set else due
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):

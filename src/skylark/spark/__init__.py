@@ -7,9 +7,8 @@ Two modules are for users: :mod:`skylark.spark.session` (a session with suitable
 
 =======================  =========================================================================
 ``source``               reading: ``source_options``, ``offset_options``, ``schema``;
-                         in the driver ``batch_reader``, ``stream_reader``, ``queue_bounds``,
-                         ``start_offsets``, ``offset_planning``, ``stream_offset``,
-                         ``input_partitions``, ``store_finder``;
+                         in the driver ``source_readers``, ``queue_bounds``, ``start_offsets``,
+                         ``offset_planning``, ``stream_offset``, ``input_partitions``;
                          in tasks ``partition_reader``, ``store_file_reader``
 ``sink``                 writing: ``sink_options``; in tasks ``task_writer``, ``row_encoder``,
                          ``row_properties``, ``row_batcher``, ``sharding_rules``,
@@ -21,11 +20,9 @@ Two modules are for users: :mod:`skylark.spark.session` (a session with suitable
 ``jobs``                 what ``skylark job`` runs
 ``pipelines``            what ``skylark pipeline`` runs
 ``data_source``          the class that Spark finds
-``connection_options``,  options that source and sink share, and how options are read
-``option_table``
+``option_table``         how options are read, and those that source and sink share
 ``cluster_client``       one admin client per process
-``session``, ``java``,   a session, a Java for it, and what it prints on stderr
-``java_stderr``
+``session``, ``java``    a session, and a Java for it
 ``error_translation``    Spark's exceptions as errors of ours
 ``moved_modules``        old import paths that still work
 =======================  =========================================================================

@@ -16,7 +16,7 @@ from skylark.admin.admin_client import Admin
 from skylark.admin.admin_session import Session
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.client.core.client_options import ClientOptions
-from skylark.spark.connection_options import Connection
+from skylark.spark.option_table import Connection
 
 T = TypeVar("T")
 

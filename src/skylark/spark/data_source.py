@@ -38,12 +38,12 @@ class DefaultSource(DataSource):
         return source_schema(read_source_options(self.options).get("columns"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from skylark.spark.source.batch_reader import BatchReader
+        from skylark.spark.source.source_readers import BatchReader
 
         return BatchReader(source_options(self.options, streaming=False), schema_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from skylark.spark.source.stream_reader import StreamReader
+        from skylark.spark.source.source_readers import StreamReader
 
         return StreamReader(source_options(self.options, streaming=True), schema_columns(schema))
 

@@ -27,12 +27,12 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final = {
-    "skylark.spark.batch_reader": "skylark.spark.source.batch_reader",
-    "skylark.spark.connection": "skylark.spark.connection_options",
+    "skylark.spark.batch_reader": "skylark.spark.source.source_readers",
+    "skylark.spark.connection": "skylark.spark.option_table",
     "skylark.spark.jobs.archive": "skylark.spark.jobs.archive_job",
     "skylark.spark.jobs.compact": "skylark.spark.jobs.compact_job",
     "skylark.spark.jobs.mirror": "skylark.spark.jobs.mirror_job",
-    "skylark.spark.jobs.mirror_sending": "skylark.spark.jobs.mirror_task",
+    "skylark.spark.jobs.mirror_sending": "skylark.spark.jobs.mirror_job",
     "skylark.spark.jobs.redrive": "skylark.spark.jobs.redrive_job",
     "skylark.spark.jobs.replay": "skylark.spark.jobs.replay_job",
     "skylark.spark.jobs.report": "skylark.spark.jobs.report_job",
@@ -41,12 +41,12 @@ MOVED: Final = {
     "skylark.spark.lag": "skylark.spark.lag_listener",
     "skylark.spark.options": "skylark.spark.source.source_options",
     "skylark.spark.partitions": "skylark.spark.source.input_partitions",
-    "skylark.spark.pipelines.reach": "skylark.spark.pipelines.connectivity_check",
+    "skylark.spark.pipelines.reach": "skylark.spark.pipelines.pipeline_plan",
     "skylark.spark.positions": "skylark.spark.source.offset_options",
     "skylark.spark.rows": "skylark.spark.sink.row_encoder",
     "skylark.spark.sending": "skylark.spark.sink.sink_sender",
     "skylark.spark.sink_options": "skylark.spark.sink.sink_options",
-    "skylark.spark.stream_reader": "skylark.spark.source.stream_reader",
+    "skylark.spark.stream_reader": "skylark.spark.source.source_readers",
     "skylark.spark.writing": "skylark.spark.sink.task_writer",
     "skylark.wire.bodies.common": "skylark.wire.bodies.common_body",
 }

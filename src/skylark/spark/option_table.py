@@ -1,16 +1,22 @@
-"""Option table of a data source: parses and checks options before anything else happens.
+"""Options of source and sink: tables that parse and check them, and the options that both share.
 
 Spark passes the options of a source as text, with keys in lower case. A table of :class:`Option`
 describes them; :func:`read_options` returns their values. An unknown option is an error that names
 the nearest known one, the error for a wrong value says what would be right, and two names of one
 option must not have different values. Keys that Spark itself adds are ignored.
 
-Errors never contain the values of secrets.
+Source and sink share :data:`CONNECTION_OPTIONS`: name servers and credentials. Readers and writers
+pickle a :class:`Connection` to the tasks, so it is small and plain, and keeps its name and fields.
+The driver takes the name servers from the option or from *its* environment: executors need not have
+the variable.
+
+Neither an error nor a ``repr`` contains the value of a secret.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from skylark.core.errors import ConfigError
+from skylark.core.names import NAMESRV_VARIABLES
 
 T = TypeVar("T")
 
@@ -169,3 +176,63 @@ def moment_ms(text: str) -> int:
         moment = moment.replace(tzinfo=UTC)
     micros = round(moment.timestamp() * 1_000_000)
     return -(-micros // 1000)  # rounded up: messages of the millisecond before are older
+
+
+# ---- connection ---------------------------------------------------------------------------------
+
+
+def _no_tls(text: str) -> bool:
+    if text.lower() in ("", "false"):
+        return False
+    raise ValueError("connections with TLS are not supported yet; leave it out")
+
+
+CONNECTION_OPTIONS: Final = (
+    Option(
+        "nameServer",
+        text_of("host:port;host:port"),
+        ("nameServers", "namesrvAddr", "kafka.bootstrap.servers", "bootstrap.servers"),
+    ),
+    Option("accessKey", text_of("an access key"), secret=True),
+    Option("secretKey", text_of("a secret key"), secret=True),
+    Option("securityToken", text_of("a token"), secret=True),
+    Option("tls.enable", _no_tls, ("tls.enabled",)),
+)
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """Name servers and credentials of a cluster."""
+
+    name_server: str
+    access_key: str | None = None
+    secret_key: str | None = None
+    security_token: str | None = None
+
+    def __repr__(self) -> str:
+        signed = "" if self.access_key is None else ", signed"
+        return f"Connection({self.name_server.rpartition('@')[2]}{signed})"
+
+
+def make_connection(
+    values: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Connection:
+    """A connection from the given :data:`CONNECTION_OPTIONS`; raises ConfigError."""
+    environ = os.environ if environ is None else environ
+    found = values.get("nameServer")
+    for name in NAMESRV_VARIABLES:
+        found = found or environ.get(name, "").strip()
+    if not found:
+        raise ConfigError(
+            "no name server is given",
+            hint='give its address, .option("nameServer", "host:9876"), or set'
+            f" {NAMESRV_VARIABLES[-1]} for the driver",
+        )
+    access_key, secret_key = values.get("accessKey"), values.get("secretKey")
+    if (access_key is None) != (secret_key is None):
+        raise ConfigError("accessKey and secretKey belong together", hint="give both or none")
+    return Connection(
+        name_server=found if "://" in found else found.replace(",", ";"),
+        access_key=access_key,
+        secret_key=secret_key,
+        security_token=values.get("securityToken"),
+    )

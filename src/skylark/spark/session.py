@@ -19,6 +19,11 @@ shuffle partitions                        in local mode as many as cores, instea
 address of the driver                     loopback in local mode
 memory of Python, planner and executors   512 MiB each on clusters
 ========================================  ==========================================================
+
+Spark's processes print known warnings on stderr that look like failures: Java warns about a module
+that Spark always requests, and about a library that is older than this Java; PySpark's daemon
+prints a traceback when a session ends while a worker is still writing. No setting turns these off.
+:func:`without_noise` drops them and passes on every other line.
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -37,7 +44,6 @@ from pyspark.sql import SparkSession
 from skylark.core.errors import ConfigError
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.java import java_home
-from skylark.spark.java_stderr import without_noise
 
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOOPBACK: Final = "127.0.0.1"
@@ -171,3 +177,67 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(DefaultSource)
     finally:
         context.environment = environment
+
+
+# ---- stderr --------------------------------------------------------------------------------------
+
+_WARNINGS: Final = (
+    b"WARNING: Using incubator modules: jdk.incubator.vector",
+    b"Warning: Java versions > Java 11 can only operate in restricted mode",
+)
+_OPENINGS: Final = (
+    b"PySpark daemon failed to flush the output to the worker process:",
+    b"Traceback (most recent call last):",
+)
+_DAEMON_FRAME: Final = re.compile(rb'  File ".*[/\\]pyspark[/\\]daemon\.py", ')
+#: Errors of such a worker: the JVM has closed its end of the socket.
+_HANGUPS: Final = (b"BrokenPipeError: ", b"ConnectionResetError: ")
+
+
+def without_daemon_tracebacks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Drop the tracebacks of PySpark's daemon that are due to a closed connection.
+
+    A traceback is kept until one of its lines decides what it is. Several workers may write at
+    once, and any may be killed while it writes: lines that are undecided at the end are dropped.
+    """
+    held: list[bytes] = []
+    expected = 0  # last lines of tracebacks that were dropped together with another one
+    for line in lines:
+        undecided = bool(held) and (not line.strip() or line.startswith(b"   "))
+        if undecided or line.startswith(_OPENINGS) or _DAEMON_FRAME.match(line):
+            held.append(line)
+        elif line.startswith(_HANGUPS) and any(map(_DAEMON_FRAME.match, held)):
+            expected += held.count(_OPENINGS[-1] + b"\n") - 1
+            held.clear()
+        elif line.startswith(_HANGUPS) and expected > 0 and not held:
+            expected -= 1
+        else:
+            yield from held
+            held.clear()
+            yield line
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Give processes that are started in this context a filtered stderr.
+
+    A thread passes the other lines on for as long as these processes, workers included, live.
+    """
+    reading, writing = os.pipe()
+    stderr = os.dup(2)
+
+    def pass_on() -> None:
+        with os.fdopen(reading, "rb") as lines, os.fdopen(stderr, "wb", 0) as target:
+            kept = (line for line in lines if not line.startswith(_WARNINGS))
+            for line in without_daemon_tracebacks(kept):
+                target.write(line)
+
+    # Flush our own lines first, so that they do not pass through the filter.
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    Thread(target=pass_on, name="stderr-of-java", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)

@@ -15,7 +15,6 @@ import pytest
 from skylark import ClientOptions
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.clock import LoopClock
-from skylark.spark.connection_options import Connection
 from skylark.spark.exactly_once.commit_coordinator import CommitCoordinator
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.half_message_completion import (
@@ -24,6 +23,7 @@ from skylark.spark.exactly_once.half_message_completion import (
     HalfMessageCompleter,
 )
 from skylark.spark.exactly_once.txn_admin import repair
+from skylark.spark.option_table import Connection
 from skylark.spark.sink.row_encoder import RowPlan
 from skylark.spark.sink.sink_client import close_clients
 from skylark.spark.sink.sink_options import SinkOptions

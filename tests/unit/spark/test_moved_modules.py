@@ -11,30 +11,28 @@ from typing import Any
 
 import pytest
 
-from skylark.spark.connection_options import Connection
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.jobs.archive_job import ArchiveOptions
 from skylark.spark.jobs.compact_job import CompactOptions
-from skylark.spark.jobs.mirror_job import MirrorOptions
-from skylark.spark.jobs.mirror_task import send_rows
+from skylark.spark.jobs.mirror_job import MirrorOptions, send_rows
 from skylark.spark.jobs.redrive_job import RedriveOptions
 from skylark.spark.jobs.replay_job import Pace, ReplayOptions
 from skylark.spark.jobs.report_job import ReportOptions
 from skylark.spark.jobs.transform_job import TransformOptions
 from skylark.spark.jobs.verify_job import VerifyOptions
 from skylark.spark.moved_modules import MOVED, NAMES_OF_OLD, install
-from skylark.spark.pipelines import connectivity_check
+from skylark.spark.option_table import Connection
+from skylark.spark.pipelines.pipeline_plan import _try_all
 from skylark.spark.sink.row_encoder import RowPlan
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.sink.sink_sender import QueueWritten, Written
 from skylark.spark.sink.sink_writer import BatchWriter, SinkMessage, StreamWriter
 from skylark.spark.sink.task_writer import TaskId, write_at_least_once
-from skylark.spark.source.batch_reader import BatchReader
 from skylark.spark.source.input_partitions import QueueRange
 from skylark.spark.source.offset_options import Ago, At, Named, Offsets
 from skylark.spark.source.source_options import source_options
-from skylark.spark.source.stream_reader import StreamReader
+from skylark.spark.source.source_readers import BatchReader, StreamReader
 from skylark.wire.bodies.common_body import MessageQueue
 
 FOLDER = Path(__file__).parents[2] / "golden" / "spark-8b204fb"
@@ -76,7 +74,7 @@ VALUES = {
     ),
     "pace": Pace(rates={1: 2.5}, time_scale=2.0, first_micros=7),
     "task_id": TaskId(sink="s", batch=2, partition=1),
-    "functions": (send_rows, write_at_least_once, connectivity_check._try_all),
+    "functions": (send_rows, write_at_least_once, _try_all),
     "source_class": DefaultSource,
 }
 #: Objects without ``==``: they are compared by class and attributes.

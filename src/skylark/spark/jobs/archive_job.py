@@ -30,8 +30,7 @@ from pyspark.sql.utils import is_remote
 
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import condition_of, is_spark_error, translate_errors
-from skylark.spark.jobs.checkpoint_state import checkpoint_state
-from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query
+from skylark.spark.jobs.job_runner import Report, checkpoint_state, cluster_options, follow_query
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 from skylark.spark.source.schema import ALL_TYPES, source_schema
 from skylark.spark.source.stream_offset import StreamOffset

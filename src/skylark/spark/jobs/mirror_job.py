@@ -23,6 +23,11 @@ Each row is a run: message ``sourceOffset + k`` is at ``targetOffset + k``, for 
 translate the offset of a group, find the row with ``sourceOffset <= offset < sourceOffset +
 count``. Target offsets come from the brokers' replies. A batch that is repeated after a crash is
 sent again (at least once), and replaces its rows in the table.
+
+**Tasks.** :func:`send_rows` sends rows with the sender of the sink
+(:mod:`skylark.spark.sink.sink_sender`); :class:`Placed` records the offset of each. An Arrow batch
+is sent and acknowledged as a whole before its offset pairs are returned, so a task has only one
+batch in memory.
 """
 
 from __future__ import annotations
@@ -30,25 +35,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql.observation import Observation
 
 from skylark.admin.admin_session import masters_of
+from skylark.client.blocking.event_loop_thread import shared_portal
+from skylark.client.core.client_message import SendResult
 from skylark.client.core.route_cache import make_route
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query, user_properties
-from skylark.spark.jobs.mirror_task import PAIR_SCHEMA, send_rows
+from skylark.spark.jobs.job_runner import (
+    Report,
+    checkpoint_offset,
+    cluster_options,
+    follow_query,
+    user_properties,
+)
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
-from skylark.spark.sink.sink_options import read_sink_options
+from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
+from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader, Rows
+from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
+from skylark.spark.sink.sink_sender import SinkSender, Written
+from skylark.spark.sink.task_writer import sink_client
 from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from skylark.wire.bodies.route_body import TopicRouteData
@@ -61,6 +78,11 @@ _COLUMNS: Final = (
     *("tags", "keys", "body", "flag", "properties"),
 )
 _WHOLE_QUEUES: Final = str(1 << 62)
+PAIR_SCHEMA: Final = (
+    "sourceTopic string, sourceBroker string, sourceQueueId int, sourceOffset bigint,"
+    " targetTopic string, targetBroker string, targetQueueId int, targetOffset bigint,"
+    " count bigint"
+)
 
 
 class MirrorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,4 +367,98 @@ def _mirrored(span: QueueSpan, target: MessageQueue) -> MirroredQueue:
         rows=span.rows,
         to_broker_name=target.broker_name,
         to_queue_id=target.queue_id,
+    )
+
+
+# ---- tasks ---------------------------------------------------------------------------------------
+
+
+class Placed(Written):
+    """Records the offsets at which the rows of the current batch are stored."""
+
+    offsets: Any = None  #: offset of each row, by its index in the batch
+
+    def stored(self, request: RowRequest, result: SendResult) -> None:
+        import numpy as np
+
+        Written.stored(self, request, result)
+        positions = request.rows.positions[np.asarray(request.numbers)]
+        self.offsets[positions] = result.queue_offset + np.arange(request.count)
+
+
+def send_rows(
+    batches: Iterator[pa.RecordBatch], *, source_topic: str, options: SinkOptions
+) -> Iterator[pa.RecordBatch]:
+    """Send the rows of :func:`skylark.spark.jobs.mirror_job.mirrored_rows`; yields offset runs."""
+    import numpy as np
+
+    portal, client = shared_portal(), sink_client(options)
+    topic = options.topic
+    assert topic is not None
+    batcher = RowBatcher(options)
+
+    def refused(request: RowRequest, number: int, reason: str) -> None:
+        raise _bad_row(int(request.rows.positions[number]), reason)
+
+    async def start() -> SinkSender:
+        return SinkSender(client, options, batcher, refused)
+
+    sending = portal.call(start())
+    placed = sending.written = Placed(queues={})
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            plan = RowPlan(columns=tuple(name for name in batch.schema.names if name in SINK_TYPES))
+            reader = RowReader(plan, options, client.sender.common or {}, client.sender.next_id)
+            rows = reader.read(batch)
+            _require_good(rows)
+            placed.offsets = np.full(batch.num_rows, -1)
+            queues = {topic: portal.call(client.queues(topic))}
+            for request in batcher.requests_of(rows, queues):
+                portal.call(sending.put(request))
+            portal.call(sending.finish())
+            yield offset_runs(batch, placed.offsets, source_topic, topic)
+    except BaseException:
+        portal.call(sending.cancel())
+        raise
+
+
+def _require_good(rows: Rows) -> None:
+    for position, reason in rows.bad.items():
+        raise _bad_row(position, reason)
+
+
+def _bad_row(position: int, reason: str) -> BadRowError:
+    return BadRowError(f"row {position} of a batch cannot be mirrored: {reason}")
+
+
+def offset_runs(
+    batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], source_topic: str, target_topic: str
+) -> pa.RecordBatch:
+    """Group the rows of a batch into runs in which source and target offsets are consecutive."""
+    import numpy as np
+    import pyarrow as pa
+
+    sources = batch.column("sourceOffset").to_numpy()
+    breaks = (np.diff(sources) != 1) | (np.diff(offsets) != 1)
+    for name in ("sourceBroker", "sourceQueueId", "brokerName", "queueId"):
+        codes = batch.column(name).dictionary_encode().indices.to_numpy()
+        breaks |= np.diff(codes) != 0
+    firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    counts = np.diff(np.concatenate((firsts, [batch.num_rows])))
+    taken = batch.take(pa.array(firsts))
+    count = len(firsts)
+    return pa.RecordBatch.from_pydict(
+        {
+            "sourceTopic": pa.array([source_topic] * count, pa.string()),
+            "sourceBroker": taken.column("sourceBroker"),
+            "sourceQueueId": taken.column("sourceQueueId"),
+            "sourceOffset": taken.column("sourceOffset"),
+            "targetTopic": pa.array([target_topic] * count, pa.string()),
+            "targetBroker": taken.column("brokerName"),
+            "targetQueueId": taken.column("queueId"),
+            "targetOffset": pa.array(offsets[firsts], pa.int64()),
+            "count": pa.array(counts, pa.int64()),
+        }
     )

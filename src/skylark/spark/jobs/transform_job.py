@@ -26,8 +26,7 @@ from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.checkpoint_state import checkpoint_offset
-from skylark.spark.jobs.job_runner import Report, cluster_options, follow_query
+from skylark.spark.jobs.job_runner import Report, checkpoint_offset, cluster_options, follow_query
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
 from skylark.spark.sink.sink_options import read_sink_options

@@ -1,12 +1,11 @@
 """Pipelines declared in a YAML file: read topics, transform them by SQL or Python, write anywhere.
 
 =============  ====================================================================================
-the file       ``pipeline_file``; ``yaml_reader`` (line and column of mistakes, ``${NAME}``)
+the file       ``pipeline_file`` (its format, line and column of mistakes, ``${NAME}``)
 without Spark  ``checkpoint_folders`` (folders of a pipeline and their content), ``pipeline_start``
                (where a run would begin), ``pipeline_status``, ``pipeline_reset``
-with Spark     ``query_builder`` (from source to sink, analysed and not run), ``user_functions``,
-               ``pipeline_plan``, ``pipeline_runner``, ``pipeline_session``,
-               ``connectivity_check`` (whether executors reach the brokers)
+with Spark     ``query_builder`` (from source to sink, analysed and not run), ``pipeline_plan``
+               (also whether executors reach the brokers), ``pipeline_runner``, ``pipeline_session``
 =============  ====================================================================================
 
 The command is ``skylark pipeline``.

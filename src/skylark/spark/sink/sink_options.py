@@ -41,13 +41,15 @@ import msgspec
 from skylark.client.producer.send_request import COMPRESS_OVER
 from skylark.core.errors import ConfigError
 from skylark.core.names import check_group, check_topic
-from skylark.spark.connection_options import CONNECTION_OPTIONS, Connection, make_connection
 from skylark.spark.exactly_once.txn_log_records import is_sink_id
 from skylark.spark.option_table import (
+    CONNECTION_OPTIONS,
+    Connection,
     Option,
     boolean,
     byte_count,
     duration_ms,
+    make_connection,
     one_of,
     read_options,
     text_of,

@@ -31,12 +31,14 @@ import msgspec
 
 from skylark.core.errors import ConfigError
 from skylark.core.names import group_problem, topic_problem
-from skylark.spark.connection_options import CONNECTION_OPTIONS, Connection, make_connection
 from skylark.spark.option_table import (
+    CONNECTION_OPTIONS,
+    Connection,
     Option,
     boolean,
     byte_count,
     duration_ms,
+    make_connection,
     moment_ms,
     names,
     one_of,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.core.errors import ConfigError
-from skylark.spark.jobs.mirror_job import MirrorOptions, queue_map
-from skylark.spark.jobs.mirror_task import offset_runs
+from skylark.spark.jobs.mirror_job import MirrorOptions, offset_runs, queue_map
 from skylark.wire.bodies.common_body import MessageQueue
 
 NAMESRV = "127.0.0.1:9876"

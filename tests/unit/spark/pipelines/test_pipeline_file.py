@@ -1,4 +1,4 @@
-"""Pipeline files: their content, and line and column of every mistake."""
+"""Pipeline files: content, environment variables, and line and column of every mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.spark.pipelines.pipeline_file import PipelineFile, PipelineFileError, Trigger, load
+from skylark.spark.pipelines.pipeline_file import (
+    PipelineFile,
+    PipelineFileError,
+    Trigger,
+    expand,
+    load,
+)
 
 GOOD = """\
 name: orders
@@ -179,3 +185,39 @@ def test_secrets_are_in_no_error(tmp_path: Path) -> None:
     found = mistakes(tmp_path, text)
     assert "accessKey and secretKey belong together" in found[0]
     assert "hush" not in str(found)
+
+
+VARIABLES = {"HOST": "h", "EMPTY": "", "WILD": "a: {b}\n${HOST}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain $.uid $HOST $", "plain $.uid $HOST $"),
+        ("${HOST}:9876;${HOST}", "h:9876;h"),
+        ("${HOST:-other}", "h"),
+        ("${NONE:-other}/x", "other/x"),
+        ("${EMPTY:-other}", "other"),
+        ("${EMPTY}", ""),
+        ("${NONE:-}", ""),
+        ("${NONE:-local[*]}", "local[*]"),
+        ("$${HOST}", "${HOST}"),
+        ("${WILD}", "a: {b}\n${HOST}"),  # what is put in is not looked at again
+    ],
+)
+def test_values_are_put_in(text: str, expected: str) -> None:
+    assert expand(text, VARIABLES) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("${NONE}", r"no variable NONE: set it, or write \$\{NONE:-default\}"),
+        ("a ${", "there must be a name"),
+        ("${A-b}", "there must be a name"),
+        ("${1A}", "there must be a name"),
+    ],
+)
+def test_wrong_references_are_errors(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        expand(text, VARIABLES)

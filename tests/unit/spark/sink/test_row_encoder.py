@@ -11,7 +11,7 @@ import pytest
 from skylark.client.core.client_message import Message
 from skylark.client.producer.send_request import batch_part
 from skylark.core.errors import ConfigError
-from skylark.spark.connection_options import Connection
+from skylark.spark.option_table import Connection
 from skylark.spark.sink.row_batcher import RowBatcher
 from skylark.spark.sink.row_encoder import BadRowError, RowReader, Rows, Stamp, plan_rows
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options

@@ -1,15 +1,21 @@
-"""Input partitions: ranges of queues, cut by the options."""
+"""Input partitions: ranges of queues, cut by the options, and the store folders of brokers."""
 
 from __future__ import annotations
 
 import pickle
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.spark.source.input_partitions import QueueRange, cut_ranges
+from skylark.admin.admin_session import Session
+from skylark.core.errors import ConnectError
+from skylark.spark.source.input_partitions import QueueRange, StoreFinder, cut_ranges
+from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
+from skylark.wire.bodies.config import TopicConfig
+from skylark.wire.codes import RequestCode
 
 
 def queue(queue_id: int, topic: str = "T", broker: str = "broker-a") -> MessageQueue:
@@ -58,3 +64,47 @@ def test_large_ranges_are_cut_more() -> None:
     parts = cut_ranges([whole(0, 0, 900), whole(1, 0, 100)], count_min=10, records_max=None)
     counts = [sum(part.queue.queue_id == number for part in parts) for number in (0, 1)]
     assert counts == [8, 2]
+
+
+ADDRESSES = {0: "192.0.2.1:10911"}
+
+
+class FakeSession:
+    """A broker with topics of these attributes; one that it does not know is an error."""
+
+    def __init__(self, **attributes: dict[str, str]) -> None:
+        self._attributes = attributes
+        self.asked: list[str] = []
+
+    async def ask(self, kind: type[Any], address: str, code: int, header: Any) -> Any:
+        assert (kind, address, code) == (TopicConfig, ADDRESSES[0], RequestCode.GET_TOPIC_CONFIG)
+        self.asked.append(header.topic)
+        if header.topic not in self._attributes:
+            raise ConnectError("refused")
+        return TopicConfig(topic_name=header.topic, attributes=self._attributes[header.topic])
+
+
+def finder(session: FakeSession, **more: str) -> StoreFinder:
+    given = {"nameserver": "h:1", "topicspattern": ".*", **more}
+    options = source_options(given, streaming=True, environ={})
+    return StoreFinder(cast(Session, session), options)
+
+
+@pytest.mark.parametrize("name", ["cleanup.policy", "+cleanup.policy"])
+async def test_compacted_topics_are_pulled(name: str) -> None:
+    session = FakeSession(Plain={}, Kept={name: "DELETE"}, Compacted={name: "COMPACTION"})
+    stores = finder(session, storepath="/store")
+    for _ in range(2):
+        assert await stores.find("Plain", ADDRESSES) == "/store"
+        assert await stores.find("Kept", ADDRESSES) == "/store"
+        assert await stores.find("Compacted", ADDRESSES) is None
+        assert await stores.find("Silent", ADDRESSES) is None
+    assert session.asked == ["Plain", "Kept", "Compacted", "Silent", "Silent"]
+
+
+async def test_remote_brokers_are_not_asked_for_their_store_folder() -> None:
+    session = FakeSession()
+    assert await finder(session).find("T", ADDRESSES) is None
+    assert await finder(session, storepath="/store", readmode="pull").find("T", ADDRESSES) is None
+    assert await finder(session, storepath="/store").find("T", {}) == "/store"
+    assert session.asked == []

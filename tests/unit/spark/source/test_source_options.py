@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from skylark.core.errors import ConfigError
-from skylark.spark.connection_options import Connection
-from skylark.spark.option_table import byte_count, duration_ms, moment_ms
+from skylark.spark.option_table import Connection, byte_count, duration_ms, moment_ms
 from skylark.spark.source.offset_options import Ago, At, Named, Offsets
 from skylark.spark.source.source_options import SourceOptions, source_options
 from skylark.wire.bodies.common_body import MessageQueue

@@ -1,6 +1,8 @@
-"""Reader of a stream: Spark calls it to plan micro-batches between offsets in its checkpoint.
+"""Readers of batch queries and of streams: Spark calls them to plan partitions and to read them.
 
-One object lives in the driver while the query runs. Spark calls it in this order::
+:class:`BatchReader` plans the ranges of queues once per ``load()``. :class:`StreamReader` plans
+micro-batches between the offsets in Spark's checkpoint: one object lives in the driver while the
+query runs, and Spark calls it in this order::
 
     prepareForTriggerAvailableNow   that trigger only
     getDefaultReadLimit             once
@@ -31,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -52,7 +54,7 @@ from skylark.core.errors import (
 )
 from skylark.spark.cluster_client import Cluster, shared_cluster
 from skylark.spark.errors import queues_withdrawn
-from skylark.spark.source.input_partitions import QueueRange, plan_partitions
+from skylark.spark.source.input_partitions import QueueRange, StoreFinder, plan_partitions
 from skylark.spark.source.offset_planning import BatchPlan, plan_batch, split_bytes, split_limit
 from skylark.spark.source.partition_reader import read_partition
 from skylark.spark.source.queue_bounds import (
@@ -63,12 +65,43 @@ from skylark.spark.source.queue_bounds import (
 )
 from skylark.spark.source.source_options import SourceOptions
 from skylark.spark.source.start_offsets import SAMPLE_COUNT, OffsetResolver, sample
-from skylark.spark.source.store_finder import StoreFinder
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset, encode_offset
 from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class BatchReader(DataSourceReader):
+    """Reads a topic from its starting to its ending offsets; called by Spark."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges to read, by the offsets that brokers report now; raises SkylarkError."""
+        cluster = shared_cluster(self._options.connection)
+        return cluster.run(
+            with_retries(cluster.session, self._options, lambda: self._plan(cluster.session))
+        )
+
+    async def _plan(self, session: Session) -> list[QueueRange]:
+        inspector = ClusterInspector(session, self._options)
+        snapshot = await inspector.first_snapshot()
+        resolver = OffsetResolver(session, self._options, snapshot)
+        start = await resolver.start()
+        end = await resolver.end(start)
+        ranges = {queue: (start[queue], end[queue]) for queue in start}
+        finder = StoreFinder(session, self._options)
+        return await plan_partitions(session, self._options, finder, snapshot.addresses, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in tasks. Without partitions Spark calls it with one that is not a QueueRange."""
+        if not isinstance(partition, QueueRange):
+            return iter(())
+        return read_partition(partition, self._options, self._columns)
+
 
 log = logging.getLogger(__name__)
 

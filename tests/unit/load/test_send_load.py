@@ -1,10 +1,10 @@
-"""load/send_rate.py on virtual time: how many turns there are in a time."""
+"""The schedule of the senders of a benchmark, on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 
-from skylark.load.send_rate import CATCH_UP_S, Ending, Pacer
+from skylark.load.send_load import CATCH_UP_S, Ending, Pacer
 from skylark.testing.virtual_clock import VirtualClock
 
 
@@ -23,7 +23,7 @@ async def test_a_rate_is_shared_by_all_senders() -> None:
     await clock.advance(seconds=2.005)
     assert [round((due or 0) - began, 6) for due in times] == [k / 50 for k in range(101)]
     ending.set()
-    await asyncio.gather(*senders)  # the end comes also to those who wait for their turn
+    await asyncio.gather(*senders)  # senders that wait for their turn end too
     assert len(times) == 101
 
 
@@ -38,7 +38,7 @@ async def test_messages_of_a_batch_count_each() -> None:
     await sender
 
 
-async def test_who_comes_late_catches_up_a_little() -> None:
+async def test_a_late_sender_catches_up_a_little() -> None:
     clock = VirtualClock()
     pacer = Pacer(clock, 100.0, Ending(clock))
     first = await pacer.turn()
@@ -52,7 +52,7 @@ async def test_who_comes_late_catches_up_a_little() -> None:
     ]
 
 
-async def test_without_a_rate_nobody_waits() -> None:
+async def test_without_a_rate_no_sender_waits() -> None:
     clock = VirtualClock()
     ending = Ending(clock)
     pacer = Pacer(clock, None, ending)
