@@ -28,27 +28,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from skylark.client.core.client_message import Message, SendResult, SendStatus
-from skylark.client.core.permits import Permits
+from skylark.client.core.client_message import Message, SendResult
 from skylark.client.producer.send_request import Parcel
-from skylark.client.producer.send_retry import SendMode
-from skylark.core.backoff import Outage
 from skylark.core.errors import (
     BrokerError,
     ConnectError,
     MessageIllegalError,
     RemoteProtocolError,
     SkylarkError,
-    SystemBusyError,
 )
-from skylark.core.lifecycle import Tasks
 from skylark.spark.exactly_once.commit_protocol import Prepared
 from skylark.spark.exactly_once.half_message_completion import (
     IN_FLIGHT_MAX,
     gather_all,
     is_unknown_request,
 )
-from skylark.spark.exactly_once.txn_log import TxnLog, may_repeat
+from skylark.spark.exactly_once.txn_log import TxnLog
 from skylark.spark.exactly_once.txn_log_records import (
     IDENTITY_PROPERTY,
     MANIFEST_COUNT_MAX,
@@ -64,7 +59,7 @@ from skylark.spark.sink.row_batcher import Row, RowBatcher, Target, runs_of, tak
 from skylark.spark.sink.row_encoder import Rows, batch_parts
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import REPEAT, UNACKNOWLEDGED_MAX, Window
+from skylark.spark.sink.sink_sender import TaskSender, Window
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -122,7 +117,7 @@ def portions(rows: Rows, target: Target, numbers: np.ndarray[Any, Any]) -> Itera
             first = last
 
 
-class HalfMessageSender:
+class HalfMessageSender(TaskSender[Portion]):
     """Sends the rows of one attempt to write one partition."""
 
     def __init__(
@@ -134,11 +129,9 @@ class HalfMessageSender:
         rng: random.Random | None = None,
     ) -> None:
         """``prepared`` has the attempt; ``on_refused`` is called for rows that a broker refuses."""
-        self._client = client
-        self._options = options
+        super().__init__(client, options, _PORTIONS_MAX, rng)
         self._prepared = prepared
         self._on_refused = on_refused
-        self._rng = rng or random.Random()
         self._batcher = RowBatcher(options)
         who = (prepared.sink, prepared.batch, prepared.partition, prepared.attempt)
         self._identity = identity_prefix(*who)
@@ -149,15 +142,11 @@ class HalfMessageSender:
                 names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: str(options.immunity_sec),
             }
         )
-        self._tasks = Tasks("sink", limit=2 * _PORTIONS_MAX)
-        self._permits = Permits(client.clock, count_max=_PORTIONS_MAX, size_max=UNACKNOWLEDGED_MAX)
         self._windows: dict[str, Window] = defaultdict(lambda: Window(IN_FLIGHT_MAX, _WINDOW_FIRST))
         self._portion_windows: dict[str, Window] = defaultdict(lambda: Window(_PORTIONS_IN_FLIGHT))
         self._one_by_one = False  # a broker does not know SEND_HALVES
-        self._turn = self._rng.getrandbits(16)
         self._next_seq = 0
         self._void: list[int] = []
-        self._failure: Exception | None = None
         self._queues: dict[tuple[str, str, int], int] = {}
         # One entry per row, in order; a target of -1 is a refused row.
         self._targets, self._log_offsets = array("i"), array("q")
@@ -168,21 +157,18 @@ class HalfMessageSender:
 
     async def put(self, portion: Portion) -> None:
         """Start sending rows; waits for room, raises the first failure of any row."""
-        await self._permits.take(portion.size, 2 * self._options.delivery_timeout_ms / 1000)
-        if self._failure is not None:
-            raise self._failure
+        await self._take_room(portion.size)
         number = len(self._targets)
         self._targets.extend([-1] * portion.count)
         for column in (self._log_offsets, self._queue_offsets, self._seqs):
             column.extend([0] * portion.count)
         self.ordered = self.ordered or portion.target.queue is not None
-        self._tasks.spawn(self._deliver(number, portion), name="halves")
+        work = partial(self._send_rows, number, portion)
+        self._tasks.spawn(self._deliver(portion.size, work), name="halves")
 
     async def finish(self, log: TxnLog) -> Prepared:
         """Wait for all acknowledgements and append the manifests to the log."""
-        await self._tasks.wait()
-        if self._failure is not None:
-            raise self._failure
+        await self._wait_for_all()
         rows = [number for number, target in enumerate(self._targets) if target >= 0]
         manifests = [
             await log.append(self._manifest(chunk, rows[first : first + MANIFEST_COUNT_MAX]))
@@ -198,10 +184,6 @@ class HalfMessageSender:
             manifests=tuple(manifests),
             void=tuple(sorted(self._void)),
         )
-
-    async def cancel(self) -> None:
-        """Cancel all requests in flight."""
-        await self._tasks.cancel_and_wait()
 
     def _manifest(self, chunk: int, rows: list[int]) -> Manifest:
         prepared = self._prepared
@@ -221,26 +203,18 @@ class HalfMessageSender:
 
     # ---- portions --------------------------------------------------------------------------------
 
-    async def _deliver(self, number: int, portion: Portion) -> None:
+    async def _send_rows(self, number: int, portion: Portion) -> None:
         """Send rows; the first one is row ``number`` of the task."""
-        try:
-            if self._failure is None and not await self._try_together(number, portion):
-                rows = self._batcher.rows(portion.rows, portion.target, portion.numbers)
-                work = [self._deliver_row(number + at, row) for at, row in enumerate(rows)]
-                await gather_all(work)
-        except Exception as error:  # noqa: BLE001 - put() and finish() raise it in the task
-            self._failure = self._failure or error
-        finally:
-            self._permits.give(portion.size)
+        if not await self._try_together(number, portion):
+            rows = self._batcher.rows(portion.rows, portion.target, portion.numbers)
+            await gather_all([self._send_row(number + at, row) for at, row in enumerate(rows)])
 
     async def _try_together(self, number: int, portion: Portion) -> bool:
         """Send a portion in one request; False if its rows must be sent one by one."""
         if not portion.together or self._one_by_one or portion.count == 1:
             return False
         try:
-            seq, result = await self._until_stored(
-                portion.count, partial(self._send_portion, portion)
-            )
+            seq, result = await self._numbered(portion.count, partial(self._attempt, portion))
         except MessageIllegalError:
             return False
         except BrokerError as error:
@@ -252,7 +226,7 @@ class HalfMessageSender:
         self.size += portion.size
         return True
 
-    async def _send_portion(self, portion: Portion, seq: int) -> SendResult:
+    async def _attempt(self, portion: Portion, seq: int) -> SendResult:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -270,18 +244,18 @@ class HalfMessageSender:
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    async def _deliver_row(self, number: int, row: Row) -> None:
+    async def _send_row(self, number: int, row: Row) -> None:
         if self._failure is not None:
             return
         try:
-            seq, result = await self._until_stored(1, partial(self._send_row, row))
+            seq, result = await self._numbered(1, partial(self._attempt_row, row))
         except MessageIllegalError as error:
             self._on_refused(row, f"the broker refuses it: {error.remark}")
         else:
             self._stored(number, seq, 1, result)
             self.size += len(row.body)
 
-    async def _send_row(self, row: Row, seq: int) -> SendResult:
+    async def _attempt_row(self, row: Row, seq: int) -> SendResult:
         suffix = f"{_HALF}{self._common}{self._suffix(seq)}"
         parcel = row.parcel(suffix, FLAG_TRANSACTION_PREPARED)
         return await self._send(row.target, parcel, self._windows)
@@ -294,54 +268,21 @@ class HalfMessageSender:
             f"{IDENTITY_PROPERTY}\x01{self._identity}{seq}\x02"
         )
 
-    async def _until_stored(
+    async def _numbered(
         self, count: int, attempt: Callable[[int], Awaitable[SendResult]]
     ) -> tuple[int, SendResult]:
         """Retry until ``count`` rows are stored; the first sequence number and its result."""
-        clock, options = self._client.clock, self._options
-        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
-        retries, seq = 0, self._draw(count)
-        while True:
-            try:
-                result = await attempt(seq)
-                if result.status is SendStatus.SEND_OK or not options.strict_ack:
-                    return seq, result
-                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
-            except SkylarkError as error:
-                if not may_repeat(error):
-                    raise
-                problem = error
-            retries += not isinstance(problem, SystemBusyError)
-            pause_s = outage.next_pause_s()
-            if retries > options.retries or pause_s is None:
-                raise problem
+        seq = self._draw(count)
+
+        def on_retry(problem: SkylarkError) -> None:
+            nonlocal seq
             if not _stored_nothing(problem):
                 self._make_void(range(seq, seq + count))
                 seq = self._draw(count)
             self.retries += 1
-            await clock.sleep(pause_s)
 
-    async def _send(self, target: Target, parcel: Parcel, windows: dict[str, Window]) -> SendResult:
-        client, queue = self._client, target.queue
-        if queue is None:
-            queues = await client.queues(target.topic)
-            self._turn += 1
-            queue = queues[self._turn % len(queues)]
-        async with windows[queue.broker_name] as window:
-            try:
-                result = await client.sender.send(
-                    client.sender.state_of(target.topic),
-                    parcel,
-                    SendMode.SYNC,
-                    self._options.send_timeout_ms / 1000,
-                    client.clock.monotonic(),
-                    queue,
-                )
-            except SystemBusyError:
-                window.refused()
-                raise
-            window.stored()
-            return result
+        result = await self._until_stored(lambda: attempt(seq), on_retry)
+        return seq, result
 
     def _stored(self, number: int, seq: int, count: int, result: SendResult) -> None:
         queue: MessageQueue = self._client.namespace.wrap_queue(result.queue)

@@ -59,7 +59,7 @@ from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
 from skylark.spark.sink.row_encoder import SINK_TYPES, BadRowError, RowPlan, RowReader, Rows
 from skylark.spark.sink.sink_options import SinkOptions, read_sink_options
 from skylark.spark.sink.sink_sender import SinkSender, Written
-from skylark.spark.sink.task_writer import sink_client
+from skylark.spark.sink.task_writer import open_sender, sink_client
 from skylark.spark.source.source_options import source_options
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -400,12 +400,11 @@ def send_rows(
     def refused(request: RowRequest, number: int, reason: str) -> None:
         raise _bad_row(int(request.rows.positions[number]), reason)
 
-    async def start() -> SinkSender:
+    def make() -> SinkSender:
         return SinkSender(client, options, batcher, refused)
 
-    sending = portal.call(start())
-    placed = sending.written = Placed(queues={})
-    try:
+    with open_sender(portal, make) as sender:
+        placed = sender.written = Placed(queues={})
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -416,12 +415,9 @@ def send_rows(
             placed.offsets = np.full(batch.num_rows, -1)
             queues = {topic: portal.call(client.queues(topic))}
             for request in batcher.requests_of(rows, queues):
-                portal.call(sending.put(request))
-            portal.call(sending.finish())
+                portal.call(sender.put(request))
+            portal.call(sender.finish())
             yield offset_runs(batch, placed.offsets, source_topic, topic)
-    except BaseException:
-        portal.call(sending.cancel())
-        raise
 
 
 def _require_good(rows: Rows) -> None:

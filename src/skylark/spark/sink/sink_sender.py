@@ -25,14 +25,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from skylark.client.core.client_message import SendResult, SendStatus
 from skylark.client.core.permits import Permits
+from skylark.client.producer.send_request import Parcel
 from skylark.client.producer.send_retry import SendMode
 from skylark.core.backoff import Backoff, Outage
 from skylark.core.errors import (
@@ -43,10 +46,12 @@ from skylark.core.errors import (
 )
 from skylark.core.lifecycle import Tasks
 from skylark.spark.exactly_once.txn_log import may_repeat
-from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
+from skylark.spark.sink.row_batcher import RowBatcher, RowRequest, Target
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
 from skylark.wire.bodies.common_body import MessageQueue
+
+ItemT = TypeVar("ItemT")
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +144,116 @@ class Window:
         self._stored = 0
 
 
+class TaskSender(ABC, Generic[ItemT]):
+    """Base of the senders of one task: limits, retries, and the first failure of any request."""
+
+    def __init__(
+        self,
+        client: SinkClient,
+        options: SinkOptions,
+        items_max: int,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``items_max``: how many items may be in flight."""
+        self._client = client
+        self._options = options
+        self._rng = rng or random.Random()
+        self._tasks = Tasks("sink", limit=2 * items_max)
+        self._permits = Permits(client.clock, count_max=items_max, size_max=UNACKNOWLEDGED_MAX)
+        self._turn = self._rng.getrandbits(16)
+        self._failure: Exception | None = None
+
+    @abstractmethod
+    async def put(self, item: ItemT) -> None:
+        """Start sending an item; waits for room, raises the first failure of any item."""
+
+    async def put_all(self, items: Iterable[ItemT]) -> None:
+        """Start sending items in their order."""
+        for item in items:
+            await self.put(item)
+
+    async def cancel(self) -> None:
+        """Cancel all requests in flight."""
+        await self._tasks.cancel_and_wait()
+
+    async def _take_room(self, size: int) -> None:
+        self._raise_failure()
+        await self._permits.take(size, 2 * self._options.delivery_timeout_ms / 1000)
+        self._raise_failure()
+
+    async def _wait_for_all(self) -> None:
+        await self._tasks.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _deliver(self, size: int, work: Callable[[], Awaitable[object]]) -> None:
+        """Run ``work`` for an item of ``size`` bytes, unless an earlier one has failed."""
+        try:
+            if self._failure is None:
+                await work()
+        except Exception as error:  # noqa: BLE001 - put() and finish() raise it in the task
+            self._failure = self._failure or error
+        finally:
+            self._permits.give(size)
+
+    async def _until_stored(
+        self,
+        attempt: Callable[[], Awaitable[SendResult]],
+        on_retry: Callable[[SkylarkError], None],
+    ) -> SendResult:
+        """Retry a request until it is stored; see the module. Calls ``on_retry`` each time."""
+        clock, options = self._client.clock, self._options
+        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
+        retries = 0
+        while True:
+            try:
+                result = await attempt()
+                if result.status is SendStatus.SEND_OK or not options.strict_ack:
+                    return result
+                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
+            except SkylarkError as error:
+                if not may_repeat(error):
+                    raise
+                problem = error
+            retries += not isinstance(problem, SystemBusyError)
+            pause_s = outage.next_pause_s()
+            if retries > options.retries or pause_s is None:
+                raise problem
+            on_retry(problem)
+            await clock.sleep(pause_s)
+
+    async def _send(self, target: Target, parcel: Parcel, windows: dict[str, Window]) -> SendResult:
+        """Send a request once, to its queue or to the next one of its topic."""
+        client, queue = self._client, target.queue
+        if queue is None:
+            queues = await client.queues(target.topic)
+            self._turn += 1
+            queue = queues[self._turn % len(queues)]
+        async with windows[queue.broker_name] as window:
+            try:
+                result = await client.sender.send(
+                    client.sender.state_of(target.topic),
+                    parcel,
+                    SendMode.SYNC,
+                    self._options.send_timeout_ms / 1000,
+                    client.clock.monotonic(),
+                    queue,
+                )
+            except SystemBusyError:
+                window.refused()
+                raise
+            window.stored()
+            return result
+
+
 #: Called for a row that a broker refuses: request, index of the row, reason.
 OnRefused = Callable[[RowRequest, int, str], None]
 
 
-class SinkSender:
+class SinkSender(TaskSender[RowRequest]):
     """Sends the requests of one task; see the module."""
 
     def __init__(
@@ -155,48 +265,24 @@ class SinkSender:
         rng: random.Random | None = None,
     ) -> None:
         """If ``on_refused`` raises, the task fails with that error."""
-        self._client = client
-        self._options = options
+        super().__init__(client, options, _REQUESTS_MAX, rng)
         self._batcher = batcher
         self._on_refused = on_refused
-        self._rng = rng or random.Random()
-        self._tasks = Tasks("sink", limit=2 * _REQUESTS_MAX)
-        self._permits = Permits(client.clock, count_max=_REQUESTS_MAX, size_max=UNACKNOWLEDGED_MAX)
         self._windows: dict[str, Window] = defaultdict(lambda: Window(options.in_flight_max))
         self._lanes: dict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._turn = self._rng.getrandbits(16)
-        self._failure: Exception | None = None
         self.written = Written(queues={})
 
     async def put(self, request: RowRequest) -> None:
         """Start sending a request; waits for room, raises the first failure of any request."""
-        self._raise_failure()
-        await self._permits.take(request.size, 2 * self._options.delivery_timeout_ms / 1000)
-        self._raise_failure()
-        self._tasks.spawn(self._deliver(request), name="request")
+        await self._take_room(request.size)
+        self._tasks.spawn(
+            self._deliver(request.size, partial(self._in_lane, request)), name="request"
+        )
 
     async def finish(self) -> Written:
         """Wait until everything is acknowledged."""
-        await self._tasks.wait()
-        self._raise_failure()
+        await self._wait_for_all()
         return self.written
-
-    async def cancel(self) -> None:
-        """Cancel all requests in flight."""
-        await self._tasks.cancel_and_wait()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def _deliver(self, request: RowRequest) -> None:
-        try:
-            if self._failure is None:
-                await self._in_lane(request)
-        except Exception as error:  # noqa: BLE001 - put() and finish() raise it in the task
-            self._failure = self._failure or error
-        finally:
-            self._permits.give(request.size)
 
     async def _in_lane(self, request: RowRequest) -> None:
         if request.target.queue is None:
@@ -206,53 +292,17 @@ class SinkSender:
                 await self._try(request)
 
     async def _try(self, request: RowRequest) -> None:
-        clock, options = self._client.clock, self._options
-        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
-        retries = 0
-        while True:
-            try:
-                result = await self._attempt(request)
-                if result.status is SendStatus.SEND_OK or not options.strict_ack:
-                    self.written.stored(request, result)
-                    return
-                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
-            except MessageIllegalError as error:
-                await self._refused(request, error)
-                return
-            except SkylarkError as error:
-                if not may_repeat(error):
-                    raise
-                problem = error
-            retries += not isinstance(problem, SystemBusyError)
-            pause_s = outage.next_pause_s()
-            if retries > options.retries or pause_s is None:
-                raise problem
+        def on_retry(problem: SkylarkError) -> None:
             self.written.retries += 1
             log.debug("retrying a request of %d rows: %s", request.count, problem)
-            await clock.sleep(pause_s)
 
-    async def _attempt(self, request: RowRequest) -> SendResult:
-        client = self._client
-        queue = request.target.queue
-        if queue is None:
-            queues = await client.queues(request.target.topic)
-            self._turn += 1
-            queue = queues[self._turn % len(queues)]
-        async with self._windows[queue.broker_name] as window:
-            try:
-                result = await client.sender.send(
-                    client.sender.state_of(request.target.topic),
-                    request.parcel,
-                    SendMode.SYNC,
-                    self._options.send_timeout_ms / 1000,
-                    client.clock.monotonic(),
-                    queue,
-                )
-            except SystemBusyError:
-                window.refused()
-                raise
-            window.stored()
-            return result
+        send = partial(self._send, request.target, request.parcel, self._windows)
+        try:
+            result = await self._until_stored(send, on_retry)
+        except MessageIllegalError as error:
+            await self._refused(request, error)
+        else:
+            self.written.stored(request, result)
 
     async def _refused(self, request: RowRequest, error: MessageIllegalError) -> None:
         if request.count == 1:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -26,13 +27,14 @@ from skylark.spark.sink.row_batcher import Row, RowBatcher, RowRequest, Target
 from skylark.spark.sink.row_encoder import BadRowError, RowPlan, RowReader, Rows, Stamp
 from skylark.spark.sink.sink_client import SinkClient, shared_client
 from skylark.spark.sink.sink_options import SinkOptions
-from skylark.spark.sink.sink_sender import SinkSender, Written
+from skylark.spark.sink.sink_sender import SinkSender, TaskSender, Written
 from skylark.wire.bodies.common_body import MessageQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+SenderT = TypeVar("SenderT", bound=TaskSender[Any])
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,21 @@ class TaskId(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.sink}/{self.batch}/{self.partition}"
+
+
+@contextmanager
+def open_sender(portal: Portal, make: Callable[[], SenderT]) -> Iterator[SenderT]:
+    """Make a sender on the event loop; cancels its requests if the block raises."""
+
+    async def start() -> SenderT:
+        return make()
+
+    sender = portal.call(start())
+    try:
+        yield sender
+    except BaseException:
+        portal.call(sender.cancel())
+        raise
 
 
 def sink_client(options: SinkOptions) -> SinkClient:
@@ -141,29 +158,20 @@ def write_at_least_once(
         body = request.rows.bodies[number].as_py()
         task.bad.reject(request.rows.first + int(request.rows.positions[number]), body, reason)
 
-    async def start() -> SinkSender:
+    def make() -> SinkSender:
         return SinkSender(task.client, options, task.batcher, refused)
 
-    sending = portal.call(start())
-
-    async def put(requests: list[RowRequest]) -> None:
-        for request in requests:
-            await sending.put(request)
-
-    try:
+    with open_sender(portal, make) as sender:
         for batch in batches:
             if not batch.num_rows:
                 continue
             rows = task.read(batch)
             for requests in _together(task.batcher.requests_of(rows, task.queues(rows)), _TOGETHER):
-                portal.call(put(requests))
-            portal.call(put(_bad_row_requests(task)))
-        written = portal.call(sending.finish())
-        portal.call(put(_bad_row_requests(task)))  # rows that a broker has refused meanwhile
-        written = portal.call(sending.finish())
-    except BaseException:
-        portal.call(sending.cancel())
-        raise
+                portal.call(sender.put_all(requests))
+            portal.call(sender.put_all(_bad_row_requests(task)))
+        portal.call(sender.finish())
+        portal.call(sender.put_all(_bad_row_requests(task)))  # that a broker has refused meanwhile
+        written = portal.call(sender.finish())
     written.bad = task.bad.count
     written.count -= task.bad.dead_letter_count
     return written
@@ -194,29 +202,19 @@ def write_exactly_once(
     def refused(row: Row, reason: str) -> None:
         task.bad.reject(row.position, row.body, reason)
 
-    async def start() -> HalfMessageSender:
+    def make() -> HalfMessageSender:
         return HalfMessageSender(task.client, options, prepared, refused)
 
-    sending = portal.call(start())
-
-    async def put(portions: list[Portion]) -> None:
-        for portion in portions:
-            await sending.put(portion)
-
-    try:
+    with open_sender(portal, make) as sender:
         for batch in batches:
             if not batch.num_rows:
                 continue
             rows = task.read(batch)
-            queues = task.queues(rows)
-            for part in _together(_portions(task, rows, queues), _TOGETHER):
-                portal.call(put(part))
-        prepared = portal.call(sending.finish(txn_log))
-    except BaseException:
-        portal.call(sending.cancel())
-        raise
+            for part in _together(_portions(task, rows, task.queues(rows)), _TOGETHER):
+                portal.call(sender.put_all(part))
+        prepared = portal.call(sender.finish(txn_log))
     written = Written(
-        count=prepared.count, size=sending.size, retries=sending.retries, bad=task.bad.count,
+        count=prepared.count, size=sender.size, retries=sender.retries, bad=task.bad.count,
         queues={},
     )  # fmt: skip
     return written, prepared
