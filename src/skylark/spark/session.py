@@ -28,6 +28,7 @@ prints a traceback when a session ends while a worker is still writing. No setti
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -39,12 +40,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from skylark.core.errors import ConfigError
 from skylark.spark.data_source import DefaultSource
 from skylark.spark.java import java_home
 
+#: Loggers of pyspark that print every error of a statement on stderr, as JSON.
+ERROR_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOOPBACK: Final = "127.0.0.1"
 _WORKER_MEMORY: Final = "512m"
@@ -149,6 +153,12 @@ def make_session(
         return builder.getOrCreate()
     with without_noise():
         return builder.getOrCreate()
+
+
+def silence_error_loggers() -> None:
+    """Turn the loggers of :data:`ERROR_LOGGERS` off: the raised error is enough."""
+    for name in ERROR_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def register(spark: SparkSession) -> None:

@@ -30,7 +30,13 @@ from pyspark.sql.utils import is_remote
 
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import condition_of, is_spark_error, translate_errors
-from skylark.spark.jobs.job_runner import Report, checkpoint_state, cluster_options, follow_query
+from skylark.spark.jobs.job_runner import (
+    Report,
+    checkpoint_state,
+    cluster_options,
+    follow_query,
+    with_trigger,
+)
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans
 from skylark.spark.source.schema import ALL_TYPES, source_schema
 from skylark.spark.source.stream_offset import StreamOffset
@@ -114,10 +120,7 @@ def run(
             .partitionBy(DAY, "topic")
             .queryName(f"archive of {', '.join(options.topics)}")
         )
-        if options.interval_ms is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        writer = with_trigger(writer, options.interval_ms)
         if options.format == "iceberg":
             query = writer.toTable(options.output)
         else:
@@ -129,7 +132,7 @@ def run(
         rows=totals.rows,
         batches=totals.batches,
         seconds=totals.seconds,
-        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        rows_per_second=totals.rows_per_second,
         lag=totals.lag,
         stopped=totals.stopped,
     )

@@ -13,7 +13,6 @@ that is done.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from uuid import uuid4
 
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
@@ -33,7 +31,7 @@ from skylark.core.clock import SystemClock, TimeSource
 from skylark.core.names import LOCAL_NAMESRV, NAMESRV_VARIABLES, resolve_namesrv
 from skylark.spark.error_translation import is_spark_error, translate_errors
 from skylark.spark.lag_listener import progress_offset, queue_lags
-from skylark.spark.session import make_session
+from skylark.spark.session import make_session, silence_error_loggers
 from skylark.spark.sink.row_properties import RESERVED_NAMES, RESERVED_PREFIXES
 from skylark.spark.source.stream_offset import StreamOffset, decode_offset
 from skylark.wire.properties import PROPERTY_UNIQ_KEY
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 T = TypeVar("T")
 
@@ -82,6 +81,11 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     stopped: bool  #: ended because ``stop`` was set
 
+    @property
+    def rows_per_second(self) -> int:
+        """The mean rate of the run."""
+        return round(self.rows / max(self.seconds, 0.001))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -101,8 +105,7 @@ def session(
     With ``quiet`` the JVM does not log errors: the raised error is enough.
     """
     if quiet:
-        for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+        silence_error_loggers()
     if SparkSession.getActiveSession() is not None:
         yield make_session(master, conf=conf)
         return
@@ -235,6 +238,13 @@ class _BatchProgress:
 
 
 # ---- streams -------------------------------------------------------------------------------------
+
+
+def with_trigger(writer: DataStreamWriter, interval_ms: int | None) -> DataStreamWriter:
+    """Have a query run a batch this often; None: end when all that is stored now is read."""
+    if interval_ms is None:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{interval_ms} milliseconds")
 
 
 def follow_query(

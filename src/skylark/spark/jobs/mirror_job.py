@@ -53,6 +53,7 @@ from skylark.spark.jobs.job_runner import (
     cluster_options,
     follow_query,
     user_properties,
+    with_trigger,
 )
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest
@@ -200,10 +201,7 @@ def run(
             .option("checkpointLocation", options.checkpoint)
             .queryName(f"mirror {options.topic} to {clusters.to_cluster}")
         )
-        if options.interval_ms is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        writer = with_trigger(writer, options.interval_ms)
         totals = follow_query(writer.start(), report, stop)
     return MirrorSummary(
         topic=options.topic,
@@ -216,7 +214,7 @@ def run(
         rows_skipped=max(0, totals.rows - sent.rows),
         batches=totals.batches,
         seconds=totals.seconds,
-        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        rows_per_second=totals.rows_per_second,
         lag=totals.lag,
         stopped=totals.stopped,
     )

@@ -26,8 +26,15 @@ from skylark.admin.admin_session import masters_of
 from skylark.client.blocking.event_loop_thread import shared_portal
 from skylark.core.errors import ConfigError
 from skylark.spark.error_translation import translate_errors
-from skylark.spark.jobs.job_runner import Report, checkpoint_offset, cluster_options, follow_query
+from skylark.spark.jobs.job_runner import (
+    Report,
+    checkpoint_offset,
+    cluster_options,
+    follow_query,
+    with_trigger,
+)
 from skylark.spark.jobs.queue_spans import QueueSpan, queue_spans, topic_route
+from skylark.spark.session import ERROR_LOGGERS
 from skylark.spark.sink.row_encoder import SINK_TYPES, plan_rows
 from skylark.spark.sink.sink_options import read_sink_options
 from skylark.spark.sink.task_writer import sink_client
@@ -40,9 +47,6 @@ VIEW: Final = "input"
 Delivery = Literal["at-least-once", "exactly-once"]
 #: Rows of an exactly-once batch: half messages should not wait long for their decision.
 _ROWS_PER_BATCH: Final[dict[Delivery, int]] = {"at-least-once": 200_000, "exactly-once": 20_000}
-
-#: Loggers that print every error of a statement on stderr, as JSON.
-_ECHOES: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class TransformOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,10 +146,7 @@ def run(
             .option("checkpointLocation", options.checkpoint)
             .queryName(f"transform {options.topic} to {options.to_topic}")
         )
-        if options.interval_ms is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{options.interval_ms} milliseconds")
+        writer = with_trigger(writer, options.interval_ms)
         with _sql_errors():
             query = writer.start()
         totals = follow_query(query, report, stop)
@@ -157,7 +158,7 @@ def run(
         rows_read=totals.rows,
         batches=totals.batches,
         seconds=totals.seconds,
-        rows_per_second=round(totals.rows / max(totals.seconds, 0.001)),
+        rows_per_second=totals.rows_per_second,
         lag=totals.lag,
         stopped=totals.stopped,
     )
@@ -217,16 +218,16 @@ def _transformed(spark: SparkSession, options: TransformOptions) -> Iterator[Dat
 @contextmanager
 def _sql_errors() -> Iterator[None]:
     """Translate Spark's errors about a statement into one sentence, without its log output."""
-    echoes = [PySparkLogger.getLogger(name) for name in _ECHOES]
-    for echo in echoes:
-        echo.disabled = True
+    loggers = [PySparkLogger.getLogger(name) for name in ERROR_LOGGERS]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     except AnalysisException as error:
         raise ConfigError(f"the SQL is not valid: {sql_problem(str(error))}") from error
     finally:
-        for echo in echoes:
-            echo.disabled = False
+        for logger in loggers:
+            logger.disabled = False
 
 
 def sql_problem(text: str) -> str:

@@ -7,7 +7,6 @@ views, so that every pipeline can have its rows as the view ``input``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
@@ -17,14 +16,12 @@ from pyspark.sql import SparkSession
 from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
 from skylark.spark.pipelines.pipeline_start import name_in_errors
-from skylark.spark.session import make_session
+from skylark.spark.session import make_session, silence_error_loggers
 
 #: For annotations in modules that must not import pyspark.
 Session: TypeAlias = SparkSession
 
 _CONNECT: Final = "sc://"
-#: Loggers of pyspark that print every raised error on stderr, as JSON.
-_REPEATING_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 @contextmanager
@@ -43,8 +40,7 @@ def open_session(document: PipelineFile, *, quiet: bool = True) -> Iterator[Spar
     """
     active = SparkSession.getActiveSession()
     if quiet:
-        for name in _REPEATING_LOGGERS:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        silence_error_loggers()
     with translate_pipeline_errors():
         spark = _make(document, quiet=quiet and active is None)
     try:

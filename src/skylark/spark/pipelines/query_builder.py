@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skylark.core.errors import ConfigError
 from skylark.core.strict_yaml import nearest
+from skylark.spark.jobs.job_runner import with_trigger
 from skylark.spark.pipelines.checkpoint_folders import local_path
 from skylark.spark.pipelines.pipeline_file import FORMAT, Pipeline, PipelineFile, Trigger
 from skylark.spark.pipelines.pipeline_session import child_session, pipeline_errors
@@ -101,10 +102,7 @@ def start_query(
         )
         if sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
-        if trigger.available_now:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{trigger.interval_ms} milliseconds")
+        writer = with_trigger(writer, None if trigger.available_now else trigger.interval_ms)
         return writer.start(sink_path(sink.path, document.path.absolute().parent))
 
 
