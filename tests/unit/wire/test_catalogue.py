@@ -50,7 +50,7 @@ def test_unused_codes_have_empty_rows() -> None:
     unused = [row for row in CATALOGUE.values() if row.priority is Priority.UNUSED]
     assert len(unused) == 23
     for row in unused:
-        assert row == Row(row.code, Priority.UNUSED)
+        assert row == Row(row.code, priority=Priority.UNUSED)
 
 
 @pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)

@@ -72,6 +72,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+log = logging.getLogger(__name__)
+
+WARN_INTERVAL_S: Final = 60.0
+IDLE_POLL_MAX_S: Final = 2.0
+
+
 class BatchReader(DataSourceReader):
     """Reads a topic from its starting to its ending offsets; called by Spark."""
 
@@ -101,12 +107,6 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, QueueRange):
             return iter(())
         return read_partition(partition, self._options, self._columns)
-
-
-log = logging.getLogger(__name__)
-
-WARN_INTERVAL_S: Final = 60.0
-IDLE_POLL_MAX_S: Final = 2.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

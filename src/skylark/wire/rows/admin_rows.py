@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from skylark.wire.bodies import admin_body, common_body, config, route_body, stats
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin, offset, route, txn
@@ -19,192 +21,151 @@ from skylark.wire.rows.catalogue_row import (
 _P1 = Priority.P1
 _PROPERTIES = BodyKind.PROPERTIES
 
+_admin_to_broker = partial(Row, priority=_P1, direction="A->B")
+_admin_to_namesrv = partial(Row, priority=_P1, direction="A->N")
+
 TOPICS = (
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
-        _P1,
-        "A->B",
         admin.CreateTopicRequestHeader,
         access=(topic("Create"),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
-        _P1,
-        "A->B",
         request_body=config.CreateTopicListRequestBody,
         access=(topic("Create", field=None),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.DELETE_TOPIC_IN_BROKER,
-        _P1,
-        "A->B",
         admin.TopicRequestHeader,
         access=(topic("Delete"),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        _P1,
-        "A->N",
         route.DeleteTopicFromNamesrvRequestHeader,
         access=CLUSTER_UPDATE,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_TOPIC_CONFIG,
-        _P1,
-        "A->B",
         admin.TopicRequestHeader,
         response_body=config.TopicConfigAndQueueMapping,
         access=(topic("Get"),),
         response_codes=(17,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_TOPIC_STATS_INFO,
-        _P1,
-        "A->B",
         admin.TopicRequestHeader,
         response_body=stats.TopicStatsTable,
         access=(topic("Get"),),
         response_codes=(17,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
-        _P1,
-        "A->B",
         admin.TopicRequestHeader,
         response_body=common_body.GroupList,
         access=(topic("Get"),),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_CONSUME_QUEUE,
-        _P1,
-        "A->B",
         admin.QueryConsumeQueueRequestHeader,
         response_body=admin_body.QueryConsumeQueueResponseBody,
         access=(topic("Get"), group("Get")),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
-        _P1,
-        "A->B",
         txn.ResumeCheckHalfMessageRequestHeader,
         access=(topic("Update"),),
     ),
 )
 
 GROUPS = (
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        _P1,
-        "A->B",
         request_body=config.SubscriptionGroupConfig,
         access=(group("Create", field=None),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-        _P1,
-        "A->B",
         request_body=config.SubscriptionGroupList,
         access=(group("Create", field=None),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        _P1,
-        "A->B",
         admin.DeleteSubscriptionGroupRequestHeader,
         access=(group("Delete", field="groupName"),),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
-        _P1,
-        "A->B",
         admin.GroupRequestHeader,
         response_body=config.SubscriptionGroupConfig,
         access=(group("Get", field="group"),),
         response_codes=(26,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
-        _P1,
-        "A->B",
         admin.UpdateGroupForbiddenRequestHeader,
         response_body=config.GroupForbidden,
         access=(topic("Update"), group("Update", field="group")),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_CONSUME_STATS,
-        _P1,
-        "A->B",
         admin.GetConsumeStatsRequestHeader,
         response_body=stats.ConsumeStats,
         access=(group("Get"), topic("Get"), topic("Get", field="topicList", separator=";")),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_BROKER_CONSUME_STATS,
-        _P1,
-        "A->B",
         admin.GetConsumeStatsInBrokerRequestHeader,
         response_body=stats.ConsumeStatsList,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_CONSUMER_CONNECTION_LIST,
-        _P1,
-        "CA->B",
         admin.ConsumerGroupRequestHeader,
+        priority=_P1,
+        direction="CA->B",
         response_body=admin_body.ConsumerConnection,
         access=(group("Get"),),
         response_codes=(17, 206),
         extension="the answer also has lock owners, their expiry, and subscription conflicts",
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_PRODUCER_CONNECTION_LIST,
-        _P1,
-        "A->B",
         client.GetProducerConnectionListRequestHeader,
         response_body=admin_body.ProducerConnection,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_ALL_PRODUCER_INFO,
-        _P1,
-        "A->B",
         response_body=admin_body.ProducerTableInfo,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_TOPICS_BY_CONSUMER,
-        _P1,
-        "A->B",
         admin.GroupRequestHeader,
         response_body=common_body.TopicList,
         access=(group("Get", field="group"),),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
-        _P1,
-        "A->B",
         admin.QuerySubscriptionByConsumerRequestHeader,
         response_body=admin_body.QuerySubscriptionResponseBody,
         access=(group("Get", field="group"), topic("Get")),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_CONSUME_TIME_SPAN,
-        _P1,
-        "A->B",
         admin.QueryConsumeTimeSpanRequestHeader,
         response_body=stats.QueryConsumeTimeSpanBody,
         access=(topic("Get"), group("Get", field="group")),
         response_codes=(17,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.QUERY_CORRECTION_OFFSET,
-        _P1,
-        "A->B",
         offset.QueryCorrectionOffsetRequestHeader,
         response_body=stats.QueryCorrectionOffsetBody,
         access=(
@@ -213,121 +174,85 @@ GROUPS = (
             group("Get", field="filterGroups", separator=","),
         ),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-        _P1,
-        "A->B",
         offset.ResetOffsetRequestHeader,
         response_body=admin_body.ResetOffsetBody,
         access=(topic("Update"), group("Update", field="group")),
         response_codes=(17, 26, 206),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-        _P1,
-        "A->B",
         offset.GetConsumerStatusRequestHeader,
         response_body=admin_body.GetConsumerStatusBody,
         access=(topic("Get"), group("Get", field="group")),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.CLONE_GROUP_OFFSET,
-        _P1,
-        "A->B",
         offset.CloneGroupOffsetRequestHeader,
         access=(topic("Update"), group("Update", field="destGroup")),
     ),
 )
 
 BROKER = (
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_BROKER_CONFIG,
-        _P1,
-        "A->B",
         request_body=_PROPERTIES,
         access=CLUSTER_UPDATE,
         response_codes=(16,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_BROKER_CONFIG,
-        _P1,
-        "A->B",
         None,
         admin.GetBrokerConfigResponseHeader,
         response_body=_PROPERTIES,
         access=CLUSTER_GET,
         extension="transactionEndIdempotent=true: END_TRANSACTION may be repeated",
     ),
-    Row(
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        _P1,
-        "A->B",
-        response_body=common_body.KVTable,
-        access=CLUSTER_GET,
+    _admin_to_broker(
+        RequestCode.GET_BROKER_RUNTIME_INFO, response_body=common_body.KVTable, access=CLUSTER_GET
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.VIEW_BROKER_STATS_DATA,
-        _P1,
-        "A->B",
         admin.ViewBrokerStatsDataRequestHeader,
         response_body=stats.BrokerStatsData,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
-        _P1,
-        "A->B",
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
-    Row(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, _P1, "A->B", access=CLUSTER_UPDATE),
-    Row(RequestCode.CLEAN_UNUSED_TOPIC, _P1, "A->B", access=CLUSTER_UPDATE),
-    Row(RequestCode.DELETE_EXPIRED_COMMITLOG, _P1, "A->B", access=CLUSTER_UPDATE),
+    _admin_to_broker(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, access=CLUSTER_UPDATE),
+    _admin_to_broker(RequestCode.CLEAN_UNUSED_TOPIC, access=CLUSTER_UPDATE),
+    _admin_to_broker(RequestCode.DELETE_EXPIRED_COMMITLOG, access=CLUSTER_UPDATE),
 )
 
 NAME_SERVER = (
-    Row(
+    _admin_to_namesrv(
         RequestCode.UPDATE_NAMESRV_CONFIG,
-        _P1,
-        "A->N",
         request_body=_PROPERTIES,
         access=CLUSTER_UPDATE,
         response_codes=(16,),
     ),
-    Row(
-        RequestCode.GET_NAMESRV_CONFIG,
-        _P1,
-        "A->N",
-        response_body=_PROPERTIES,
-        access=CLUSTER_GET,
+    _admin_to_namesrv(
+        RequestCode.GET_NAMESRV_CONFIG, response_body=_PROPERTIES, access=CLUSTER_GET
     ),
-    Row(
-        RequestCode.PUT_KV_CONFIG,
-        _P1,
-        "A->N",
-        route.PutKVConfigRequestHeader,
-        access=CLUSTER_UPDATE,
+    _admin_to_namesrv(
+        RequestCode.PUT_KV_CONFIG, route.PutKVConfigRequestHeader, access=CLUSTER_UPDATE
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_KV_CONFIG,
-        _P1,
-        "A->N",
         route.GetKVConfigRequestHeader,
         route.GetKVConfigResponseHeader,
         access=CLUSTER_GET,
         response_codes=(22,),
     ),
-    Row(
-        RequestCode.DELETE_KV_CONFIG,
-        _P1,
-        "A->N",
-        route.DeleteKVConfigRequestHeader,
-        access=CLUSTER_UPDATE,
+    _admin_to_namesrv(
+        RequestCode.DELETE_KV_CONFIG, route.DeleteKVConfigRequestHeader, access=CLUSTER_UPDATE
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_KVLIST_BY_NAMESPACE,
-        _P1,
-        "A->N",
         route.GetKVListByNamespaceRequestHeader,
         response_body=common_body.KVTable,
         access=CLUSTER_GET,
@@ -335,46 +260,36 @@ NAME_SERVER = (
     ),
     Row(
         RequestCode.GET_BROKER_CLUSTER_INFO,
-        _P1,
-        "BA->N",
+        priority=_P1,
+        direction="BA->N",
         response_body=route_body.ClusterInfo,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        _P1,
-        "A->N",
         route.WipeWritePermOfBrokerRequestHeader,
         route.WipeWritePermOfBrokerResponseHeader,
         access=CLUSTER_UPDATE,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.ADD_WRITE_PERM_OF_BROKER,
-        _P1,
-        "A->N",
         route.AddWritePermOfBrokerRequestHeader,
         route.AddWritePermOfBrokerResponseHeader,
         access=CLUSTER_UPDATE,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        _P1,
-        "A->N",
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_TOPICS_BY_CLUSTER,
-        _P1,
-        "A->N",
         route.GetTopicsByClusterRequestHeader,
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
-        _P1,
-        "A->N",
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),

@@ -98,11 +98,11 @@ class Row(msgspec.Struct, frozen=True):
     """One request code."""
 
     code: RequestCode
-    priority: Priority
-    #: See the docstring of this module.
-    direction: str = ""
     request_header: type[Header] | None = None
     response_header: type[Header] | None = None
+    priority: Priority = Priority.UNUSED
+    #: See the docstring of this module.
+    direction: str = ""
     #: A type stands for a JSON body of this type.
     request_body: BodyKind | BodyType = BodyKind.NONE
     response_body: BodyKind | BodyType = BodyKind.NONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from skylark.wire.bodies import admin_body, heartbeat, pop_body, slave_sync_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin, offset, pop, pull, send, txn
@@ -19,6 +21,10 @@ from skylark.wire.rows.catalogue_row import (
 _P0 = Priority.P0
 _MESSAGE, _RECORDS, _BINARY = BodyKind.MESSAGE, BodyKind.RECORDS, BodyKind.BINARY
 
+_broker_to_client = partial(Row, priority=_P0, direction="B->C")
+_client_or_admin_to_broker = partial(Row, priority=_P0, direction="CA->B")
+_client_to_broker = partial(Row, priority=_P0, direction="C->B")
+
 #: 10, 11 and 12 mean "stored, but not as safely as asked".
 _STORED = (0, 10, 11, 12)
 _SEND_CODES = (10, 11, 12, 13, 14, 16, 17, 26, 29)
@@ -30,124 +36,82 @@ _BULK = "ext bulk=true lifts the caps on count and bytes up to pullMaxBytes"
 _SUBSCRIBE = (topic("Sub"), group("Sub"))
 _SUBSCRIBE_IN_BODY = (topic("Sub", field=None), group("Sub", field=None))
 
+_send = partial(
+    _client_to_broker,
+    response_header=send.SendMessageResponseHeader,
+    request_body=_MESSAGE,
+    response_codes=_SEND_CODES,
+    header_codes=_STORED,
+)
+
 SENDING = (
-    Row(
+    _send(
         RequestCode.SEND_MESSAGE,
-        _P0,
-        "C->B",
         send.SendMessageRequestHeader,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
         oneway=Oneway.SOMETIMES,
         access=(topic("Pub"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
     ),
-    Row(
+    _send(
         RequestCode.SEND_MESSAGE_V2,
-        _P0,
-        "C->B",
         send.SendMessageRequestHeaderV2,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
         oneway=Oneway.SOMETIMES,
         access=(topic("Pub", field="b"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
     ),
-    Row(
+    _send(
         RequestCode.SEND_BATCH_MESSAGE,
-        _P0,
-        "C->B",
         send.SendMessageRequestHeaderV2,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
         oneway=Oneway.SOMETIMES,
         access=(topic("Pub", field="b"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
     ),
-    Row(
-        RequestCode.SEND_REPLY_MESSAGE,
-        _P0,
-        "C->B",
-        send.SendMessageRequestHeader,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
-        access=(topic("Pub"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
-    ),
-    Row(
+    _send(RequestCode.SEND_REPLY_MESSAGE, send.SendMessageRequestHeader, access=(topic("Pub"),)),
+    _send(
         RequestCode.SEND_REPLY_MESSAGE_V2,
-        _P0,
-        "C->B",
         send.SendMessageRequestHeaderV2,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
         access=(topic("Pub", field="b"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
     ),
-    Row(
+    _broker_to_client(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
-        _P0,
-        "B->C",
         send.ReplyMessageRequestHeader,
         request_body=_MESSAGE,
     ),
-    Row(
+    _client_to_broker(
         RequestCode.CONSUMER_SEND_MSG_BACK,
-        _P0,
-        "C->B",
         send.ConsumerSendMsgBackRequestHeader,
         access=(group("Sub", field="group"),),
         response_codes=(16, 26),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.END_TRANSACTION,
-        _P0,
-        "C->B",
         txn.EndTransactionRequestHeader,
         oneway=Oneway.ALWAYS,
         access=(topic("Pub"),),
         response_codes=(11, 13, 14, 604),
     ),
-    Row(
+    _send(
         RequestCode.SEND_HALVES,
-        Priority.P2,
-        "C->B",
         send.SendMessageRequestHeaderV2,
-        send.SendMessageResponseHeader,
-        request_body=_MESSAGE,
+        priority=Priority.P2,
         access=(topic("Pub", field="b"),),
-        response_codes=_SEND_CODES,
-        header_codes=_STORED,
         extension="many half messages in one request",
     ),
-    Row(
+    _client_to_broker(
         RequestCode.END_HALVES,
-        Priority.P2,
-        "C->B",
         txn.EndHalvesRequestHeader,
+        priority=Priority.P2,
         request_body=_BINARY,
         response_body=_BINARY,
         access=(topic("Pub"),),
         response_codes=(11,),
         extension="END_TRANSACTION for many half messages; the answer has a code for each",
     ),
-    Row(
+    _broker_to_client(
         RequestCode.CHECK_TRANSACTION_STATE,
-        _P0,
-        "B->C",
         txn.CheckTransactionStateRequestHeader,
         request_body=_RECORDS,
         oneway=Oneway.ALWAYS,
     ),
-    Row(
+    _client_to_broker(
         RequestCode.RECALL_MESSAGE,
-        _P0,
-        "C->B",
         send.RecallMessageRequestHeader,
         send.RecallMessageResponseHeader,
         access=(topic("Pub"),),
@@ -156,10 +120,8 @@ SENDING = (
 )
 
 PULLING = (
-    Row(
+    _client_to_broker(
         RequestCode.PULL_MESSAGE,
-        _P0,
-        "C->B",
         pull.PullMessageRequestHeader,
         pull.PullMessageResponseHeader,
         response_body=_RECORDS,
@@ -168,10 +130,8 @@ PULLING = (
         header_codes=_PULLED,
         extension=_BULK,
     ),
-    Row(
+    _client_to_broker(
         RequestCode.LITE_PULL_MESSAGE,
-        _P0,
-        "C->B",
         pull.PullMessageRequestHeader,
         pull.PullMessageResponseHeader,
         response_body=_RECORDS,
@@ -180,10 +140,8 @@ PULLING = (
         header_codes=_PULLED,
         extension=_BULK,
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.QUERY_MESSAGE,
-        _P0,
-        "CA->B",
         pull.QueryMessageRequestHeader,
         pull.QueryMessageResponseHeader,
         response_body=_RECORDS,
@@ -191,10 +149,8 @@ PULLING = (
         response_codes=(22,),
         header_codes=(0, 22),
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.VIEW_MESSAGE_BY_ID,
-        _P0,
-        "CA->B",
         pull.ViewMessageRequestHeader,
         response_body=_RECORDS,
         access=(topic("Get"),),
@@ -202,75 +158,59 @@ PULLING = (
 )
 
 MEMBERSHIP = (
-    Row(
+    _client_to_broker(
         RequestCode.HEART_BEAT,
-        _P0,
-        "C->B",
         None,
         client.HeartbeatResponseHeader,
         request_body=heartbeat.HeartbeatData,
         access=_SUBSCRIBE_IN_BODY,
     ),
-    Row(
-        RequestCode.UNREGISTER_CLIENT,
-        _P0,
-        "C->B",
-        client.UnregisterClientRequestHeader,
-        access=(group("Sub"),),
+    _client_to_broker(
+        RequestCode.UNREGISTER_CLIENT, client.UnregisterClientRequestHeader, access=(group("Sub"),)
     ),
-    Row(
+    _client_to_broker(
         RequestCode.CHECK_CLIENT_CONFIG,
-        _P0,
-        "C->B",
         request_body=heartbeat.CheckClientRequestBody,
         access=_SUBSCRIBE_IN_BODY,
         response_codes=(23,),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-        _P0,
-        "C->B",
         admin.ConsumerGroupRequestHeader,
         response_body=heartbeat.GetConsumerListByGroupResponseBody,
         access=(group("Sub", "Get"),),
     ),
-    Row(
+    _broker_to_client(
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-        _P0,
-        "B->C",
         admin.ConsumerGroupRequestHeader,
         oneway=Oneway.ALWAYS,
     ),
-    Row(
+    _client_to_broker(
         RequestCode.LOCK_BATCH_MQ,
-        _P0,
-        "C->B",
         request_body=heartbeat.LockBatchRequestBody,
         response_body=heartbeat.LockBatchResponseBody,
         access=_SUBSCRIBE_IN_BODY,
     ),
-    Row(
+    _client_to_broker(
         RequestCode.UNLOCK_BATCH_MQ,
-        _P0,
-        "C->B",
         request_body=heartbeat.UnlockBatchRequestBody,
         oneway=Oneway.SOMETIMES,
         access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
-        _P0,
-        "A->B->C",
         client.GetConsumerRunningInfoRequestHeader,
+        priority=_P0,
+        direction="A->B->C",
         response_body=admin_body.ConsumerRunningInfo,
         access=(group("Get"),),
         response_codes=(207,),
     ),
     Row(
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
-        _P0,
-        "A->B->C",
         client.ConsumeMessageDirectlyResultRequestHeader,
+        priority=_P0,
+        direction="A->B->C",
         request_body=_RECORDS,
         response_body=admin_body.ConsumeMessageDirectlyResult,
         access=_SUBSCRIBE,
@@ -279,159 +219,127 @@ MEMBERSHIP = (
 )
 
 OFFSETS = (
-    Row(
+    _client_to_broker(
         RequestCode.QUERY_CONSUMER_OFFSET,
-        _P0,
-        "C->B",
         offset.QueryConsumerOffsetRequestHeader,
         offset.OffsetResponseHeader,
         access=(topic("Sub", "Get"), group("Sub", "Get")),
         response_codes=(22,),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.UPDATE_CONSUMER_OFFSET,
-        _P0,
-        "C->B",
         offset.UpdateConsumerOffsetRequestHeader,
         oneway=Oneway.SOMETIMES,
         access=(topic("Sub", "Update"), group("Sub", "Update")),
         response_codes=(17, 26, 29),
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        _P0,
-        "CA->B",
         offset.SearchOffsetRequestHeader,
         offset.OffsetResponseHeader,
         access=(topic("Get"),),
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.GET_MAX_OFFSET,
-        _P0,
-        "CA->B",
         offset.GetMaxOffsetRequestHeader,
         offset.OffsetResponseHeader,
         access=(topic("Get"),),
         response_codes=(501,),
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.GET_MIN_OFFSET,
-        _P0,
-        "CA->B",
         offset.GetMinOffsetRequestHeader,
         offset.OffsetResponseHeader,
         access=(topic("Get"),),
         response_codes=(501,),
     ),
-    Row(
+    _client_or_admin_to_broker(
         RequestCode.GET_EARLIEST_MSG_STORETIME,
-        _P0,
-        "CA->B",
         offset.GetEarliestMsgStoretimeRequestHeader,
         offset.GetEarliestMsgStoretimeResponseHeader,
         access=(topic("Get"),),
     ),
-    Row(
+    _broker_to_client(
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-        _P0,
-        "B->C",
         offset.ResetOffsetRequestHeader,
         request_body=admin_body.ResetOffsetBody,
         oneway=Oneway.ALWAYS,
     ),
-    Row(
+    _broker_to_client(
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
-        _P0,
-        "B->C",
         offset.GetConsumerStatusRequestHeader,
         response_body=admin_body.GetConsumerStatusBody,
     ),
 )
 
 POP = (
-    Row(
+    _client_to_broker(
         RequestCode.POP_MESSAGE,
-        _P0,
-        "C->B",
         pop.PopMessageRequestHeader,
         pop.PopMessageResponseHeader,
         response_body=_RECORDS,
         access=_SUBSCRIBE,
         response_codes=(16, 17, 23, 26, 29, 209, 210),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.ACK_MESSAGE,
-        _P0,
-        "C->B",
         pop.AckMessageRequestHeader,
         access=_SUBSCRIBE,
         response_codes=(13, 17, 208),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.BATCH_ACK_MESSAGE,
-        _P0,
-        "C->B",
         request_body=pop_body.BatchAckMessageRequestBody,
         access=_SUBSCRIBE_IN_BODY,
         response_codes=(208,),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-        _P0,
-        "C->B",
         pop.ChangeInvisibleTimeRequestHeader,
         pop.ChangeInvisibleTimeResponseHeader,
         access=_SUBSCRIBE,
         response_codes=(13, 17, 208),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.NOTIFICATION,
-        _P0,
-        "C->B",
         pop.NotificationRequestHeader,
         pop.NotificationResponseHeader,
         access=_SUBSCRIBE,
         response_codes=(16, 17, 26, 29),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.POLLING_INFO,
-        _P0,
-        "C->B",
         pop.PollingInfoRequestHeader,
         pop.PollingInfoResponseHeader,
         access=(topic("Get"), group("Get")),
         response_codes=(16, 17, 26, 29),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.PEEK_MESSAGE,
-        _P0,
-        "C->B",
         pop.PeekMessageRequestHeader,
         pop.PopMessageResponseHeader,
         response_body=_RECORDS,
         access=_SUBSCRIBE,
         response_codes=(16, 17, 19, 26, 29),
     ),
-    Row(
+    _client_to_broker(
         RequestCode.QUERY_ASSIGNMENT,
-        _P0,
-        "C->B",
         request_body=pop_body.QueryAssignmentRequestBody,
         response_body=pop_body.QueryAssignmentResponseBody,
         access=_SUBSCRIBE_IN_BODY,
     ),
     Row(
         RequestCode.SET_MESSAGE_REQUEST_MODE,
-        _P0,
-        "A->B",
+        priority=_P0,
+        direction="A->B",
         request_body=pop_body.SetMessageRequestModeRequestBody,
         access=(topic("Update", field=None), group("Update", field=None)),
         response_codes=(16, 17, 26),
     ),
     Row(
         RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
-        _P0,
-        "S->B",
+        priority=_P0,
+        direction="S->B",
         response_body=slave_sync_body.MessageRequestModeSerializeWrapper,
         access=CLUSTER_GET,
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from skylark.wire.bodies import common_body, ha_body, register, route_body, slave_sync_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin, controller, ha, route
@@ -18,37 +20,36 @@ from skylark.wire.rows.catalogue_row import (
 _P0, _P2 = Priority.P0, Priority.P2
 _BINARY, _PROPERTIES = BodyKind.BINARY, BodyKind.PROPERTIES
 
+_admin_to_broker = partial(Row, priority=_P2, direction="A->B")
+_admin_to_controller = partial(Row, priority=_P2, direction="A->K")
+_broker_or_admin_to_controller = partial(Row, priority=_P2, direction="BA->K")
+_broker_to_controller = partial(Row, priority=_P2, direction="B->K")
+_broker_to_namesrv = partial(Row, priority=_P0, direction="B->N")
+_slave_to_broker = partial(Row, priority=_P0, direction="S->B")
+
 ROUTING = (
     Row(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        _P0,
-        "CBA->N",
         route.GetRouteInfoRequestHeader,
+        priority=_P0,
+        direction="CBA->N",
         response_body=route_body.TopicRouteData,
         access=(topic("Pub", "Sub", "Get"),),
         response_codes=(17,),
     ),
-    Row(
+    _broker_to_namesrv(
         RequestCode.REGISTER_BROKER,
-        _P0,
-        "B->N",
         route.RegisterBrokerRequestHeader,
         route.RegisterBrokerResponseHeader,
         request_body=register.RegisterBrokerBody,
         response_body=common_body.KVTable,
         access=CLUSTER_UPDATE,
     ),
-    Row(
-        RequestCode.UNREGISTER_BROKER,
-        _P0,
-        "B->N",
-        route.UnRegisterBrokerRequestHeader,
-        access=CLUSTER_UPDATE,
+    _broker_to_namesrv(
+        RequestCode.UNREGISTER_BROKER, route.UnRegisterBrokerRequestHeader, access=CLUSTER_UPDATE
     ),
-    Row(
+    _broker_to_namesrv(
         RequestCode.QUERY_DATA_VERSION,
-        _P0,
-        "B->N",
         route.QueryDataVersionRequestHeader,
         route.QueryDataVersionResponseHeader,
         request_body=common_body.DataVersion,
@@ -58,34 +59,30 @@ ROUTING = (
     ),
     Row(
         RequestCode.BROKER_HEARTBEAT,
-        _P0,
-        "B->NK",
         route.BrokerHeartbeatRequestHeader,
+        priority=_P0,
+        direction="B->NK",
         oneway=Oneway.SOMETIMES,
         access=CLUSTER_UPDATE,
         response_codes=(2005,),
     ),
-    Row(
+    _broker_to_namesrv(
         RequestCode.REGISTER_TOPIC_IN_NAMESRV,
-        _P0,
-        "B->N",
         route.RegisterTopicRequestHeader,
         request_body=route_body.TopicRouteData,
         access=CLUSTER_UPDATE,
     ),
-    Row(
+    _broker_to_namesrv(
         RequestCode.GET_BROKER_MEMBER_GROUP,
-        _P0,
-        "B->N",
         route.GetBrokerMemberGroupRequestHeader,
         response_body=route_body.GetBrokerMemberGroupResponseBody,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE,
-        _P0,
-        "N->B",
         route.NotifyMinBrokerIdChangeRequestHeader,
+        priority=_P0,
+        direction="N->B",
         oneway=Oneway.ALWAYS,
         access=CLUSTER_UPDATE,
     ),
@@ -94,72 +91,60 @@ ROUTING = (
 REPLICATION = (
     Row(
         RequestCode.GET_ALL_TOPIC_CONFIG,
-        _P0,
-        "SA->B",
         ha.GetAllTopicConfigRequestHeader,
         ha.GetAllTopicConfigResponseHeader,
+        priority=_P0,
+        direction="SA->B",
         response_body=slave_sync_body.TopicConfigAndMappingSerializeWrapper,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        _P0,
-        "SA->B",
         ha.GetAllSubscriptionGroupRequestHeader,
         ha.GetAllSubscriptionGroupResponseHeader,
+        priority=_P0,
+        direction="SA->B",
         response_body=slave_sync_body.SubscriptionGroupWrapper,
         access=CLUSTER_GET,
     ),
-    Row(
+    _slave_to_broker(
         RequestCode.GET_ALL_CONSUMER_OFFSET,
-        _P0,
-        "S->B",
         response_body=slave_sync_body.ConsumerOffsetSerializeWrapper,
         access=CLUSTER_GET,
     ),
-    Row(
+    _slave_to_broker(
         RequestCode.GET_ALL_DELAY_OFFSET,
-        _P0,
-        "S->B",
         response_body=slave_sync_body.DelayOffsetSerializeWrapper,
         access=CLUSTER_GET,
     ),
-    Row(RequestCode.GET_TIMER_CHECK_POINT, _P0, "S->B", response_body=_BINARY, access=CLUSTER_GET),
-    Row(
+    _slave_to_broker(RequestCode.GET_TIMER_CHECK_POINT, response_body=_BINARY, access=CLUSTER_GET),
+    _slave_to_broker(
         RequestCode.GET_TIMER_METRICS,
-        _P0,
-        "S->B",
         response_body=slave_sync_body.TimerMetrics,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.EXCHANGE_BROKER_HA_INFO,
-        _P2,
-        "B->B",
         ha.ExchangeHAInfoHeader,
         ha.ExchangeHAInfoHeader,
+        priority=_P2,
+        direction="B->B",
         access=CLUSTER_UPDATE,
     ),
-    Row(
-        RequestCode.GET_BROKER_HA_STATUS,
-        _P2,
-        "A->B",
-        response_body=ha_body.HARuntimeInfo,
-        access=CLUSTER_GET,
+    _admin_to_broker(
+        RequestCode.GET_BROKER_HA_STATUS, response_body=ha_body.HARuntimeInfo, access=CLUSTER_GET
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.RESET_MASTER_FLUSH_OFFSET,
-        _P2,
-        "A->B",
         ha.ResetMasterFlushOffsetRequestHeader,
         access=CLUSTER_UPDATE,
     ),
     Row(
         RequestCode.LOG_CHECK,
-        _P2,
-        "B->B",
         ha.LogCheckRequestHeader,
         ha.LogCheckResponseHeader,
+        priority=_P2,
+        direction="B->B",
         access=CLUSTER_GET,
         response_codes=(21, 22, 29),
         extension="a slave that doubts the tail of its log compares checksums with its master",
@@ -167,10 +152,8 @@ REPLICATION = (
 )
 
 CONTROLLER = (
-    Row(
+    _broker_to_controller(
         RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
-        _P2,
-        "B->K",
         controller.AlterSyncStateSetRequestHeader,
         controller.AlterSyncStateSetResponseHeader,
         request_body=ha_body.SyncStateSet,
@@ -178,131 +161,99 @@ CONTROLLER = (
         access=CLUSTER_UPDATE,
         response_codes=(2000, 2001, 2002, 2003, 2006, 2007, 2008, 2013),
     ),
-    Row(
+    _broker_or_admin_to_controller(
         RequestCode.CONTROLLER_ELECT_MASTER,
-        _P2,
-        "BA->K",
         controller.ElectMasterRequestHeader,
         controller.ElectMasterResponseHeader,
         response_body=ha_body.ElectMasterResponseBody,
         access=CLUSTER_UPDATE,
         response_codes=(2004, 2007, 2010, 2011, 2012),
     ),
-    Row(
+    _broker_to_controller(
         RequestCode.CONTROLLER_REGISTER_BROKER,
-        _P2,
-        "B->K",
         controller.RegisterBrokerToControllerRequestHeader,
         controller.RegisterBrokerToControllerResponseHeader,
         response_body=ha_body.SyncStateSet,
         access=CLUSTER_UPDATE,
         response_codes=(2007, 2010),
     ),
-    Row(
+    _broker_or_admin_to_controller(
         RequestCode.CONTROLLER_GET_REPLICA_INFO,
-        _P2,
-        "BA->K",
         controller.GetReplicaInfoRequestHeader,
         controller.GetReplicaInfoResponseHeader,
         response_body=ha_body.SyncStateSet,
         access=CLUSTER_GET,
         response_codes=(2007, 2008),
     ),
-    Row(
+    _broker_or_admin_to_controller(
         RequestCode.CONTROLLER_GET_METADATA_INFO,
-        _P2,
-        "BA->K",
         None,
         controller.GetMetaDataResponseHeader,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_controller(
         RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
-        _P2,
-        "A->K",
         request_body=list[str],
         response_body=ha_body.BrokerReplicasInfo,
         access=CLUSTER_GET,
         response_codes=(2007,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_BROKER_EPOCH_CACHE,
-        _P2,
-        "A->B",
         response_body=ha_body.EpochEntryCache,
         access=CLUSTER_GET,
     ),
     Row(
         RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-        _P2,
-        "K->B",
         controller.NotifyBrokerRoleChangedRequestHeader,
+        priority=_P2,
+        direction="K->B",
         request_body=ha_body.SyncStateSet,
         access=CLUSTER_UPDATE,
     ),
-    Row(
-        RequestCode.UPDATE_CONTROLLER_CONFIG,
-        _P2,
-        "A->K",
-        request_body=_PROPERTIES,
-        access=CLUSTER_UPDATE,
+    _admin_to_controller(
+        RequestCode.UPDATE_CONTROLLER_CONFIG, request_body=_PROPERTIES, access=CLUSTER_UPDATE
     ),
-    Row(
-        RequestCode.GET_CONTROLLER_CONFIG,
-        _P2,
-        "A->K",
-        response_body=_PROPERTIES,
-        access=CLUSTER_GET,
+    _admin_to_controller(
+        RequestCode.GET_CONTROLLER_CONFIG, response_body=_PROPERTIES, access=CLUSTER_GET
     ),
-    Row(
+    _admin_to_controller(
         RequestCode.CLEAN_BROKER_DATA,
-        _P2,
-        "A->K",
         controller.CleanControllerBrokerDataRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(2007, 2009),
     ),
-    Row(
+    _broker_to_controller(
         RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
-        _P2,
-        "B->K",
         controller.GetNextBrokerIdRequestHeader,
         controller.GetNextBrokerIdResponseHeader,
         access=CLUSTER_GET,
         response_codes=(2007,),
     ),
-    Row(
+    _broker_to_controller(
         RequestCode.CONTROLLER_APPLY_BROKER_ID,
-        _P2,
-        "B->K",
         controller.ApplyBrokerIdRequestHeader,
         controller.ApplyBrokerIdResponseHeader,
         access=CLUSTER_UPDATE,
         response_codes=(2007, 2014),
     ),
     # These five travel between controllers inside Java's Raft library only.
-    Row(RequestCode.BROKER_CLOSE_CHANNEL_REQUEST, Priority.UNUSED),
-    Row(RequestCode.CHECK_NOT_ACTIVE_BROKER_REQUEST, Priority.UNUSED),
-    Row(RequestCode.GET_BROKER_LIVE_INFO_REQUEST, Priority.UNUSED),
-    Row(RequestCode.GET_SYNC_STATE_DATA_REQUEST, Priority.UNUSED),
-    Row(RequestCode.RAFT_BROKER_HEART_BEAT_EVENT_REQUEST, Priority.UNUSED),
+    Row(RequestCode.BROKER_CLOSE_CHANNEL_REQUEST, priority=Priority.UNUSED),
+    Row(RequestCode.CHECK_NOT_ACTIVE_BROKER_REQUEST, priority=Priority.UNUSED),
+    Row(RequestCode.GET_BROKER_LIVE_INFO_REQUEST, priority=Priority.UNUSED),
+    Row(RequestCode.GET_SYNC_STATE_DATA_REQUEST, priority=Priority.UNUSED),
+    Row(RequestCode.RAFT_BROKER_HEART_BEAT_EVENT_REQUEST, priority=Priority.UNUSED),
 )
 
 CONTAINER = (
-    Row(
+    _admin_to_broker(
         RequestCode.ADD_BROKER,
-        _P2,
-        "A->B",
         admin.AddBrokerRequestHeader,
         request_body=_PROPERTIES,
         access=CLUSTER_UPDATE,
     ),
-    Row(
-        RequestCode.REMOVE_BROKER,
-        _P2,
-        "A->B",
-        admin.RemoveBrokerRequestHeader,
-        access=CLUSTER_UPDATE,
+    _admin_to_broker(
+        RequestCode.REMOVE_BROKER, admin.RemoveBrokerRequestHeader, access=CLUSTER_UPDATE
     ),
 )
 

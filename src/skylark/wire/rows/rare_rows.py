@@ -6,6 +6,8 @@ name; their headers are not described yet.
 
 from __future__ import annotations
 
+from functools import partial
+
 from skylark.wire.bodies import admin_body, common_body, config
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import admin
@@ -21,80 +23,60 @@ from skylark.wire.rows.catalogue_row import (
 _P2 = Priority.P2
 _PROPERTIES, _TEXT = BodyKind.PROPERTIES, BodyKind.TEXT
 
+_admin_to_broker = partial(Row, priority=_P2, direction="A->B")
+_admin_to_namesrv = partial(Row, priority=_P2, direction="A->N")
+_client_to_broker = partial(Row, priority=_P2, direction="C->B")
+
 TOPICS = (
-    Row(
-        RequestCode.GET_UNIT_TOPIC_LIST,
-        _P2,
-        "A->N",
-        response_body=common_body.TopicList,
-        access=CLUSTER_GET,
+    _admin_to_namesrv(
+        RequestCode.GET_UNIT_TOPIC_LIST, response_body=common_body.TopicList, access=CLUSTER_GET
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
-        _P2,
-        "A->N",
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_namesrv(
         RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
-        _P2,
-        "A->N",
         response_body=common_body.TopicList,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC,
-        _P2,
-        "A->B",
         admin.CreateTopicRequestHeader,
         request_body=config.TopicQueueMappingDetail,
         access=(topic("Create"),),
         response_codes=(29,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS,
-        _P2,
-        "A->B",
         admin.CheckRocksdbCqWriteProgressRequestHeader,
         response_body=admin_body.CheckRocksdbCqWriteResult,
         access=(topic("Get"),),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON,
-        _P2,
-        "A->B",
         admin.ExportRocksDBConfigToJsonRequestHeader,
         access=CLUSTER_GET,
     ),
 )
 
 COLD_DATA = (
-    Row(
+    _admin_to_broker(
         RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
-        _P2,
-        "A->B",
         request_body=_PROPERTIES,
         access=CLUSTER_UPDATE,
     ),
-    Row(
-        RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
-        _P2,
-        "A->B",
-        request_body=_TEXT,
-        access=CLUSTER_UPDATE,
+    _admin_to_broker(
+        RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, request_body=_TEXT, access=CLUSTER_UPDATE
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
-        _P2,
-        "A->B",
         response_body=admin_body.ColdDataFlowCtrInfo,
         access=CLUSTER_GET,
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.SET_COMMITLOG_READ_MODE,
-        _P2,
-        "A->B",
         admin.SetCommitLogReadModeRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(29,),
@@ -102,89 +84,69 @@ COLD_DATA = (
 )
 
 ACCESS_CONTROL = (
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_CREATE_USER,
-        _P2,
-        "A->B",
         admin.UserRequestHeader,
         request_body=admin_body.UserInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_UPDATE_USER,
-        _P2,
-        "A->B",
         admin.UserRequestHeader,
         request_body=admin_body.UserInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29, 3001),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_DELETE_USER,
-        _P2,
-        "A->B",
         admin.UserRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_GET_USER,
-        _P2,
-        "A->B",
         admin.UserRequestHeader,
         response_body=admin_body.UserInfo,
         access=CLUSTER_GET,
         response_codes=(16, 29, 3001),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_LIST_USER,
-        _P2,
-        "A->B",
         admin.ListUsersRequestHeader,
         response_body=list[admin_body.UserInfo],
         access=CLUSTER_GET,
         response_codes=(16,),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_CREATE_ACL,
-        _P2,
-        "A->B",
         admin.AclRequestHeader,
         request_body=admin_body.AclInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_UPDATE_ACL,
-        _P2,
-        "A->B",
         admin.AclRequestHeader,
         request_body=admin_body.AclInfo,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_DELETE_ACL,
-        _P2,
-        "A->B",
         admin.DeleteAclRequestHeader,
         access=CLUSTER_UPDATE,
         response_codes=(16, 29),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_GET_ACL,
-        _P2,
-        "A->B",
         admin.AclRequestHeader,
         response_body=admin_body.AclInfo,
         access=CLUSTER_GET,
         response_codes=(16, 29, 3002),
     ),
-    Row(
+    _admin_to_broker(
         RequestCode.AUTH_LIST_ACL,
-        _P2,
-        "A->B",
         admin.ListAclsRequestHeader,
         response_body=list[admin_body.AclInfo],
         access=CLUSTER_GET,
@@ -193,22 +155,22 @@ ACCESS_CONTROL = (
 )
 
 LATER = (
-    Row(RequestCode.POP_ROLLBACK, _P2, "A->B", access=CLUSTER_UPDATE),
-    Row(RequestCode.SWITCH_TIMER_ENGINE, _P2, "A->B", access=CLUSTER_UPDATE),
-    Row(RequestCode.POP_LITE_MESSAGE, _P2, "C->B"),
-    Row(RequestCode.LITE_SUBSCRIPTION_CTL, _P2, "C->B"),
-    Row(RequestCode.ACK_LITE_MESSAGE, _P2, "C->B"),
-    Row(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, _P2, "B->C"),
-    Row(RequestCode.GET_BROKER_LITE_INFO, _P2, "A->B", access=CLUSTER_GET),
-    Row(RequestCode.GET_PARENT_TOPIC_INFO, _P2, "A->B", access=CLUSTER_GET),
-    Row(RequestCode.GET_LITE_TOPIC_INFO, _P2, "A->B", access=CLUSTER_GET),
-    Row(RequestCode.GET_LITE_CLIENT_INFO, _P2, "A->B", access=CLUSTER_GET),
-    Row(RequestCode.GET_LITE_GROUP_INFO, _P2, "A->B", access=CLUSTER_GET),
-    Row(RequestCode.TRIGGER_LITE_DISPATCH, _P2, "A->B", access=CLUSTER_UPDATE),
+    _admin_to_broker(RequestCode.POP_ROLLBACK, access=CLUSTER_UPDATE),
+    _admin_to_broker(RequestCode.SWITCH_TIMER_ENGINE, access=CLUSTER_UPDATE),
+    _client_to_broker(RequestCode.POP_LITE_MESSAGE),
+    _client_to_broker(RequestCode.LITE_SUBSCRIPTION_CTL),
+    _client_to_broker(RequestCode.ACK_LITE_MESSAGE),
+    Row(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, priority=_P2, direction="B->C"),
+    _admin_to_broker(RequestCode.GET_BROKER_LITE_INFO, access=CLUSTER_GET),
+    _admin_to_broker(RequestCode.GET_PARENT_TOPIC_INFO, access=CLUSTER_GET),
+    _admin_to_broker(RequestCode.GET_LITE_TOPIC_INFO, access=CLUSTER_GET),
+    _admin_to_broker(RequestCode.GET_LITE_CLIENT_INFO, access=CLUSTER_GET),
+    _admin_to_broker(RequestCode.GET_LITE_GROUP_INFO, access=CLUSTER_GET),
+    _admin_to_broker(RequestCode.TRIGGER_LITE_DISPATCH, access=CLUSTER_UPDATE),
 )
 
 UNUSED = tuple(
-    Row(code, Priority.UNUSED)
+    Row(code, priority=Priority.UNUSED)
     for code in (
         RequestCode.QUERY_BROKER_OFFSET,
         RequestCode.GET_TOPIC_CONFIG_LIST,
