@@ -53,6 +53,8 @@ class Option(msgspec.Struct, frozen=True):
     parse: Callable[[str], Any]
     aliases: tuple[str, ...] = ()
     secret: bool = False
+    #: The field of the Struct of options that gets the value; None: it needs more than that.
+    field: str | None = None
 
 
 def read_options(given: Mapping[str, str], table: Iterable[Option]) -> dict[str, Any]:
@@ -74,6 +76,15 @@ def read_options(given: Mapping[str, str], table: Iterable[Option]) -> dict[str,
             )
         values[option.name] = _value(option, key, text)
     return values
+
+
+def option_fields(values: Mapping[str, Any], table: Iterable[Option]) -> dict[str, Any]:
+    """The parsed values by the field that each option names."""
+    return {
+        option.field: values[option.name]
+        for option in table
+        if option.field is not None and option.name in values
+    }
 
 
 def _value(option: Option, key: str, text: str) -> Any:

@@ -34,7 +34,7 @@ Classes and fields keep their names: pickles of earlier versions must open.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -51,6 +51,7 @@ from skylark.spark.option_table import (
     duration_ms,
     make_connection,
     one_of,
+    option_fields,
     read_options,
     text_of,
     whole,
@@ -66,61 +67,37 @@ def _sink_id(text: str) -> str:
     return text
 
 
-#: The name of each option in :class:`SinkOptions`.
-_FIELDS: Final = {
-    "topic": "topic",
-    "producerGroup": "producer_group",
-    "delivery": "delivery",
-    "batchBytes": "batch_size_max",
-    "batchRows": "batch_count_max",
-    "maxInFlight": "in_flight_max",
-    "queueSelector": "queue_selector",
-    "compressOver": "compress_over",
-    "compressType": "compress_type",
-    "sendTimeoutMs": "send_timeout_ms",
-    "retries": "retries",
-    "deliveryTimeoutMs": "delivery_timeout_ms",
-    "strictAck": "strict_ack",
-    "onBadRow": "on_bad_row",
-    "badRowTopic": "bad_row_topic",
-    "reservedProperties": "reserved_properties",
-    "explicitQueue": "explicit_queue",
-    "preserveMsgId": "preserve_msg_id",
-    "stampId": "stamp_id",
-    "ignoreExtraColumns": "ignore_extra_columns",
-    "allowSameTopic": "allow_same_topic",
-    "txnId": "txn_id",
-    "txnImmunitySec": "immunity_sec",
-    "txnVerify": "verify",
-}
-_TABLE: Final = (
+OPTIONS: Final = (
     *CONNECTION_OPTIONS,
-    Option("topic", text_of("the name of a topic")),
-    Option("producerGroup", text_of("the name of a group"), ("group",)),
-    Option("delivery", one_of("at-least-once", "exactly-once")),
-    Option("batchBytes", byte_count),
-    Option("batchRows", whole(1, 65_536)),
-    Option("maxInFlight", whole(1, 1024)),
-    Option("queueSelector", one_of("roundrobin", "hash", "consistent", "siphash")),
-    Option("compressOver", byte_count),
-    Option("compressType", one_of("zlib", "lz4", "zstd")),
-    Option("sendTimeoutMs", duration_ms),
-    Option("retries", whole(0, 1_000_000)),
-    Option("deliveryTimeoutMs", duration_ms),
-    Option("strictAck", boolean),
-    Option("onBadRow", one_of("fail", "skip", "dlq"), ("errorPolicy",)),
-    Option("badRowTopic", text_of("the name of a topic")),
-    Option("reservedProperties", one_of("strip", "fail")),
-    Option("explicitQueue", boolean),
-    Option("preserveMsgId", boolean),
-    Option("stampId", boolean),
-    Option("ignoreExtraColumns", boolean),
-    Option("allowSameTopic", boolean),
-    Option("txnId", _sink_id),
-    Option("txnImmunitySec", whole(1, IMMUNITY_SEC_MAX)),
-    Option("txnVerify", boolean),
+    Option("topic", text_of("the name of a topic"), field="topic"),
+    Option("producerGroup", text_of("the name of a group"), ("group",), field="producer_group"),
+    Option("delivery", one_of("at-least-once", "exactly-once"), field="delivery"),
+    Option("batchBytes", byte_count, field="batch_size_max"),
+    Option("batchRows", whole(1, 65_536), field="batch_count_max"),
+    Option("maxInFlight", whole(1, 1024), field="in_flight_max"),
+    Option(
+        "queueSelector",
+        one_of("roundrobin", "hash", "consistent", "siphash"),
+        field="queue_selector",
+    ),
+    Option("compressOver", byte_count, field="compress_over"),
+    Option("compressType", one_of("zlib", "lz4", "zstd"), field="compress_type"),
+    Option("sendTimeoutMs", duration_ms, field="send_timeout_ms"),
+    Option("retries", whole(0, 1_000_000), field="retries"),
+    Option("deliveryTimeoutMs", duration_ms, field="delivery_timeout_ms"),
+    Option("strictAck", boolean, field="strict_ack"),
+    Option("onBadRow", one_of("fail", "skip", "dlq"), ("errorPolicy",), field="on_bad_row"),
+    Option("badRowTopic", text_of("the name of a topic"), field="bad_row_topic"),
+    Option("reservedProperties", one_of("strip", "fail"), field="reserved_properties"),
+    Option("explicitQueue", boolean, field="explicit_queue"),
+    Option("preserveMsgId", boolean, field="preserve_msg_id"),
+    Option("stampId", boolean, field="stamp_id"),
+    Option("ignoreExtraColumns", boolean, field="ignore_extra_columns"),
+    Option("allowSameTopic", boolean, field="allow_same_topic"),
+    Option("txnId", _sink_id, field="txn_id"),
+    Option("txnImmunitySec", whole(1, IMMUNITY_SEC_MAX), field="immunity_sec"),
+    Option("txnVerify", boolean, field="verify"),
 )
-assert {option.name for option in _TABLE} >= _FIELDS.keys()
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,17 +138,14 @@ def read_sink_options(
     given: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> SinkOptions:
     """Parse the options that Spark passes; raises ConfigError."""
-    values = read_options(given, _TABLE)
-    settings: dict[str, Any] = {
-        field: values[name] for name, field in _FIELDS.items() if name in values
-    }
+    values = read_options(given, OPTIONS)
     try:
         connection = make_connection(values, environ)
     except ConfigError as error:
         if given:
             raise
         raise _no_options() from error
-    options = SinkOptions(connection=connection, **settings)
+    options = SinkOptions(connection=connection, **option_fields(values, OPTIONS))
     _check(options)
     return options
 

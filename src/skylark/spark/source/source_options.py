@@ -42,6 +42,7 @@ from skylark.spark.option_table import (
     moment_ms,
     names,
     one_of,
+    option_fields,
     read_options,
     text_of,
     whole,
@@ -113,38 +114,38 @@ OPTIONS: Final = (
     Option("topics", _topics, ("subscribe",)),
     Option("topicsPattern", _pattern, ("subscribePattern",)),
     Option("assign", assigned_queues),
-    Option("topicRefreshMs", duration_ms),
-    Option("group", _group, ("kafka.group.id", "consumerGroup")),
+    Option("topicRefreshMs", duration_ms, field="topic_refresh_ms"),
+    Option("group", _group, ("kafka.group.id", "consumerGroup"), field="group"),
     Option("commitGroupOffsets", boolean),
     Option("startingOffsets", starting_position),
-    Option("startingDefault", _default_position),
+    Option("startingDefault", _default_position, field="start_default"),
     Option("startingTimestamp", moment_ms),
     Option("endingTimestamp", moment_ms),
     Option("endingOffsets", ending_position),
-    Option("tags", _tags, ("subExpression",)),
-    Option("sql92", text_of("a condition")),
-    Option("queues", chosen_queues),
-    Option("maxOffsetsPerTrigger", _POSITIVE),
-    Option("maxBytesPerTrigger", byte_count),
-    Option("minOffsetsPerTrigger", _POSITIVE),
-    Option("maxTriggerDelay", duration_ms),
-    Option("minPartitions", whole(1, 1_000_000)),
-    Option("maxRecordsPerPartition", _POSITIVE),
-    Option("failOnDataLoss", boolean),
-    Option("brokerDownGraceMs", duration_ms),
-    Option("readMode", one_of("auto", "pull", "file")),
-    Option("storePath", text_of("the folder of the broker's store")),
+    Option("tags", _tags, ("subExpression",), field="tags"),
+    Option("sql92", text_of("a condition"), field="sql92"),
+    Option("queues", chosen_queues, field="queues"),
+    Option("maxOffsetsPerTrigger", _POSITIVE, field="offsets_per_trigger_max"),
+    Option("maxBytesPerTrigger", byte_count, field="bytes_per_trigger_max"),
+    Option("minOffsetsPerTrigger", _POSITIVE, field="offsets_per_trigger_min"),
+    Option("maxTriggerDelay", duration_ms, field="trigger_delay_max_ms"),
+    Option("minPartitions", whole(1, 1_000_000), field="partitions_min"),
+    Option("maxRecordsPerPartition", _POSITIVE, field="records_per_partition_max"),
+    Option("failOnDataLoss", boolean, field="fail_on_data_loss"),
+    Option("brokerDownGraceMs", duration_ms, field="broker_down_grace_ms"),
+    Option("readMode", one_of("auto", "pull", "file"), field="read_mode"),
+    Option("storePath", text_of("the folder of the broker's store"), field="store_path"),
     Option("scan", _scan),
     Option("columns", names),
-    Option("decompress", boolean),
+    Option("decompress", boolean, field="decompress"),
     Option("includeHeaders", boolean),
-    Option("pullBatchSize", whole(1, 1 << 20)),
-    Option("pullMaxBytes", byte_count),
-    Option("pullTimeoutMs", duration_ms),
-    Option("idlePollMs", duration_ms),
-    Option("readFrom", one_of("master", "slave", "any")),
-    Option("fetchOffset.numRetries", whole(0, 1000)),
-    Option("fetchOffset.retryIntervalMs", duration_ms),
+    Option("pullBatchSize", whole(1, 1 << 20), field="pull_batch_size"),
+    Option("pullMaxBytes", byte_count, field="pull_size_max"),
+    Option("pullTimeoutMs", duration_ms, field="pull_timeout_ms"),
+    Option("idlePollMs", duration_ms, field="idle_poll_ms"),
+    Option("readFrom", one_of("master", "slave", "any"), field="read_from"),
+    Option("fetchOffset.numRetries", whole(0, 1000), field="fetch_retries"),
+    Option("fetchOffset.retryIntervalMs", duration_ms, field="fetch_retry_ms"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 
@@ -197,34 +198,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return topic in self.topics
 
 
-_FIELDS: Final = {
-    "topicRefreshMs": "topic_refresh_ms",
-    "group": "group",
-    "startingDefault": "start_default",
-    "tags": "tags",
-    "sql92": "sql92",
-    "queues": "queues",
-    "maxOffsetsPerTrigger": "offsets_per_trigger_max",
-    "maxBytesPerTrigger": "bytes_per_trigger_max",
-    "minOffsetsPerTrigger": "offsets_per_trigger_min",
-    "maxTriggerDelay": "trigger_delay_max_ms",
-    "minPartitions": "partitions_min",
-    "maxRecordsPerPartition": "records_per_partition_max",
-    "failOnDataLoss": "fail_on_data_loss",
-    "brokerDownGraceMs": "broker_down_grace_ms",
-    "readMode": "read_mode",
-    "storePath": "store_path",
-    "decompress": "decompress",
-    "pullBatchSize": "pull_batch_size",
-    "pullMaxBytes": "pull_size_max",
-    "pullTimeoutMs": "pull_timeout_ms",
-    "idlePollMs": "idle_poll_ms",
-    "readFrom": "read_from",
-    "fetchOffset.numRetries": "fetch_retries",
-    "fetchOffset.retryIntervalMs": "fetch_retry_ms",
-}
-
-
 def read_source_options(given: Mapping[str, str]) -> dict[str, Any]:
     """The parsed values by name, each checked by itself; raises ConfigError."""
     return read_options(given, OPTIONS)
@@ -242,7 +215,6 @@ def source_options(
                     f"option {name} has no meaning in a stream", hint="leave it out, or use read"
                 )
     _check_together(values)
-    fields = {field: values[name] for name, field in _FIELDS.items() if name in values}
     low = values.get("minOffsetsPerTrigger")
     high = values.get("maxOffsetsPerTrigger")
     if low is not None and high is not None and low > high:
@@ -253,7 +225,7 @@ def source_options(
         start=_start(values, streaming=streaming),
         end=_end(values),
         commit_group_offsets=values.get("commitGroupOffsets", "group" in values),
-        **fields,
+        **option_fields(values, OPTIONS),
     )
 
 
