@@ -145,7 +145,7 @@ def body_types() -> dict[str, Any]:
     return {name: member for module in modules for name, member in vars(module).items()}
 
 
-# Ours has another name, or Java has the two counters in one class of its own.
+# Ours has another name, because Java has the two counters in a separate class.
 RENAMED = {"AccAndTimeStamp": "ColdDataReadCount"}
 
 
@@ -164,7 +164,7 @@ def test_all_body_types_have_a_java_sample() -> None:
         and member is not common.Body
     }
     sampled = {RENAMED.get(name, name) for name, _ in samples("bean")}
-    # No class of their own in Java: a manager of the broker writes them.
+    # Java has no class for these: a manager of the broker writes them.
     written_by_managers = {
         "ColdDataFlowCtrInfo",
         "DelayOffsetSerializeWrapper",

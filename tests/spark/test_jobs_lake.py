@@ -187,7 +187,7 @@ def test_an_archive_continues_from_its_checkpoint(
     assert code == 2
     assert text == (
         f"the checkpoint {lake}.checkpoint is one of topic {topic}, not of {other}:"
-        " every archive has a folder of its own"
+        " use a separate checkpoint for each archive"
     )
 
 

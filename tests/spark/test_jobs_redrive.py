@@ -86,7 +86,7 @@ async def test_only_the_failed_group_gets_its_letters_again(tmp_path: Path) -> N
 
 
 async def dead(site: Site, admin: Admin, group: str, count: int) -> None:
-    """Messages that have died in a group that nobody runs."""
+    """Dead letters of a group without members."""
     await admin.topics.create(TOPIC, queue_count=1)
     await admin.topics.create(f"%RETRY%{group}", queue_count=1)
     await send(site, count)

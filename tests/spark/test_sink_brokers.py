@@ -40,7 +40,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.spec("spark.9.29")
-def test_a_driver_that_never_comes_back_is_not_missed(
+def test_the_resolver_completes_the_batch_of_a_lost_driver(
     pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(half_sending, "PORTION_COUNT", 5)  # so that each task reaches all queues

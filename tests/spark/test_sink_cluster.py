@@ -426,7 +426,9 @@ def test_a_commit_that_comes_too_late_is_left_to_the_resolver(
     query = Query(site, topic, "late", txnImmunitySec="1")
     before = resolver.answers[Outcome.UNKNOWN]
     messages = query.write(0)
-    until(lambda: resolver.answers[Outcome.UNKNOWN] > before, "nobody asked")  # immunity is over
+    until(
+        lambda: resolver.answers[Outcome.UNKNOWN] > before, "no broker sent a check-back"
+    )  # immunity is over
     outcomes: list[CompletionCounts] = []
     real = HalfMessageCompleter.commit
 

@@ -224,10 +224,10 @@ def test_available_now(site: Site, tmp_path: Path) -> None:
         rows = site.spark.read.parquet(str(tmp_path / "rows"))
         assert rows.count() == rows.select("queueId", "queueOffset").distinct().count() == 23
 
-        def told() -> bool:
+        def shows_no_lag() -> bool:
             return 'statistic="max"} 0' in registry.render()
 
-        poll_until(told, timeout_s=30, what="the lag of the last batch")
+        poll_until(shows_no_lag, timeout_s=30, what="the lag of the last batch")
         assert f'topic="{topic}",broker="broker-a",queue="0"}} 0' in registry.render()
     finally:
         site.spark.streams.removeListener(listener)

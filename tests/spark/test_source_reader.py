@@ -332,7 +332,7 @@ def test_available_now_ends_while_a_producer_still_sends(site: Site) -> None:
 
 @pytest.mark.spec("spark.9.12")
 @pytest.mark.spec("spark.9.13")
-def test_an_idle_stream_asks_seldom(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_polls_rarely(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = site.topic(4)
     site.send(topic, 5)
     stream = site.stream(topic, idlePollMs=200, group="idle")

@@ -24,7 +24,7 @@ from skylark.net.event_loop import new_event_loop
 DRAIN_S: Final = 10.0
 #: How long the route of a new topic may take to appear.
 TOPIC_WITHIN_S: Final = 10.0
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 
 
 def quick_runner() -> asyncio.Runner:
@@ -49,7 +49,7 @@ async def bench_topic(
             raise
         await admin.topics.create(topic, queue_count=create)
         made = True
-        await _known(admin, topic, clock)
+        await _wait_for_route(admin, topic, clock)
     try:
         yield made
     finally:
@@ -57,8 +57,8 @@ async def bench_topic(
             await admin.topics.delete(topic)
 
 
-async def _known(admin: Admin, topic: str, clock: Clock) -> None:
-    """Wait until name servers know the new topic; raises NotFoundError."""
+async def _wait_for_route(admin: Admin, topic: str, clock: Clock) -> None:
+    """Wait until name servers have the route of the new topic; raises NotFoundError."""
     deadline = clock.monotonic() + TOPIC_WITHIN_S
     while True:
         try:
@@ -66,7 +66,7 @@ async def _known(admin: Admin, topic: str, clock: Clock) -> None:
         except NotFoundError:
             if clock.monotonic() > deadline:
                 raise
-            await clock.sleep(_LOOK_S)
+            await clock.sleep(_POLL_S)
         else:
             return
 
@@ -140,10 +140,10 @@ class Bench:
         ):
             self._end_in_time()
             await sending.run(self._client)
-            await self._drained(sent, received)
+            await self._drain(sent, received)
         return max(0, sent.messages - received.messages)
 
-    async def _drained(self, sent: Tally, received: Tally) -> None:
+    async def _drain(self, sent: Tally, received: Tally) -> None:
         """Wait for the messages in flight, as long as some arrive."""
         before, deadline = -1, 0.0
         while received.messages < sent.messages:
@@ -152,4 +152,4 @@ class Bench:
                 before, deadline = received.messages, now + DRAIN_S
             elif now > deadline:
                 return
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)

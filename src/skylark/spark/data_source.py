@@ -1,6 +1,6 @@
 """The data source ``rocketmq``: the class that Spark finds, which creates readers and writers.
 
-Spark creates a :class:`DefaultSource` in a process of its own, long before anything is read, and
+Spark creates a :class:`DefaultSource` in a separate process, long before anything is read, and
 imports this module whenever it looks for data sources. So the module is small, sends no request,
 and imports readers and writers when they are needed.
 """

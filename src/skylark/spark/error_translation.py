@@ -2,7 +2,7 @@
 
 An error that a task or the planner raises reaches the driver as text inside a Spark exception.
 :func:`translate_error` finds our own error in that text and raises it again, with its class and
-sentence; if there is none, it makes an error of the first line that Spark says.
+sentence; if there is none, it makes an error of the first line of Spark's text.
 
 Pipelines need more (:func:`translate_pipeline_error`): a mistake in a pipeline file is a
 ConfigError, with a hint for users of such files; code of the user that fails in a task is named;
@@ -62,7 +62,7 @@ _KINDS: Final[dict[str, type[SkylarkError]]] = {
 
 
 def is_spark_error(error: BaseException) -> bool:
-    """Whether Spark raised it, or py4j where Spark has no error of its own."""
+    """Whether Spark raised it, or py4j where Spark has no error class for it."""
     return isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol"
 
 

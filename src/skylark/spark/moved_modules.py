@@ -90,9 +90,9 @@ def lazy_names(package: str) -> Callable[[str], object]:
     """
     path, names = NAMES_OF_OLD[package]
 
-    def look_up(name: str) -> object:
+    def get_name(name: str) -> object:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(path), name)
 
-    return look_up
+    return get_name

@@ -1,7 +1,7 @@
 """The body of END_HALVES and of its response, a request between Skylark processes only.
 
-The request names half messages, :data:`PLACE` for each; the answer has a response code for each, in
-the same order and up to the first failure, :data:`CODE`: what END_TRANSACTION would have answered.
+The request names half messages, :data:`PLACE` for each. The response has a code for each, in the
+same order and up to the first failure, :data:`CODE`: the code that END_TRANSACTION would return.
 The half messages themselves travel as a batch (:mod:`skylark.wire.batch`).
 """
 
@@ -53,12 +53,12 @@ def decode_places(body: bytes) -> list[HalfPlace]:
 
 
 def encode_codes(codes: Iterable[int]) -> bytes:
-    """The body of an answer."""
+    """The body of a response."""
     return b"".join([CODE.pack(code) for code in codes])
 
 
 def decode_codes(body: bytes | None, count: int) -> Sequence[int]:
-    """Read the body of an answer about so many half messages; raises RemoteProtocolError."""
+    """Read the body of a response about ``count`` half messages; raises RemoteProtocolError."""
     size = len(body or b"")
     if not body or size % CODE.size or size > count * CODE.size:
         raise RemoteProtocolError(f"{size} bytes are not codes of {count} half messages or fewer")

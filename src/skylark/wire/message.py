@@ -313,7 +313,7 @@ def inflate_record(record: MessageRecord, *, size_max: int = INFLATED_SIZE_MAX) 
 def unwrap_record(record: MessageRecord) -> list[MessageRecord]:
     """The messages in an inner batch, or the record itself if it is not one.
 
-    The body must be inflated. A part has body, flag and properties of its own and the next queue
+    The body must be inflated. Each part has its own body, flag and properties and the next queue
     offset; it has no size, checksum or offset id, because nothing is stored for it.
     """
     needed = FLAG_NEED_UNWRAP | FLAG_INNER_BATCH

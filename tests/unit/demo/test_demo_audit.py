@@ -61,7 +61,7 @@ def test_numbers_that_agree_pass(with_spark: bool) -> None:
 
 
 @pytest.mark.parametrize("name", Facts.__struct_fields__)
-def test_a_number_that_is_off_by_one_is_noticed(name: str) -> None:
+def test_a_number_that_is_off_by_one_is_reported(name: str) -> None:
     value = getattr(facts(), name)
     keys = list(value) if isinstance(value, Mapping) else [None]
     for key in keys:
@@ -77,7 +77,7 @@ def test_a_consumer_that_lost_one_is_named() -> None:
     assert wrong(broken) == ["prices: seen by board right"]
 
 
-def test_a_member_without_a_share_is_noticed() -> None:
+def test_a_member_without_a_share_is_reported() -> None:
     broken = facts()
     broken.billed_by = {"desk-1": 30}
     assert wrong(broken) == ["orders: members that billed some"]

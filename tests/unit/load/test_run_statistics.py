@@ -38,7 +38,7 @@ async def test_figures() -> None:
     assert str(tally.first_error) == "first"
 
 
-async def test_the_rate_of_now_is_that_of_late() -> None:
+async def test_the_current_rate_covers_the_last_interval() -> None:
     clock = VirtualClock()
     tally = Tally("send", clock)
     assert tally.rate_now() is None
@@ -69,7 +69,7 @@ def filled(microseconds: list[int]) -> LatencyHistogram:
     return histogram
 
 
-def test_an_empty_one_knows_nothing() -> None:
+def test_an_empty_histogram_has_no_percentiles() -> None:
     empty = LatencyHistogram()
     assert (empty.count, empty.percentile_ms(50), empty.max_ms) == (0, None, None)
 
@@ -81,7 +81,7 @@ def test_small_values_are_exact() -> None:
     assert histogram.percentile_ms(100) == histogram.max_ms == 0.099
 
 
-def test_counts_weigh() -> None:
+def test_counts_are_weights() -> None:
     histogram = LatencyHistogram()
     histogram.add(10e-6, 99)
     histogram.add(1.0)

@@ -98,7 +98,7 @@ def test_mistakes_in_a_file(text: str, expected: str) -> None:
     assert said(AnalysisException(text)) == (ConfigError, expected)
 
 
-def test_errors_that_come_from_java_as_they_are() -> None:
+def test_plain_java_errors() -> None:
     text = (
         "An error occurred while calling o1.load.\n: org.apache.spark.SparkClassNotFoundException:"
         " [DATA_SOURCE_NOT_FOUND] Failed to find the data source: x. Make sure. SQLSTATE: 42K02\n"
@@ -131,7 +131,7 @@ class Refused(AnalysisException):
 
 
 class Py4JError(Exception):
-    """What comes through the bridge where Spark has no error of its own: Py4JJavaError."""
+    """The error that py4j raises where Spark has no error class: Py4JJavaError."""
 
     __module__ = "py4j.protocol"
 

@@ -20,7 +20,7 @@ from skylark.spark.source import source_options
     ],
     ids=["source", "sink"],
 )
-def test_each_option_has_a_field_of_its_own(
+def test_each_option_has_a_separate_field(
     table: tuple[Option, ...], struct: type[msgspec.Struct]
 ) -> None:
     named = Counter(option.field for option in table if option.field is not None)

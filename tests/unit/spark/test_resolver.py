@@ -29,7 +29,7 @@ DECIDED = BatchStatus(
 
 
 class FakeLog:
-    """A log that says what it is told to."""
+    """A log with a given status of batches."""
 
     def __init__(self) -> None:
         self.status = BatchStatus()

@@ -35,7 +35,7 @@ def test_settings_of_a_local_session() -> None:
 
 
 class Builder:
-    """Notes what it is told."""
+    """Records the settings that it gets."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
@@ -75,7 +75,7 @@ def test_a_quiet_session_is_quiet_and_errors_of_others_pass(
     assert "rootLogger.level = off" in Path(file.removeprefix("file://")).read_text()
 
 
-def test_other_sessions_speak_as_they_always_do(
+def test_other_sessions_log_as_usual(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
@@ -86,7 +86,7 @@ def test_other_sessions_speak_as_they_always_do(
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
-def test_a_local_session_need_not_guess_its_address(
+def test_a_local_session_uses_loopback_unless_an_address_is_set(
     monkeypatch: pytest.MonkeyPatch, given: str | None, used: str
 ) -> None:
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
@@ -105,7 +105,7 @@ def test_a_connect_server_is_no_master() -> None:
         session.make_session("sc://h:1")
 
 
-def test_arrow_is_asked_for_before_workers_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyarrow_is_reported_before_workers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"no module pyarrow: pip install 'skylark-mq\[spark\]'"):
         session.make_session("local[2]")
@@ -193,7 +193,7 @@ def test_tracebacks_of_a_disconnected_daemon_are_dropped(lines: list[bytes]) -> 
 
 
 @pytest.mark.parametrize("written", range(len(NOISE)))
-def test_it_may_be_ended_in_the_middle(written: int) -> None:
+def test_the_stream_may_end_inside_a_traceback(written: int) -> None:
     assert list(without_daemon_tracebacks([b"a\n", *NOISE[:written]])) == [b"a\n"]
 
 
@@ -211,7 +211,7 @@ def test_every_other_traceback_is_passed_on(lines: list[bytes]) -> None:
     assert list(without_daemon_tracebacks(lines)) == lines
 
 
-def test_processes_started_meanwhile_speak_through_it(tmp_path: Path) -> None:
+def test_stderr_of_processes_started_meanwhile_is_filtered(tmp_path: Path) -> None:
     """The rest of this process, and what it starts later, keep the stderr they had."""
     program = tmp_path / "program.py"
     said = b"WARNING: Using incubator modules: jdk.incubator.vector\n" + b"".join(NOISE) + b"kept\n"

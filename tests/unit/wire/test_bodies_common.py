@@ -92,7 +92,7 @@ def test_a_batch_ack_names_its_offsets() -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "@@@@", "AQI", "\u4e2d", "AAAA" * (BITS_MAX // 24 + 1)])
-def test_bit_sets_that_are_none(text: str) -> None:
+def test_invalid_bit_sets(text: str) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_bit_set(text)
 

@@ -61,7 +61,7 @@ def test_version_name(version: int, name: str) -> None:
     assert version_name(version) == name
 
 
-def test_named_versions_are_what_they_are_called() -> None:
+def test_named_versions_have_their_codes() -> None:
     named = {
         name: value
         for name, value in vars(codes).items()

@@ -30,7 +30,7 @@ def test_the_layout() -> None:
 
 
 @given(st.lists(places, min_size=1, max_size=20))
-def test_places_come_back(wanted: list[HalfPlace]) -> None:
+def test_places_survive_a_round_trip(wanted: list[HalfPlace]) -> None:
     assert decode_places(encode_places(wanted)) == wanted
 
 

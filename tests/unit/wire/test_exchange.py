@@ -48,7 +48,7 @@ def test_expiry_is_in_order_of_deadline_and_the_heap_stays_small() -> None:
     assert calls.expire(1.0) == sorted(deadlines, key=lambda opaque: deadlines[opaque])
 
 
-def test_drain_hands_out_everything_in_order() -> None:
+def test_drain_returns_all_calls_in_order() -> None:
     calls: PendingCalls[str] = PendingCalls()
     calls.add(3, 1.0, "a")
     calls.add(1, 0.5, "b")

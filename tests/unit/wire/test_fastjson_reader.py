@@ -101,7 +101,7 @@ def test_indices_count_dead_references_too() -> None:
     }
 
 
-def test_circles_of_references_are_left_out() -> None:
+def test_cyclic_references_are_left_out() -> None:
     assert parse('{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"},"c":1}') == {"c": 1}
     assert parse('{"a":{"$ref":"$.a"},"c":1}') == {"c": 1}
 

@@ -140,7 +140,7 @@ def test_a_frame_too_large_to_send_is_our_own_error() -> None:
         encode_frame(Command(code=1, body=bytes(FRAME_SIZE_MAX)))
 
 
-def test_a_frame_that_drips_in_takes_no_more_memory_than_its_bytes() -> None:
+def test_a_frame_in_tiny_chunks_takes_no_more_memory_than_its_bytes() -> None:
     frame = encode_frame(Command(code=10, body=bytes(200_000)))
     buffer = FrameBuffer()
     for position in range(0, 190_000, 2):

@@ -191,7 +191,7 @@ def test_boundary_of_a_search_by_time(boundary: str | None, upper: bool) -> None
     assert header.is_upper is upper
 
 
-def test_answers_of_the_hot_path() -> None:
+def test_response_headers_of_send_and_pull() -> None:
     sent = SendMessageResponseHeader(msg_id="id", queue_id=1, queue_offset=2**40)
     assert encode_ext(sent) == {"msgId": "id", "queueId": "1", "queueOffset": str(2**40)}
     pulled = PullMessageResponseHeader(

@@ -277,7 +277,7 @@ def test_an_empty_body_has_no_checksum_to_break() -> None:
     assert decode_record(encoded, verify=Verify.BODY).body_crc == 99
 
 
-def test_the_offset_must_be_the_place() -> None:
+def test_the_log_offset_must_be_the_position() -> None:
     log = encode_record("t", b"", log_offset=1000) + encode_record("t", b"", log_offset=1092)
     assert [record.log_offset for record in iter_records(log, log_start=1000)] == [1000, 1092]
     with pytest.raises(RecordError) as raised:

@@ -6,7 +6,7 @@ now only the answer to the broker's check-back counts. With sharding keys the ha
 queue are completed one after the other, in the order of the rows; otherwise many at once.
 
 A Skylark broker takes a few hundred of them in one request, END_HALVES, and completes them in order
-up to the first that fails; that one is then completed by a request of its own, with its own retries
+up to the first that fails; that one is then completed by a separate request, with its own retries
 and error. A request without a reply is repeated as a whole: any number of its half messages may be
 completed already, and each is completed once. A broker that does not know the request (3) gets one
 request for each half message.

@@ -4,7 +4,7 @@ Each row is a message with ``TRAN_MSG``, the resolver's group, its identity and 
 during which brokers send no check-back for it. Rows are sent in *portions*, a few hundred of one
 destination in one request: SEND_HALVES, which only Skylark brokers know
 (:mod:`skylark.broker.transaction.half_batches`). If a broker does not know it (3), or a portion
-has a row that needs a request of its own (13), and for large rows, each row is sent by itself.
+has a row that needs a separate request (13), and for large rows, each row is sent by itself.
 Both ways store the same half messages.
 
 A send without a reply may have stored any number of its half messages. Their sequence numbers

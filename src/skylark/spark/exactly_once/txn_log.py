@@ -1,11 +1,11 @@
 """Transaction log of exactly-once sinks: appends and reads the records in topic ``SPARK_TXN_LOG``.
 
 The topic is on *one* broker, with a fixed number of queues, and the name of a sink determines its
-queue. So two drivers can never use the log of one sink in two places, whichever brokers are up; if
-its broker is down, exactly-once waits. The topic is created on first use. Before that, the name
-servers get a record of its broker: they forget the topics of a broker that is down, and without
-its log a decided batch would be written again. The broker should flush synchronously: a decision
-must not be lost with the power while half messages on other brokers are committed.
+queue. So two drivers can never use the log of one sink in two places, even while other brokers are
+down; if its own broker is down, exactly-once sinks wait. The topic is created on first use. Before
+that, the name servers get a record of its broker: they drop the topics of a broker that is down,
+and without its log a decided batch would be written again. The broker should flush synchronously: a
+decision must not be lost with the power while half messages on other brokers are committed.
 
 Batch records (D, X, A) have the tag ``D.<sink>``, manifests ``M.<sink>``: a reader of batch records
 gets nothing else. The key is ``<sink>/<batch>``.

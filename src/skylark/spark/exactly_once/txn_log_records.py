@@ -1,4 +1,4 @@
-"""Records of the transaction log, and what they say about a batch. Pure functions.
+"""Records of the transaction log, and the status of a batch that follows from them.
 
 The rows of an exactly-once sink are stored as half messages, which consumers do not see. The first
 record in the log (topic ``SPARK_TXN_LOG``) that decides a batch decides whether they are committed;

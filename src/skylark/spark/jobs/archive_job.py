@@ -72,7 +72,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not self.topics:
             raise ConfigError("no topic is given")
         if self.format == "iceberg" and self.checkpoint is None:
-            raise ConfigError("an archive in Iceberg needs a checkpoint", hint="say --checkpoint")
+            raise ConfigError("an archive in Iceberg needs a checkpoint", hint="give --checkpoint")
 
     @property
     def checkpoint_folder(self) -> str:
@@ -165,7 +165,7 @@ def check_output(spark: SparkSession, options: ArchiveOptions) -> StreamOffset |
         raise ConfigError(
             f"the checkpoint {checkpoint} is one of topic {', '.join(sorted(known.topics))},"
             f" not of {', '.join(options.topics)}",
-            hint="every archive has a folder of its own",
+            hint="use a separate checkpoint for each archive",
         )
     # With Spark Connect the folder is on the server, where we cannot list it.
     if options.format == "parquet" and not is_remote():

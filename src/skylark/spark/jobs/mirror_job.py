@@ -13,7 +13,7 @@ change of queues or brokers existing queues may get other targets; order holds a
 latest one last, separated by commas. Rows that have the name of the target's cluster come from
 there and are skipped. So clusters that mirror each other need different names.
 
-**Offsets.** A table of offset pairs says where messages went, for moving consumer groups::
+**Offsets.** A table of offset pairs records where messages went, for moving consumer groups::
 
     <pairs>/query=<id>/batch=<n>/*.parquet
     sourceTopic, sourceBroker, sourceQueueId, sourceOffset,

@@ -183,7 +183,7 @@ def plan(spark: SparkSession, options: TransformOptions) -> TransformPlan:
 def check_topics(options: TransformOptions) -> None:
     """Raise NotFoundError if the topic is missing, ConfigError if the job would read its output.
 
-    Two clusters are the same if they share a master, whatever name servers are given.
+    Two clusters are the same if they share a master, even if their name servers differ.
     """
     source = topic_route(options.source, options.topic)
     if options.topic != options.to_topic:
@@ -248,9 +248,9 @@ def _check(frame: DataFrame, options: TransformOptions) -> None:
     plan_rows({field.name: field.dataType.simpleString() for field in frame.schema}, sink)
     client = sink_client(sink)
 
-    async def ask() -> None:
+    async def check() -> None:
         brokers = {queue.broker_name for queue in await client.queues(options.to_topic)}
         if sink.exactly_once:
             await client.require_idempotent(sorted(brokers))
 
-    shared_portal().call(ask())
+    shared_portal().call(check())

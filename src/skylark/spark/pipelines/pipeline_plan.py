@@ -91,11 +91,11 @@ def make_plan(
 
 def _query(frame: DataFrame, pipeline: Pipeline) -> str:
     """Spark's plan, without passwords: it contains the options of sources."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         frame.explain(extended=True)
-    found = _ANALYSED.search(said.getvalue())
-    text = found["plan"] if found else said.getvalue().strip()
+    found = _ANALYSED.search(output.getvalue())
+    text = found["plan"] if found else output.getvalue().strip()
     for name, secret in pipeline.source.given.items():
         if name.lower() in _SECRETS:
             text = text.replace(secret, "***")

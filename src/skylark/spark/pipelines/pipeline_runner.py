@@ -116,7 +116,7 @@ def _follow(
     report: _Report,
     stop: threading.Event,
 ) -> PipelineRun:
-    """Follow one pipeline; runs in a thread of its own."""
+    """Follow one pipeline; runs in a separate thread."""
     try:
         if isinstance(query, SkylarkError):
             raise query

@@ -3,7 +3,7 @@
 Rows of one topic and one destination share a request, up to ``batchBytes`` and ``batchRows``. The
 destination is a queue if a sharding key, or the columns ``brokerName`` and ``queueId``, name one:
 the requests of such a queue form a *lane* and are sent in the order of the rows. All other rows may
-go to any queue. Delayed and large rows have a request of their own; large ones are compressed.
+go to any queue. Delayed and large rows get a request each; large ones are compressed.
 """
 
 from __future__ import annotations

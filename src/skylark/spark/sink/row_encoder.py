@@ -151,7 +151,7 @@ class Rows:
         self.shard_keys: pa.Array | None = None
         self.brokers: pa.Array | None = None
         self.queue_ids: pa.Array | None = None
-        self.alone: np.ndarray[Any, Any]  #: rows that need a request of their own
+        self.alone: np.ndarray[Any, Any]  #: rows that need a separate request
 
 
 class RowReader:

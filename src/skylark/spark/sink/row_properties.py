@@ -2,7 +2,7 @@
 
 Arrow kernels do all of it on whole columns, never row by row. The text of a row is joined from
 pieces, one per column; the piece is empty where the column has no value. Reserved names
-(:data:`RESERVED_NAMES`), and names that have a column of their own, are dropped from the column
+(:data:`RESERVED_NAMES`), and names that have a separate column, are dropped from the column
 ``properties``.
 """
 

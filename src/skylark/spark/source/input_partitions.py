@@ -63,7 +63,7 @@ class StoreFinder:
         path = options.store_path
         if path is None and address is not None and is_local(address):
             if address not in self._paths:
-                self._paths[address] = await self._ask_path(address)
+                self._paths[address] = await self._request_path(address)
             path = self._paths[address]
         if path is None or address is None:
             return path
@@ -87,7 +87,7 @@ class StoreFinder:
         policies = {config.attributes.get(name) for name in (_POLICY, f"+{_POLICY}")}
         return "COMPACTION" in policies
 
-    async def _ask_path(self, address: str) -> str | None:
+    async def _request_path(self, address: str) -> str | None:
         try:
             report = await Settings(self._session).brokers(broker=address)
         except SkylarkError as error:

@@ -140,7 +140,7 @@ class ClusterInspector:
         await self._add_unrouted(known, wanted, found)
         await asyncio.gather(
             *(
-                self._ask_broker(topic, broker, wanted[topic, broker], found)
+                self._query_broker(topic, broker, wanted[topic, broker], found)
                 for topic, broker in wanted
             )
         )
@@ -266,7 +266,7 @@ class ClusterInspector:
 
     # ---- brokers ---------------------------------------------------------------------------------
 
-    async def _ask_broker(
+    async def _query_broker(
         self, topic: str, broker: str, queues: set[MessageQueue], found: ClusterSnapshot
     ) -> None:
         addresses = found.addresses[broker]

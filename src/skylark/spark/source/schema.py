@@ -67,7 +67,7 @@ def schema_columns(schema: StructType) -> tuple[str, ...]:
     if unknown := [field.name for field in schema if field.name not in ALL_TYPES]:
         raise _no_columns(unknown)
     if not len(schema) or len(set(schema.names)) != len(schema):
-        raise ConfigError("the schema must have columns, each once", hint=_known())
+        raise ConfigError("the schema must have columns, each once", hint=_column_hint())
     for field in schema:
         wanted = ALL_TYPES[field.name]
         if field.dataType != wanted or not field.nullable:
@@ -81,9 +81,9 @@ def schema_columns(schema: StructType) -> tuple[str, ...]:
 
 
 def _no_columns(unknown: Sequence[str]) -> ConfigError:
-    return ConfigError(f"the source has no column {', '.join(unknown)}", hint=_known())
+    return ConfigError(f"the source has no column {', '.join(unknown)}", hint=_column_hint())
 
 
-def _known() -> str:
+def _column_hint() -> str:
     columns = (f"{name} {kind.simpleString()}" for name, kind in ALL_TYPES.items())
     return f"there are {', '.join(columns)}"

@@ -1,8 +1,8 @@
-"""The commit protocol under a seeded scheduler: every row once, whatever fails, whenever.
+"""The commit protocol under a seeded scheduler: every row once, under any failure.
 
 A world of a log, half messages and drivers runs the real protocol
 (``skylark.spark.exactly_once.commit_protocol``) and the real reading of the log
-(``skylark.spark.exactly_once.txn_log_records``). Each request is a step of its own; which actor
+(``skylark.spark.exactly_once.txn_log_records``). Each request is a separate step; which actor
 makes the next one, and what becomes of it, is drawn: done, lost before it arrives, done without an
 answer, or done much later. Drivers and their tasks die at any step, or are only believed dead and
 go on beside their successors. Halves that grow old are asked about; the answers travel like
@@ -103,7 +103,7 @@ class World:
     def request(
         self, effect: Callable[[], T], part: Callable[[], object] | None = None
     ) -> Generator[None, None, T]:
-        """``part`` is what may become of it instead, if nobody hears of it."""
+        """``part``: what the request may do instead if its reply is lost."""
         yield
         if self.draw() >= self.trouble:
             return effect()
@@ -399,11 +399,11 @@ def test_every_row_appears_once_in_every_schedule() -> None:
     assert SCHEDULES * 0.4 < seen["together"] < SCHEDULES * 0.6
 
 
-def test_the_model_notices_a_broker_that_commits_twice() -> None:
+def test_the_model_detects_a_broker_that_commits_twice() -> None:
     assert any(wrong(World(seed, idempotent=False)) for seed in range(300))
 
 
-def test_the_model_notices_an_abort_that_undoes_a_decided_batch() -> None:
+def test_the_model_detects_an_abort_that_undoes_a_decided_batch() -> None:
     def careless(messages: list[Prepared | None]) -> Steps:
         for message in messages:
             if message is not None and message.manifests:
@@ -412,7 +412,7 @@ def test_the_model_notices_an_abort_that_undoes_a_decided_batch() -> None:
     assert any(wrong(World(seed), careless) for seed in range(300))
 
 
-def test_the_model_notices_an_abort_that_looks_and_then_undoes() -> None:
+def test_the_model_detects_an_abort_that_checks_and_then_undoes() -> None:
     """The decision may be on its way: looking is not enough."""
 
     def hasty(messages: list[Prepared | None]) -> Steps:
@@ -427,7 +427,7 @@ def test_the_model_notices_an_abort_that_looks_and_then_undoes() -> None:
     assert any(wrong(World(seed, trouble=0.3), hasty) for seed in range(3_000))
 
 
-def test_the_model_notices_void_halves_that_are_committed(
+def test_the_model_detects_void_halves_that_are_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = outcome_of
@@ -442,7 +442,7 @@ def test_the_model_notices_void_halves_that_are_committed(
     assert any(wrong(World(seed)) for seed in range(300))
 
 
-def test_the_model_notices_a_walk_that_stops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_detects_a_walk_that_stops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision of an earlier batch may come late, behind those of later ones."""
 
     def early(batch: int, first: int, end: int, window: int) -> Any:

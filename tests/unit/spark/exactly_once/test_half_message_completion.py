@@ -118,7 +118,7 @@ def made(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_many_ends_go_in_few_requests(ordered: bool) -> None:
+async def test_many_half_messages_are_completed_in_few_requests(ordered: bool) -> None:
     clock, broker, ends = made()
     count = 4 * PORTION_COUNT + 10
     ended = await passing(clock, ends.commit(places(count), ordered=ordered))
@@ -129,7 +129,7 @@ async def test_many_ends_go_in_few_requests(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("batches", [False, True])
-async def test_order_within_a_queue_stands_although_an_end_fails(batches: bool) -> None:
+async def test_order_within_a_queue_holds_after_a_failed_completion(batches: bool) -> None:
     clock, broker, ends = made(batches=batches)
     busy = [21, 21, 40]
 
@@ -173,7 +173,7 @@ async def test_half_messages_after_their_immunity_are_handed_over() -> None:
     assert ended == CompletionCounts(count=8, handed_over=2)
 
 
-async def test_a_refusal_is_raised_by_the_end_that_it_is_about() -> None:
+async def test_a_refusal_is_raised_for_its_half_message() -> None:
     clock, broker, ends = made()
     broker.code_of = lambda number: 1 if number == 5 else 0
     with pytest.raises(BrokerError, match="half already"):
@@ -181,7 +181,7 @@ async def test_a_refusal_is_raised_by_the_end_that_it_is_about() -> None:
     assert broker.ended == [0, 1, 2, 3, 4]
 
 
-async def test_rolling_back_leaves_failures_to_others() -> None:
+async def test_a_failed_rollback_is_not_an_error() -> None:
     clock, broker, ends = made()
     broker.code_of = lambda number: 1 if number == 5 else 0
     await passing(clock, ends.roll_back(places(10, queues=1)))

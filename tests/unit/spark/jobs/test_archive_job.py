@@ -30,7 +30,7 @@ def test_the_source_reads_all_columns_of_all_topics() -> None:
     }
 
 
-def test_what_cannot_be_archived_is_refused() -> None:
+def test_invalid_archive_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="no topic is given"):
         ArchiveOptions(topics=(), output="x")
     with pytest.raises(ConfigError, match="Iceberg needs a checkpoint"):

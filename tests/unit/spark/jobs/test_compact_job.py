@@ -17,6 +17,6 @@ from skylark.spark.jobs.compact_job import CompactOptions
         ({"to_topic": "U", "overwrite": True}, "cannot be overwritten"),
     ],
 )
-def test_what_cannot_be_compacted_is_refused(given: dict[str, str | bool], problem: str) -> None:
+def test_invalid_compact_options_are_refused(given: dict[str, str | bool], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         CompactOptions(topic="T", **given)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_every_batch_counts_once() -> None:
     assert [each.done for each in heard] == [False] * 6 + [True]
 
 
-def test_a_query_is_stopped_behind_its_batch() -> None:
+def test_a_query_is_stopped_after_its_batch() -> None:
     stop = Event()
     stop.set()
     query = ScriptedQuery([progress(0, 10)], [], [progress(1, 10)], [progress(2, 10)])

@@ -74,7 +74,7 @@ def test_runs_end_where_either_offset_jumps_or_a_queue_changes() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 5)), min_size=1))
 @settings(max_examples=100, deadline=None)
-def test_runs_say_of_every_row_where_it_is(given_rows: list[tuple[int, int, int]]) -> None:
+def test_runs_give_the_target_offset_of_every_row(given_rows: list[tuple[int, int, int]]) -> None:
     rows, targets, source_at, target_at = [], [], 0, 0
     for queue_id, source_gap, target_gap in given_rows:
         source_at += 1 + source_gap // 4

@@ -36,7 +36,7 @@ def test_queues_keep_their_names_where_they_can() -> None:
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
-def test_work_is_dealt_evenly(sizes: list[int], count_max: int) -> None:
+def test_rows_are_divided_evenly_among_tasks(sizes: list[int], count_max: int) -> None:
     tasks = assign_tasks(sizes, count_max)
     count = min(count_max, len(sizes))
     assert set(tasks) == set(range(count))
@@ -116,7 +116,7 @@ def test_time_is_scaled() -> None:
         (None, float("inf"), "the time scale must be more than 0"),
     ],
 )
-def test_a_pace_that_is_none_is_refused(
+def test_an_invalid_pace_is_refused(
     rate: float | None, time_scale: float | None, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):

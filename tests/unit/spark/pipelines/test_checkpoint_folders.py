@@ -40,7 +40,7 @@ def newest(tmp_path: Path) -> Checkpoint:
     return found
 
 
-def test_places() -> None:
+def test_local_paths() -> None:
     base = Path("/base")
     assert local_path("file:///data/c%20k", base) == Path("/data/c k")
     assert local_path("file:/data", base) == Path("/data")
@@ -162,7 +162,7 @@ def test_invalid_checkpoint_files_are_refused(tmp_path: Path, text: str, problem
         newest(tmp_path)
 
 
-def test_folders_elsewhere_are_for_spark_alone(tmp_path: Path) -> None:
+def test_remote_checkpoint_folders_are_left_to_spark(tmp_path: Path) -> None:
     checkpoints = Checkpoints("hdfs://h/ck/", tmp_path)
     assert checkpoints.location("p") == "hdfs://h/ck/p/0"
     checkpoints.check_writable("p")

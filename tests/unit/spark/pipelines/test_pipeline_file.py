@@ -205,7 +205,7 @@ VARIABLES = {"HOST": "h", "EMPTY": "", "WILD": "a: {b}\n${HOST}"}
         ("${WILD}", "a: {b}\n${HOST}"),  # what is put in is not looked at again
     ],
 )
-def test_values_are_put_in(text: str, expected: str) -> None:
+def test_environment_variables_are_replaced(text: str, expected: str) -> None:
     assert expand(text, VARIABLES) == expected
 
 

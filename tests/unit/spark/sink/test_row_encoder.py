@@ -117,7 +117,7 @@ def test_names_of_the_system_are_left_out_or_make_the_row_bad() -> None:
     assert texts(failed)[0]["TAGS"] == "kept"
 
 
-def test_a_column_decides_over_the_map() -> None:
+def test_a_column_overrides_the_map() -> None:
     rows = read(batch(body=[b"a"], tags=["new"], properties=[[("TAGS", "old"), ("KEYS", "k")]]))
     assert texts(rows)[0]["TAGS"] == "new"
     assert texts(rows)[0]["KEYS"] == "k"
@@ -157,7 +157,7 @@ def test_every_kind_of_bad_row_has_its_reason() -> None:
     assert len(rows.positions) == len(rows.bodies) == 0
 
 
-def test_delays_and_large_bodies_travel_alone() -> None:
+def test_delayed_and_large_rows_get_a_request_each() -> None:
     when = datetime(2026, 11, 1, 12, tzinfo=UTC)
     rows = read(
         batch(
@@ -270,9 +270,7 @@ def test_stamps_and_kept_ids() -> None:
         ({"body": "binary"}, {"explicit_queue": True}, "needs the columns brokerName and queueId"),
     ],
 )
-def test_columns_that_cannot_be(
-    types: dict[str, str], settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_columns(types: dict[str, str], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_rows(types, options(**settings))
 
@@ -302,7 +300,7 @@ def test_rows_of_the_source_need_no_projection() -> None:
         ),
     ],
 )
-def test_options_that_cannot_be(given: dict[str, str], message: str) -> None:
+def test_invalid_options(given: dict[str, str], message: str) -> None:
     lower = {key.lower(): value for key, value in given.items()}
     with pytest.raises(Exception, match=message):
         read_sink_options({"nameserver": "127.0.0.1:9876", **lower}, {})

@@ -334,7 +334,7 @@ def numbers_of(sender: FakeSender) -> dict[int, dict[str, str]]:
     return found
 
 
-def test_portions_are_bounded_and_large_rows_are_apart() -> None:
+def test_portions_are_limited_and_large_rows_are_sent_alone() -> None:
     opts = options(delivery="exactly-once", compress_over=10_000)
     found = halves_of(opts, [b"x"] * 600 + [b"y" * 9_000] * 100 + [b"z" * 10_000])
     assert [(p.count, p.together) for p in found] == [
@@ -454,7 +454,7 @@ async def test_a_half_without_an_answer_gets_another_number() -> None:
 
     prepared, manifest, sender = await send_halves(reject, [b"%d" % n for n in range(4)])
     assert prepared.count == 4
-    assert prepared.void == (5,)  # only of the one whose outcome nobody knows
+    assert prepared.void == (5,)  # only the one whose outcome is unknown
     stored = numbers_of(sender)
     assert sorted(stored) == [4, 6, 7, 8]  # 0 to 3 were those of the request that was refused
     assert len({p["UNIQ_KEY"] for p in stored.values()}) == 4

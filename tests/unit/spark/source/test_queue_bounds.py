@@ -119,7 +119,7 @@ def inspector(session: FakeSession, **more: str) -> ClusterInspector:
 ALL = {queue(n, broker) for broker in ("broker-a", "broker-b") for n in range(2)}
 
 
-async def test_every_broker_is_asked_once() -> None:
+async def test_every_broker_gets_one_request() -> None:
     session = FakeSession()
     found = await inspector(session).snapshot()
     assert found.bounds == dict.fromkeys(ALL, Bounds(1, 10))
@@ -130,7 +130,7 @@ async def test_every_broker_is_asked_once() -> None:
         found.address("broker-c")
 
 
-async def test_routes_are_asked_for_once_a_second() -> None:
+async def test_routes_are_requested_once_a_second() -> None:
     session = FakeSession()
     each = inspector(session)
     await each.snapshot()
@@ -153,7 +153,7 @@ async def test_routes_stay_if_no_name_server_answers() -> None:
         await inspector(session).snapshot()
 
 
-async def test_single_queues_are_asked_where_statistics_are_refused() -> None:
+async def test_offsets_are_requested_per_queue_if_statistics_are_refused() -> None:
     session = FakeSession()
     session.stats["a:1"] = BrokerError("no", code=1)
     found = await inspector(session).snapshot()
@@ -207,7 +207,7 @@ async def test_a_topic_is_not_deleted_while_its_only_broker_restarts() -> None:
     assert back.bounds == dict.fromkeys(ALL, Bounds(1, 10))
 
 
-async def test_queues_that_the_route_has_lost_are_cut_off() -> None:
+async def test_queues_that_the_route_no_longer_names_are_unreadable() -> None:
     session = FakeSession()
     session.queue_count = 1
     found = await inspector(session).snapshot(ALL)
@@ -222,7 +222,7 @@ async def test_queues_that_do_not_exist() -> None:
     assert set(found.bounds) == {queue(1)}
 
 
-async def test_patience() -> None:
+async def test_retries_of_requests_to_the_cluster() -> None:
     session = FakeSession()
     given = {"nameserver": "h:1", "topic": "T", "fetchoffset.numretries": "2"}
     options = source_options(given, streaming=True, environ={})

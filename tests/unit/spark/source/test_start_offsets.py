@@ -57,7 +57,7 @@ def options(time_ms: int) -> SourceOptions:
 
 @pytest.mark.parametrize("pick", [0, 7, 39])
 @pytest.mark.parametrize("time_ms", [1, 100, 101, 349, 399, 400, 401, 480, 500, 600, 601, 900])
-async def test_the_first_message_is_found_nearby(
+async def test_the_first_message_is_searched_near_the_offset_of_an_old_broker(
     monkeypatch: pytest.MonkeyPatch, pick: int, time_ms: int
 ) -> None:
     monkeypatch.setattr(start_offsets, "sample", sample)

@@ -118,7 +118,7 @@ def test_a_missing_log_is_an_error(store: Written) -> None:
 
 
 @pytest.mark.parametrize("field_position", [0, 4, 12, 20, 28])
-def test_a_record_that_is_another(store: Written, field_position: int) -> None:
+def test_a_record_that_does_not_match_its_entry(store: Written, field_position: int) -> None:
     """Size, magic, queue, queue offset and position are all compared."""
     position = store.positions[20]
     file = store.root / "commitlog" / f"{position // FILE_SIZE * FILE_SIZE:020}"
