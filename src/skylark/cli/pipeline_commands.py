@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile
     from skylark.spark.pipelines.pipeline_plan import PipelinePlan
     from skylark.spark.pipelines.pipeline_reset import ResetPlan
-    from skylark.spark.pipelines.pipeline_session import Session
+    from skylark.spark.pipelines.pipeline_runner import Session
     from skylark.spark.pipelines.pipeline_start import Start
     from skylark.spark.pipelines.pipeline_status import PipelineStatus
 
@@ -150,7 +150,7 @@ def _planning(
     """
     document = _load(file)
     from skylark.spark.pipelines.pipeline_plan import check_outside
-    from skylark.spark.pipelines.pipeline_session import open_session
+    from skylark.spark.pipelines.pipeline_runner import open_session
 
     with _connections():
         chosen = document.chosen(names)

@@ -21,8 +21,7 @@ from skylark.spark.cluster_client import close_clusters
 from skylark.spark.error_translation import translate_errors
 from skylark.spark.exactly_once.txn_admin import list_batches
 from skylark.spark.pipelines.pipeline_file import load
-from skylark.spark.pipelines.pipeline_runner import run_pipelines
-from skylark.spark.pipelines.pipeline_session import open_session
+from skylark.spark.pipelines.pipeline_runner import open_session, run_pipelines
 from skylark.spark.sink.sink_client import close_clients, open_client
 
 PIPELINE_FILE: Final = Path(__file__).with_name("pipeline.yaml")

@@ -174,15 +174,9 @@ class HalfMessageSender(TaskSender[Portion]):
             await log.append(self._manifest(chunk, rows[first : first + MANIFEST_COUNT_MAX]))
             for chunk, first in enumerate(range(0, len(rows), MANIFEST_COUNT_MAX))
         ]
-        prepared = self._prepared
-        return Prepared(
-            sink=prepared.sink,
-            batch=prepared.batch,
-            partition=prepared.partition,
-            attempt=prepared.attempt,
-            count=len(rows),
-            manifests=tuple(manifests),
-            void=tuple(sorted(self._void)),
+        void = tuple(sorted(self._void))
+        return msgspec.structs.replace(
+            self._prepared, count=len(rows), manifests=tuple(manifests), void=void
         )
 
     def _manifest(self, chunk: int, rows: list[int]) -> Manifest:

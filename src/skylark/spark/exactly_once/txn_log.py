@@ -14,7 +14,8 @@ gets nothing else. The key is ``<sink>/<batch>``.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from skylark.admin.errors import NoBrokerError, NotFoundError
@@ -22,14 +23,16 @@ from skylark.admin.server_settings import kv_get, kv_put
 from skylark.admin.topic_operations import Topics
 from skylark.client.consumer.range_reader import RangeTerms, fixed_address, pull_range
 from skylark.client.core.broker_calls import Pulled
-from skylark.client.core.client_message import Message, SendStatus
+from skylark.client.core.client_message import Message, SendResult, SendStatus
 from skylark.client.producer.send_retry import RETRY_CODES, SendMode
 from skylark.core.backoff import Backoff, Outage
+from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,
     ConfigError,
     RemoteProtocolError,
     SkylarkError,
+    SystemBusyError,
     TransportError,
 )
 from skylark.core.hashing import java_hash
@@ -160,25 +163,19 @@ class TxnLog:
         )
         state = client.sender.checked(message)
         parcel = await client.sender.parcel(message)
-        outage = Outage(_REPEAT, client.clock, PATIENCE_S)
-        while True:
+
+        def attempt() -> Awaitable[SendResult]:
             began = client.clock.monotonic()
-            try:
-                result = await client.sender.send(
-                    state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue
-                )
-                if result.status is SendStatus.SEND_OK or not self._strict_ack:
-                    return result.queue_offset
-                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
-            except SkylarkError as error:
-                if not may_repeat(error):
-                    raise
-                problem = error
-            pause_s = outage.next_pause_s()
-            if pause_s is None:
-                raise problem
-            log.info("retrying to append a record to %s: %s", LOG_TOPIC, problem)
-            await client.clock.sleep(pause_s)
+            return client.sender.send(state, parcel, SendMode.SYNC, APPEND_TIMEOUT_S, began, queue)
+
+        result = await until_stored(
+            attempt,
+            Outage(_REPEAT, client.clock, PATIENCE_S),
+            client.clock,
+            strict_ack=self._strict_ack,
+            on_retry=partial(log.info, "retrying to append a record to %s: %s", LOG_TOPIC),
+        )
+        return result.queue_offset
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -276,6 +273,39 @@ def _checked(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
             hint="delete it where it has no messages; exactly-once creates it by itself",
         )
     return sorted(queues, key=lambda queue: queue.queue_id)[:QUEUE_COUNT]
+
+
+async def until_stored(
+    attempt: Callable[[], Awaitable[SendResult]],
+    outage: Outage,
+    clock: Clock,
+    *,
+    strict_ack: bool,
+    on_retry: Callable[[SkylarkError], None],
+    retries_max: int | None = None,
+) -> SendResult:
+    """Repeat a send, with the pauses of ``outage``, until it is stored; raises its last error.
+
+    ``strict_ack`` also repeats it after a flush or replication timeout. ``retries_max`` limits the
+    retries, not counting those after the reply "busy".
+    """
+    retries = 0
+    while True:
+        try:
+            result = await attempt()
+            if result.status is SendStatus.SEND_OK or not strict_ack:
+                return result
+            problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
+        except SkylarkError as error:
+            if not may_repeat(error):
+                raise
+            problem = error
+        retries += not isinstance(problem, SystemBusyError)
+        pause_s = outage.next_pause_s()
+        if pause_s is None or (retries_max is not None and retries > retries_max):
+            raise problem
+        on_retry(problem)
+        await clock.sleep(pause_s)
 
 
 def may_repeat(error: SkylarkError) -> bool:

@@ -5,7 +5,7 @@ the file       ``pipeline_file`` (its format, line and column of mistakes, ``${N
 without Spark  ``checkpoint_folders`` (folders of a pipeline and their content), ``pipeline_start``
                (where a run would begin), ``pipeline_status``, ``pipeline_reset``
 with Spark     ``query_builder`` (from source to sink, analysed and not run), ``pipeline_plan``
-               (also whether executors reach the brokers), ``pipeline_runner``, ``pipeline_session``
+               (also whether executors reach the brokers), ``pipeline_runner``
 =============  ====================================================================================
 
 The command is ``skylark pipeline``.

@@ -4,29 +4,68 @@ All queries are analysed before the first one starts. A thread for each follows 
 itself (``availableNow``), ``stop`` is set, or it fails. When one fails, the endless ones are
 stopped as if the user had asked for it: they finish their current batch, and the next run continues
 from their checkpoints. The runner waits for those that end by themselves.
+
+``spark.master`` of a file is any master of Spark: ``local[*]``, ``spark://host:7077``, ``yarn``,
+``k8s://...``, or ``sc://host:15002`` for a Spark Connect server.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from skylark.core.errors import SkylarkError
+from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.jobs.job_runner import JobProgress, follow_query
 from skylark.spark.pipelines.pipeline_file import Pipeline, PipelineFile, Trigger
-from skylark.spark.pipelines.pipeline_session import pipeline_errors
 from skylark.spark.pipelines.pipeline_start import file_checkpoints
-from skylark.spark.pipelines.query_builder import build, start_query
+from skylark.spark.pipelines.query_builder import build, pipeline_errors, start_query
+from skylark.spark.session import make_session, silence_error_loggers
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+#: For annotations in modules that must not import pyspark.
+Session: TypeAlias = SparkSession
+
+_CONNECT: Final = "sc://"
 POLL_S: Final = 0.2
+
+
+@contextmanager
+def open_session(document: PipelineFile, *, quiet: bool = True) -> Iterator[SparkSession]:
+    """A session for a file; raises ConfigError.
+
+    An active session is used and not stopped at the end. ``quiet`` turns the log of the JVM off:
+    the error is reported in one sentence, without stack traces.
+    """
+    active = SparkSession.getActiveSession()
+    if quiet:
+        silence_error_loggers()
+    with translate_pipeline_errors():
+        spark = _make(document, quiet=quiet and active is None)
+    try:
+        yield spark
+    finally:
+        if active is None:
+            spark.stop()
+
+
+def _make(document: PipelineFile, *, quiet: bool) -> SparkSession:
+    if not document.master.startswith(_CONNECT):
+        app_name = f"skylark pipeline {document.name}"
+        return make_session(document.master, app_name=app_name, conf=document.conf, quiet=quiet)
+    builder = SparkSession.builder.remote(document.master)
+    for name, value in document.conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 class PipelineListener(Protocol):

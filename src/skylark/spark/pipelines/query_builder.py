@@ -5,6 +5,9 @@ columns and functions, invalid SQL), and what Spark itself would report only whe
 unknown format of a sink, unknown columns to partition by, and for topics everything that the sink
 checks.
 
+Each pipeline has a child session with its own views, so that every pipeline can have its rows as
+the view ``input``.
+
 A pipeline may name a function, ``python: module:function``. The folder of the pipeline file is on
 the import path, so that ``jobs.alerts:transform`` is the function ``transform`` in
 ``jobs/alerts.py`` beside the file. Functions that run on executors (UDFs) are imported there by
@@ -29,10 +32,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skylark.core.errors import ConfigError
 from skylark.core.strict_yaml import nearest
+from skylark.spark.error_translation import translate_pipeline_errors
 from skylark.spark.jobs.job_runner import with_trigger
 from skylark.spark.pipelines.checkpoint_folders import local_path
 from skylark.spark.pipelines.pipeline_file import FORMAT, Pipeline, PipelineFile, Trigger
-from skylark.spark.pipelines.pipeline_session import child_session, pipeline_errors
+from skylark.spark.pipelines.pipeline_start import name_in_errors
 from skylark.spark.session import register
 from skylark.spark.sink.sink_writer import stream_writer
 
@@ -45,6 +49,13 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 VIEW: Final = "input"
 #: Conditions in errors about a format that Spark does not know.
 UNKNOWN_FORMAT: Final = ("[DATA_SOURCE_NOT_FOUND]", "[KAFKA_DATA_SOURCE_NOT_ENABLED]")
+
+
+@contextmanager
+def pipeline_errors(pipeline: Pipeline) -> Iterator[None]:
+    """Translate errors of Spark, and name the pipeline in them."""
+    with name_in_errors(pipeline), translate_pipeline_errors():
+        yield
 
 
 def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> DataFrame:
@@ -65,6 +76,17 @@ def build(spark: SparkSession, document: PipelineFile, pipeline: Pipeline) -> Da
             raise ConfigError("the result is not a stream", hint=f"select from the view {VIEW}")
         _check_sink(pipeline, frame)
     return frame
+
+
+def child_session(spark: SparkSession, document: PipelineFile) -> SparkSession:
+    """A child session for a pipeline, with the settings of the file."""
+    child = spark.newSession()
+    for name in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions"):
+        child.conf.set(name, str(spark.conf.get(name)))
+    for name, value in document.conf.items():
+        if child.conf.isModifiable(name):
+            child.conf.set(name, value)
+    return child
 
 
 def _check_sink(pipeline: Pipeline, frame: DataFrame) -> None:

@@ -33,19 +33,18 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from skylark.client.core.client_message import SendResult, SendStatus
+from skylark.client.core.client_message import SendResult
 from skylark.client.core.permits import Permits
 from skylark.client.producer.send_request import Parcel
 from skylark.client.producer.send_retry import SendMode
 from skylark.core.backoff import Backoff, Outage
 from skylark.core.errors import (
-    BrokerError,
     MessageIllegalError,
     SkylarkError,
     SystemBusyError,
 )
 from skylark.core.lifecycle import Tasks
-from skylark.spark.exactly_once.txn_log import may_repeat
+from skylark.spark.exactly_once.txn_log import until_stored
 from skylark.spark.sink.row_batcher import RowBatcher, RowRequest, Target
 from skylark.spark.sink.sink_client import SinkClient
 from skylark.spark.sink.sink_options import SinkOptions
@@ -206,24 +205,14 @@ class TaskSender(ABC, Generic[ItemT]):
     ) -> SendResult:
         """Retry a request until it is stored; see the module. Calls ``on_retry`` each time."""
         clock, options = self._client.clock, self._options
-        outage = Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng)
-        retries = 0
-        while True:
-            try:
-                result = await attempt()
-                if result.status is SendStatus.SEND_OK or not options.strict_ack:
-                    return result
-                problem: SkylarkError = BrokerError(f"stored with {result.status.value}")
-            except SkylarkError as error:
-                if not may_repeat(error):
-                    raise
-                problem = error
-            retries += not isinstance(problem, SystemBusyError)
-            pause_s = outage.next_pause_s()
-            if retries > options.retries or pause_s is None:
-                raise problem
-            on_retry(problem)
-            await clock.sleep(pause_s)
+        return await until_stored(
+            attempt,
+            Outage(REPEAT, clock, options.delivery_timeout_ms / 1000, self._rng),
+            clock,
+            strict_ack=options.strict_ack,
+            on_retry=on_retry,
+            retries_max=options.retries,
+        )
 
     async def _send(self, target: Target, parcel: Parcel, windows: dict[str, Window]) -> SendResult:
         """Send a request once, to its queue or to the next one of its topic."""
