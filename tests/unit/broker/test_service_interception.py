@@ -26,9 +26,9 @@ from skylark.core.errors import BrokerError, NoPermissionError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.config import SubscriptionGroupConfig, SubscriptionGroupList
 from skylark.wire.bodies.heartbeat import (
+    LockBatchRequestBody,
     SubscriptionData,
 )
-from skylark.wire.bodies.lock import LockBatchRequestBody
 from skylark.wire.catalogue import CATALOGUE
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
