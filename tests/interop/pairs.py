@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from skylark.broker.slave import master_requests as questions
-from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.pull_api import decode_messages
 from skylark.client.core.broker_calls import BrokerCalls, PullStatus, checked, open_caller
 from skylark.core.errors import SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue

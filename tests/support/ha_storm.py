@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark import aio
-from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.pull_api import decode_messages
 from skylark.client.core.broker_calls import BrokerCalls, PullStatus, open_caller
 from skylark.client.core.client_message import Message, MessageExt, SendStatus
 from skylark.client.core.client_options import ClientOptions

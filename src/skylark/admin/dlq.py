@@ -23,7 +23,6 @@ from skylark.admin.dead_letter_sender import Destination
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.queue_merge import QueueRange, merged, queue_messages
-from skylark.admin.queue_stats import topic_stats
 from skylark.admin.redrive import (
     RedriveProgress,
     RedriveReport,
@@ -33,7 +32,7 @@ from skylark.admin.redrive import (
     session_group,
 )
 from skylark.admin.topic_operations import Topics
-from skylark.admin.topic_queues import committed_offset
+from skylark.admin.topic_queues import committed_offset, topic_stats
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import make_route

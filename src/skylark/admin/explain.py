@@ -43,7 +43,7 @@ from skylark.admin.dlq import DeadLetterQueues
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.explain_checks import Check, ok, plural, problem, unanswered, unknown
 from skylark.admin.group_operations import GroupDescription, Groups
-from skylark.admin.message_id_search import find_message, silence
+from skylark.admin.message_lookup import find_message, silence
 from skylark.admin.topic_operations import groups_reading
 from skylark.client.core.client_message import MessageExt
 from skylark.core.errors import SkylarkError

@@ -20,8 +20,7 @@ from skylark.admin.dead_letter_sender import REDRIVEN_FROM
 from skylark.admin.errors import NotFoundError, ServerFailure
 from skylark.admin.fan_out import few_at_a_time
 from skylark.admin.group_operations import GroupDescription
-from skylark.admin.message_id_search import copies_in, silence
-from skylark.admin.message_lookup import PULL_TIMEOUT_S, records_of
+from skylark.admin.message_lookup import PULL_TIMEOUT_S, copies_in, records_of, silence
 from skylark.admin.topic_queues import committed_offset
 from skylark.admin.trace_query import message_trace
 from skylark.client.consumer.subscription import TAG, make_subscription

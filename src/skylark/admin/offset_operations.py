@@ -21,14 +21,15 @@ from skylark.admin.consumer_progress import group_progress
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import on_each
 from skylark.admin.offset_reset_plan import GroupReset, ResetPlan, ResetTo, apply_reset, make_plan
-from skylark.admin.queue_stats import TopicStats, topic_stats
 from skylark.admin.topic_queues import (
     Moment,
+    TopicStats,
     commit_offset,
     committed_offset,
     per_queue,
     readable_queues,
     to_ms,
+    topic_stats,
 )
 from skylark.client.core.argument_checks import checks_arguments
 from skylark.core.errors import InvalidParameterError

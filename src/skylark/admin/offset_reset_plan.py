@@ -33,8 +33,14 @@ from skylark.admin.admin_session import Session
 from skylark.admin.connected_clients import group_members
 from skylark.admin.errors import NotFoundError
 from skylark.admin.fan_out import few_at_a_time, on_each
-from skylark.admin.queue_stats import QueueStats, topic_stats
-from skylark.admin.topic_queues import commit_offset, committed_offset, readable_queues, to_ms
+from skylark.admin.topic_queues import (
+    QueueStats,
+    commit_offset,
+    committed_offset,
+    readable_queues,
+    to_ms,
+    topic_stats,
+)
 from skylark.client.core.broker_calls import make_request
 from skylark.core.errors import (
     BrokerError,

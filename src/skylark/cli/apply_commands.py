@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import call_admin, confirm, yes_option
-from skylark.cli.name_server_option import namesrv_option
+from skylark.cli.command_helpers import call_admin, confirm, namesrv_option, yes_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import complete_groups, duration_s, topic_argument
+from skylark.cli.command_helpers import (
+    client_options,
+    complete_groups,
+    duration_s,
+    namesrv_option,
+    topic_argument,
+)
 from skylark.cli.exit_codes import translated_errors
-from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.foreground_server import run_server
-from skylark.cli.server_options import config_file_option, print_config_option, show_settings
+from skylark.cli.foreground_server import (
+    config_file_option,
+    print_config_option,
+    run_server,
+    show_settings,
+)
 
 if TYPE_CHECKING:
     import asyncio

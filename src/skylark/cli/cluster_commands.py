@@ -15,14 +15,14 @@ from skylark.cli.command_helpers import (
     call_admin,
     confirm,
     key_value,
+    namesrv_option,
     warn_about_failures,
     yes_option,
 )
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
-    from skylark.admin.replica_status import ReplicationReport
+    from skylark.admin.cluster_stats import ReplicationReport
     from skylark.admin.server_settings import SettingsReport
 
 LIST_COLUMNS = ("cluster", "broker", "id", "role", "address", "version", "in_tps", "out_tps")
@@ -76,7 +76,7 @@ def _show(context: CliContext, columns: tuple[str, ...], report: ReplicationRepo
 
 def _ask(namesrv: str | None, cluster: str | None) -> ReplicationReport:
     async def report(admin: Admin) -> ReplicationReport:
-        from skylark.admin.replica_status import replication_report
+        from skylark.admin.cluster_stats import replication_report
 
         return await replication_report(admin.stats, cluster)
 

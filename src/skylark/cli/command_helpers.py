@@ -25,6 +25,8 @@ from skylark.cli.cli_context import CliContext
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
     from skylark.admin.errors import ServerFailure
+    from skylark.client.core.client_options import ClientOptions
+
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ def call_admin(
 
     from skylark.admin.admin_client import Admin
     from skylark.admin.admin_session import TIMEOUT_S
-    from skylark.cli.name_server_option import client_options
+    from skylark.cli.command_helpers import client_options
 
     async def run() -> T:
         async with Admin(client_options(namesrv), timeout=timeout_s or TIMEOUT_S) as admin:
@@ -209,3 +211,26 @@ def _complete(
 
 topic_argument = click.argument("topic", shell_complete=complete_topics)
 group_argument = click.argument("group", shell_complete=complete_groups)
+
+
+namesrv_option = click.option(
+    "-n",
+    "--namesrv",
+    metavar="HOST:PORT[;...]",
+    help="Name servers.  [default: SKYLARK_NAMESRV, NAMESRV_ADDR, else 127.0.0.1:9876]",
+)
+
+
+def client_options(argument: str | None) -> ClientOptions:
+    """Client options for the cluster that ``-n`` names: addresses, or a URL with further options.
+
+    Raises ConfigError if it is neither.
+    """
+    import os
+
+    from skylark.client.core.client_options import ClientOptions
+    from skylark.core.names import LOCAL_NAMESRV, resolve_namesrv
+
+    found = resolve_namesrv(argument, os.environ, default=LOCAL_NAMESRV)
+    sources = {"argument": argument, "default": LOCAL_NAMESRV}
+    return ClientOptions(namesrv=sources.get(found.source) or os.environ[found.source])

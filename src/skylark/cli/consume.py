@@ -30,10 +30,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import complete_groups, complete_topics, parse_position
+from skylark.cli.command_helpers import (
+    client_options,
+    complete_groups,
+    complete_topics,
+    namesrv_option,
+    parse_position,
+)
 from skylark.cli.consume_print import FORMS, Form, Printer
 from skylark.cli.exit_codes import translated_errors
-from skylark.cli.name_server_option import client_options, namesrv_option
 from skylark.cli.output import Output
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from skylark.cli.command_helpers import (
     confirm,
     format_time,
     group_argument,
+    namesrv_option,
     parse_time,
     to_plain,
     warn_about_failures,
     yes_option,
 )
 from skylark.cli.exit_codes import ExitCode
-from skylark.cli.message_rows import short_body
-from skylark.cli.name_server_option import namesrv_option
+from skylark.cli.message_commands import short_body
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import call_admin
+from skylark.cli.command_helpers import call_admin, namesrv_option
 from skylark.cli.exit_codes import ExitCode
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.cluster_stats import BrokerState
@@ -70,7 +69,7 @@ def command(
     broker_port: int,
 ) -> None:
     """Check this machine and the cluster, and print what to fix."""
-    from skylark.cli.name_server_option import client_options
+    from skylark.cli.command_helpers import client_options
     from skylark.cli.up import user_data_folder
 
     context: CliContext = ctx.obj

@@ -18,12 +18,12 @@ from skylark.cli.command_helpers import (
     confirm,
     format_time,
     group_argument,
+    namesrv_option,
     parse_position,
     to_plain,
     warn_about_failures,
     yes_option,
 )
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

@@ -20,9 +20,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
-from skylark.cli.cli_context import CliContext
+from skylark.cli.cli_context import LEVELS, CliContext, LogFormat
 from skylark.cli.exit_codes import ExitCode, error_message, exit_code
-from skylark.cli.logging_setup import LEVELS, LogFormat
 from skylark.cli.output import Output, OutputFormat
 
 
@@ -44,9 +43,6 @@ COMMANDS: dict[str, LazyCommand] = {
     "broker": LazyCommand("skylark.cli.broker_commands:command", "Run a broker."),
     "cluster": LazyCommand(
         "skylark.cli.cluster_commands:command", "Show brokers, their replicas and settings."
-    ),
-    "completion": LazyCommand(
-        "skylark.cli.completion:command", "Print the shell completion script."
     ),
     "consume": LazyCommand("skylark.cli.consume:command", "Print the messages of a topic."),
     "demo": LazyCommand(
@@ -227,6 +223,30 @@ def cli(
     )
     context.configure_logging("warning")
     ctx.obj = context
+
+
+#: How to install the completion script in each shell.
+COMPLETION_PLACES: Final = {
+    "bash": 'eval "$(skylark completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(skylark completion zsh)"   # in ~/.zshrc, after compinit',
+    "fish": "skylark completion fish > ~/.config/fish/completions/skylark.fish",
+}
+
+
+@cli.command("completion", epilog='Example: eval "$(skylark completion bash)"')
+@click.argument("shell", type=click.Choice(sorted(COMPLETION_PLACES)))
+@click.pass_obj
+def completion(context: CliContext, shell: str) -> None:
+    """Print the shell completion script."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None, shell
+    script = found(cli, {}, "skylark", "_SKYLARK_COMPLETE")  # click's name for this program
+    # Not source(): for bash it runs bash to find its version, and prints to stdout.
+    click.echo(script.source_template % script.source_vars())
+    if sys.stdout.isatty():
+        context.output.info(f"To install it: {COMPLETION_PLACES[shell]}")
 
 
 def main() -> NoReturn:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import call_admin, duration_s
+from skylark.cli.command_helpers import call_admin, duration_s, namesrv_option
 from skylark.cli.exit_codes import ExitCode
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin

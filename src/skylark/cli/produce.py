@@ -26,9 +26,14 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import complete_topics, duration_s, key_value
+from skylark.cli.command_helpers import (
+    client_options,
+    complete_topics,
+    duration_s,
+    key_value,
+    namesrv_option,
+)
 from skylark.cli.exit_codes import translated_errors
-from skylark.cli.name_server_option import client_options, namesrv_option
 
 if TYPE_CHECKING:
     from skylark.client.core.client_message import Message, SendResult

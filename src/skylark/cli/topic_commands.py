@@ -12,12 +12,12 @@ from skylark.cli.command_helpers import (
     confirm,
     format_time,
     key_value,
+    namesrv_option,
     to_plain,
     topic_argument,
     warn_about_failures,
     yes_option,
 )
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.admin_client import Admin
@@ -169,7 +169,7 @@ def describe(context: CliContext, topic: str, namesrv: str | None) -> None:
 @click.pass_obj
 def route(context: CliContext, topic: str, namesrv: str | None) -> None:
     """Show the route of a topic that name servers give to clients."""
-    from skylark.admin.topic_configs import format_perm
+    from skylark.admin.topic_operations import format_perm
 
     found = call_admin(namesrv, lambda admin: admin.topics.route(topic))
     brokers = {data.broker_name: data for data in found.broker_datas}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import namesrv_option
 from skylark.cli.foreground_server import run_server
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +62,7 @@ def resolver(context: CliContext, namesrv: str | None) -> None:
 
     `skylark up` includes a resolver; Apache brokers need it as a separate process.
     """
-    from skylark.cli.name_server_option import client_options
+    from skylark.cli.command_helpers import client_options
 
     context.configure_logging("info")
     run_server(partial(_resolve, client_options(namesrv)))
@@ -128,7 +128,7 @@ def repair(context: CliContext, namesrv: str | None, dry_run: bool) -> None:
 def _run(namesrv: str | None, ask: Callable[[SinkClient], Awaitable[T]]) -> T:
     import asyncio
 
-    from skylark.cli.name_server_option import client_options
+    from skylark.cli.command_helpers import client_options
     from skylark.spark.sink.sink_client import open_client
 
     async def run() -> T:

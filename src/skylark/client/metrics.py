@@ -32,7 +32,7 @@ from skylark.core.errors import TooManyRequestsError
 from skylark.core.metrics import Counter, Gauge, Histogram, Registry
 
 if TYPE_CHECKING:  # it needs asyncio, which applications that only name us do not load
-    from skylark.client.core.channel_events import ChannelWatcher
+    from skylark.client.core.broker_connections import ChannelWatcher
 
 #: Of sends and handlers, in milliseconds.
 LATENCY_BOUNDS_MS: Final = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 3_000, 10_000)

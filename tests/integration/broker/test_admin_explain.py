@@ -14,7 +14,7 @@ from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NotFoundError
 from skylark.admin.explain import Explanation, explain_group, explain_message
 from skylark.admin.explain_checks import Check, Reader, check_lock
-from skylark.admin.message_id_search import find_message
+from skylark.admin.message_lookup import find_message
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.client_message import Message, MessageExt, RetryLater, TxState
 from skylark.client.producer.producer import Producer

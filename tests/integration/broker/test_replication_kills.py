@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skylark.admin.admin_client import Admin
-from skylark.admin.replica_status import ReplicaState, replication_report
+from skylark.admin.cluster_stats import ReplicaState, replication_report
 from skylark.client.consumer.push.push_consumer import PushConsumer
 from skylark.client.core.broker_calls import open_caller
 from skylark.client.core.client_message import Message, MessageExt, SendStatus

@@ -8,8 +8,7 @@ import pytest
 
 from skylark.admin.admin_client import Admin
 from skylark.admin.errors import NoBrokerError, NotFoundError, PartialFailureError
-from skylark.admin.topic_configs import attribute_changes, format_perm, parse_perm
-from skylark.admin.topic_operations import TopicSummary
+from skylark.admin.topic_operations import TopicSummary, attribute_changes, format_perm, parse_perm
 from skylark.client.core.client_message import Message
 from skylark.client.core.client_options import ClientOptions
 from skylark.core.errors import BrokerError, InvalidParameterError, NoNameServerError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from skylark.admin.cluster_stats import ReplicaState, ReplicationReport, SlaveLink
 from skylark.admin.errors import ServerFailure
-from skylark.admin.replica_status import ReplicaState, ReplicationReport, SlaveLink
 from skylark.cli import cluster_commands as cluster_command
 from skylark.cli.main import cli
 from tests.support.up import cluster

@@ -314,7 +314,6 @@ def test_help_loads_nothing_heavy() -> None:
         "skylark.cli",
         "skylark.cli.cli_context",
         "skylark.cli.exit_codes",
-        "skylark.cli.logging_setup",
         "skylark.cli.main",
         "skylark.cli.output",
     }

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.name_server_option import namesrv_option
+from skylark.cli.command_helpers import namesrv_option
 
 if TYPE_CHECKING:
     import threading

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import namesrv_option
 from skylark.cli.exit_codes import ExitCode
 from skylark.cli.job.job_options import dry_run_option, duration, show_summary
-from skylark.cli.name_server_option import namesrv_option
 
 if TYPE_CHECKING:
     from skylark.admin.redrive import RedriveProgress
@@ -91,7 +91,7 @@ def _run(context: CliContext, namesrv: str | None, options: RedriveOptions) -> R
     import asyncio
 
     from skylark.admin.admin_client import Admin
-    from skylark.cli.name_server_option import client_options
+    from skylark.cli.command_helpers import client_options
     from skylark.spark.jobs import redrive_job as redrive
 
     async def run() -> RedriveSummary:

@@ -47,7 +47,7 @@ from skylark.client.consumer import classic_pull_consumer as classic
 from skylark.client.consumer.allocation import Allocation
 from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
-from skylark.client.consumer.pull_consumer_session import TopicListener
+from skylark.client.consumer.pull_consumer_base import TopicListener
 from skylark.client.consumer.push import push_consumer as push
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Handler

@@ -36,8 +36,7 @@ from skylark.client.consumer.allocation import Allocation, Averagely
 from skylark.client.consumer.consumer_send_back import SendBackClient
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import PullResult, PullTerms
-from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.consumer.pull_consumer_session import PullConsumerSession
+from skylark.client.consumer.pull_consumer_base import PullClient, PullConsumerSession
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import make_subscription

@@ -20,7 +20,7 @@ from skylark.client.consumer.push.concurrent_settlement import (
 )
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import Message, MessageExt
-from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT
+from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT
 from skylark.client.producer.queue_selector import RoundRobin, choose_in_turn
 from skylark.client.producer.send_request import (
     COMPRESS_OVER,

@@ -17,7 +17,6 @@ from typing import Final
 
 import msgspec
 
-from skylark.client.consumer.pull_decoder import decode_messages
 from skylark.client.consumer.start_position import (
     AskMaxOffset,
     UseOffset,
@@ -30,13 +29,15 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.route_cache import MASTER_ID, Target
 from skylark.client.errors import UndecodableError
-from skylark.core.errors import BrokerError, ClientError
+from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere
 from skylark.wire.codes import V4_1_0_SNAPSHOT, PullSysFlag, ResponseCode
 from skylark.wire.headers.pull import PullMessageRequestHeader
-from skylark.wire.layout import RECORD_HEADS
+from skylark.wire.layout import FLAG_INNER_BATCH, FLAG_NEED_UNWRAP, RECORD_HEADS
+from skylark.wire.message import MessageRecord, inflate_record, iter_records, unwrap_record
+from skylark.wire.properties import PROPERTY_MAX_OFFSET, PROPERTY_MIN_OFFSET
 
 _QUEUE_OFFSET: Final = 5  # index of the field in the head of a record
 
@@ -204,3 +205,37 @@ def _undecodable(
         if offset <= claimed < pulled.next_offset:
             return UndecodableError(queue, claimed, claimed + 1)
     return UndecodableError(queue, offset, offset + 1)
+
+
+_INNER_BATCH: Final = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
+
+
+def decode_messages(
+    pulled: Pulled, queue: MessageQueue, topic: str | None = None
+) -> tuple[list[MessageExt], RemoteProtocolError | None]:
+    """The messages in an answer, and the error that ended them; ``topic`` is the one to show."""
+    broker_name, queue_id, delta = queue.broker_name, queue.queue_id, pulled.offset_delta
+    seen = (
+        f"{PROPERTY_MIN_OFFSET}\x01{pulled.min_offset}\x02"
+        f"{PROPERTY_MAX_OFFSET}\x01{pulled.max_offset}\x02"
+    ).encode()
+    found: list[MessageExt] = []
+    try:
+        for stored in iter_records(pulled.body):
+            parts = (stored,) if stored.sys_flag & _INNER_BATCH != _INNER_BATCH else None
+            for record in parts or _unwrap(stored):
+                raw = record.raw_properties
+                record.raw_properties = raw + (seen if raw[-1:] == b"\x02" else b"\x02" + seen)
+                if record.queue_id != queue_id:
+                    record.queue_id = queue_id
+                if delta:
+                    record.queue_offset += delta
+                found.append(MessageExt(record, broker_name, topic))
+    except RemoteProtocolError as error:
+        return found, error
+    return found, None
+
+
+def _unwrap(stored: MessageRecord) -> list[MessageRecord]:
+    inflate_record(stored)
+    return unwrap_record(stored)

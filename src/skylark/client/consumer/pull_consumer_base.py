@@ -11,19 +11,277 @@ Counterpart of what Java's ``DefaultMQPullConsumer`` and ``DefaultLitePullConsum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeAlias
 
-from skylark.client.consumer.pull_consumer_session import PullConsumerSession
+from skylark.client.consumer.allocation import Allocation
+from skylark.client.consumer.offset_persistence import LocalOffsets, OffsetStore, RemoteOffsets
+from skylark.client.consumer.offset_table import (
+    LocalOffsetFile,
+    OffsetTable,
+    local_offset_path,
+)
+from skylark.client.consumer.process_queue import ProcessQueue
+from skylark.client.consumer.pull_api import QueueAccess
+from skylark.client.consumer.pull_member import PullMember, QueueEvents
+from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.argument_checks import checks_arguments, refused
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime, runtime_of
+from skylark.client.core.control_loop import Handover
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
+from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.core.route_cache import no_route
 from skylark.client.core.service_state import ServiceState, Startable, require_running
 from skylark.client.core.validation import check_group, check_hooks, check_topic
-from skylark.core.lifecycle import join
+from skylark.core.errors import ClientStateError, SkylarkError
+from skylark.core.lifecycle import Tasks, join
 from skylark.wire.bodies.common_body import MessageQueue
+
+log = logging.getLogger(__name__)
+
+#: Told when a topic has other queues than before.
+TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
+
+WATCH_FIRST_S: Final = 10.0
+
+
+class PullConsumerSession:
+    """One pull consumer's membership; see the module."""
+
+    def __init__(
+        self,
+        group: str,
+        options: ClientOptions,
+        runtime: ClientRuntime,
+        events: QueueEvents,
+        *,
+        allocation: Allocation,
+        clustering: bool = True,
+        offset_folder: Path | None = None,
+    ) -> None:
+        """``group`` as the application knows it; raises ConfigError or ClientError."""
+        client_id = options.client_id(keep_default=not clustering, stream=True)
+        self.instance = acquire_instance(options, client_id, runtime, stream=True)
+        self.clock = runtime.clock
+        self.namespace = self.instance.namespace
+        self.group = self.namespace.wrap(group)
+        self._events = events
+        self._allocation = allocation
+        self._clustering = clustering
+        self._offset_folder = offset_folder
+        self._tasks = Tasks(f"consumer {group}")
+        self._opened = False
+        self._stop_pulling: Callable[[], Awaitable[None]] | None = None
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def starting(self) -> AsyncIterator[None]:
+        """The instance runs and the link is open; all is undone if the block fails."""
+        try:
+            await self.instance.start()
+            self._store = self._make_store()
+            self.access = QueueAccess(self.instance, self.instance.open_link(), self.group)
+            self._member = PullMember(
+                self.instance,
+                self.group,
+                self._allocation,
+                self._store,
+                Handover(asyncio.get_running_loop()),
+                self._events,
+                clustering=self._clustering,
+            )
+            self._opened = True
+            yield
+        except BaseException:
+            await self._undo()
+            raise
+
+    def _make_store(self) -> OffsetStore:
+        if self._clustering:
+            return RemoteOffsets(self.group, lambda: self.instance.control_link)
+        path = local_offset_path(self._offset_folder, self.instance.client_id, self.group)
+        return LocalOffsets(LocalOffsetFile(path))
+
+    async def join(self, subscriptions: Iterable[Subscription]) -> None:
+        """Register in the group with these subscriptions, and begin to share queues.
+
+        Raises ClientStateError if the instance has the group already, and what brokers say about a
+        condition in SQL that they do not understand.
+        """
+        wanted = {subscription.topic: subscription for subscription in subscriptions}
+        for subscription in wanted.values():
+            await self.instance.refresh_route(subscription.topic)
+        for subscription in wanted.values():
+            await self._check(subscription)
+        self._member.subscriptions = wanted
+        await self.instance.register_consumer(self._member)
+        await self.instance.heartbeat_all(whole=True)
+        self.instance.rebalance_soon()
+
+    def check_loop(self) -> None:
+        """Raise ClientStateError on another loop, or in another process, than that of the start."""
+        try:
+            if asyncio.get_running_loop() is self.access.link.loop:
+                return
+        except RuntimeError:  # none runs, or it runs in the parent of this process
+            pass
+        self.instance.runtime.control.check_process()
+        raise ClientStateError(
+            f"consumer {self.namespace.unwrap(self.group)} belongs to another event loop",
+            hint="make one per loop, or use skylark.sync from threads",
+        )
+
+    def on_undo(self, stop_pulling: Callable[[], Awaitable[None]]) -> None:
+        """What to do first when all ends, or when the start fails."""
+        self._stop_pulling = stop_pulling
+
+    async def leave(self) -> None:
+        """Stop pulling, save offsets, leave the group, release everything."""
+        try:
+            await self._tasks.cancel_and_wait()
+        finally:
+            await self._undo()
+
+    async def _undo(self) -> None:
+        try:
+            if self._stop_pulling is not None:
+                await self._stop_pulling()
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        try:
+            if self._opened:
+                await self._member.leave()
+        finally:
+            try:
+                if self._opened:
+                    await self.access.link.release()
+            finally:
+                await self.instance.release()
+
+    # ---- subscriptions ---------------------------------------------------------------------------
+
+    def subscription(self, wire_topic: str) -> Subscription | None:
+        """What the group wants of a topic."""
+        return self._member.subscriptions.get(wire_topic)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Want a further topic, or another part of it; brokers hear of it soon."""
+        known = self._member.subscriptions
+        self._member.subscriptions = {**known, subscription.topic: subscription}
+        self._tasks.spawn(self._changed(subscription.topic), name="subscribe")
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up a topic, by the name that the application knows."""
+        wire_topic = self.namespace.wrap(topic)
+        known = self._member.subscriptions
+        self._member.subscriptions = {t: s for t, s in known.items() if t != wire_topic}
+        self._tasks.spawn(self._changed(None), name="unsubscribe")
+
+    async def _changed(self, wire_topic: str | None) -> None:
+        try:
+            if wire_topic is not None:
+                await self.instance.refresh_route(wire_topic)
+            await self.instance.heartbeat_all(whole=True)
+        except SkylarkError as error:
+            log.warning("brokers do not hear of a new subscription yet: %s", error)
+        self.instance.rebalance_soon()
+
+    async def _check(self, subscription: Subscription) -> None:
+        if subscription.is_sql:
+            link = self.access.link
+            await link.calls.check_client(
+                await link.lookup.broker_of_topic(subscription.topic),
+                self.instance.client_id,
+                self.group,
+                subscription.data,
+                namespace=self.namespace.name,
+            )
+
+    def assigned(self, queues: Mapping[MessageQueue, ProcessQueue]) -> None:
+        """The application chose these queues by itself; offsets of former ones are saved soon."""
+        left = self._member.assigned.keys() - queues.keys()
+        self._member.assigned = queues
+        if left:
+            self._tasks.spawn(self._give_up(left), name="unassigned")
+
+    async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            await self.instance.runtime.control.run(self._store.persist(queue))
+            if queue not in self._member.assigned:
+                self.offsets.forget(queue)
+
+    def my_queues(self, wire_topic: str) -> frozenset[MessageQueue]:
+        """The queues of a topic that rebalancing gave us."""
+        found = self._member.process_queues
+        return frozenset(queue for queue in found if queue.topic == wire_topic)
+
+    # ---- offsets ---------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> OffsetTable:
+        """Committed offsets in memory."""
+        return self._store.table
+
+    async def stored_offset(self, queue: MessageQueue, *, from_store: bool = False) -> int | None:
+        """The committed offset: from memory if it is there, else from where it is kept."""
+        offset = None if from_store else self._store.table.read(queue)
+        if offset is None:
+            offset = await self.instance.runtime.control.run(self._member.read_offset(queue))
+        return offset
+
+    async def committed_offset(self, queue: MessageQueue) -> int | None:
+        """The committed offset as the store has it; memory stays as it is."""
+        return await self.instance.runtime.control.run(self._store.read(queue))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Set these offsets and wait until they are stored; raises SkylarkError or OSError."""
+        for queue, offset in offsets.items():
+            self._store.table.update(queue, offset, increase_only=False)
+        if offsets:
+            await self.instance.runtime.control.run(self._store.commit(tuple(offsets)))
+
+    # ---- topics ----------------------------------------------------------------------------------
+
+    async def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
+        """The queues of a topic as of now; raises NoRouteError."""
+        wire_topic = self.namespace.wrap(topic)
+        route = await self.instance.refresh_route(wire_topic)
+        if route is None or not route.subscribe:
+            raise no_route(wire_topic)
+        return frozenset(map(self.namespace.unwrap_queue, route.subscribe))
+
+    def watch(self, topic: str, listener: TopicListener, interval_s: float) -> None:
+        """Tell ``listener`` when the topic has other queues."""
+        self._tasks.spawn(self._watch(topic, listener, interval_s), name=f"watch {topic}")
+
+    async def _watch(self, topic: str, listener: TopicListener, interval_s: float) -> None:
+        known = await self._queues_if_any(topic)
+        await self.clock.sleep(WATCH_FIRST_S)
+        while True:
+            found = await self._queues_if_any(topic)
+            if found is not None and found != known:
+                known = found
+                try:
+                    listener(topic, found)
+                except Exception:
+                    log.exception("the listener of topic %s failed", topic)
+            await self.clock.sleep(interval_s)
+
+    async def _queues_if_any(self, topic: str) -> frozenset[MessageQueue] | None:
+        try:
+            return await self.fetch_queues(topic)
+        except SkylarkError as error:
+            log.info("no queues of topic %s for now: %s", topic, error)
+            return None
 
 
 @checks_arguments

@@ -17,24 +17,77 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from skylark.client.core.broker_calls import TIMEOUT_S, BrokerCalls, vip_address
-from skylark.client.core.channel_events import ChannelWatcher, WatchedNetwork
 from skylark.client.core.control_loop import Control
 from skylark.client.core.permits import Permits
 from skylark.client.core.request_signing import RequestChain
-from skylark.client.core.route_lookup import Lookup
+from skylark.client.core.route_cache import Lookup
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
 from skylark.core.errors import ClientStateError
+from skylark.core.names import Address
 from skylark.net.client import RemotingClient
+from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
 from skylark.net.limits import NetLimits
-from skylark.net.transport import Network
+from skylark.net.transport import BACKLOG, Listener, Network
 from skylark.wire.command import Command
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class ChannelWatcher(Protocol):
+    """Hears of connections, each by its address ``host:port``; on their loop, in a later turn."""
+
+    def channel_opened(self, address: str) -> None:
+        """There is a connection, and it is in use already."""
+
+    def channel_lost(self, address: str) -> None:
+        """A connection has ended, by either side; there may be another already."""
+
+
+class WatchedNetwork:
+    """``network``, with news of the connections made through it."""
+
+    def __init__(self, network: Network, watcher: ChannelWatcher) -> None:
+        self._network = network
+        self._watcher = watcher
+
+    async def listen(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int = BACKLOG,
+        reuse_port: bool = False,
+    ) -> Listener:
+        return await self._network.listen(
+            protocol_factory, host, port, backlog=backlog, reuse_port=reuse_port
+        )
+
+    async def connect(
+        self,
+        protocol_factory: Callable[[], P],
+        host: str,
+        port: int,
+        *,
+        timeout_s: float,
+        clock: Clock,
+    ) -> tuple[asyncio.Transport, P]:
+        made = await self._network.connect(
+            protocol_factory, host, port, timeout_s=timeout_s, clock=clock
+        )
+        address = str(Address(host, port))
+        asyncio.get_running_loop().call_soon(self._watcher.channel_opened, address)
+        if isinstance(made[1], Connection):
+            made[1].closed.add_done_callback(lambda _: self._watcher.channel_lost(address))
+        return made
+
 
 log = logging.getLogger(__name__)
 

@@ -36,15 +36,17 @@ from skylark.client.core.broker_connections import BrokerConnections, Connection
 from skylark.client.core.broker_request_handlers import BrokerRequestHandlers, ReplyReceiver
 from skylark.client.core.client_options import ClientOptions, seconds
 from skylark.client.core.client_runtime import ClientRuntime
-from skylark.client.core.heartbeat_plan import HeartbeatPlan
-from skylark.client.core.heartbeat_sender import Heartbeats
-from skylark.client.core.member_table import ConsumerMember, MemberTable, ProducerMember
+from skylark.client.core.heartbeat_sender import HeartbeatPlan, Heartbeats
+from skylark.client.core.member_table import (
+    ConsumerMember,
+    MemberTable,
+    ProducerMember,
+    RebalanceLoop,
+)
 from skylark.client.core.name_servers import NameServers
 from skylark.client.core.namespace import Namespace
-from skylark.client.core.rebalance_service import RebalanceLoop
 from skylark.client.core.request_signing import RequestChain
-from skylark.client.core.route_cache import Route, RouteTable
-from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT, Lookup
+from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT, Lookup, Route, RouteTable
 from skylark.client.core.route_refresh import RouteKeeper
 from skylark.client.core.service_state import ServiceState, require_running
 from skylark.client.metrics import client_metrics

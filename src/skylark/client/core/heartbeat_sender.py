@@ -18,18 +18,96 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from skylark.client.core.broker_calls import BrokerCalls
-from skylark.client.core.heartbeat_plan import HeartbeatPlan, heartbeat_targets
-from skylark.client.core.route_cache import RouteTable
+import msgspec
+
+from skylark.client.core.broker_calls import BrokerCalls, HeartbeatAnswer
+from skylark.client.core.route_cache import MASTER_ID, RouteTable
 from skylark.client.metrics import ClientMetrics
 from skylark.core.clock import Clock
 from skylark.core.errors import ConfigError, SkylarkError, TransportError
 from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import parse_address
-from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData
+from skylark.wire.bodies.heartbeat import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    heartbeat_fingerprint,
+)
+
+
+def heartbeat_targets(
+    brokers: Mapping[str, Mapping[int, str]], *, with_consumers: bool
+) -> list[str]:
+    """The addresses that get a heartbeat, each once."""
+    found = (
+        address
+        for addresses in brokers.values()
+        for broker_id, address in addresses.items()
+        if with_consumers or broker_id == MASTER_ID
+    )
+    return list(dict.fromkeys(found))
+
+
+class HeartbeatPlan:
+    """Which heartbeat each broker gets."""
+
+    def __init__(self, client_id: str, *, use_v2: bool = False) -> None:
+        self._client_id = client_id
+        self._use_v2 = use_v2
+        self._supports_v2: set[str] = set()
+        self._acknowledged: dict[str, int] = {}  # address -> fingerprint
+
+    def whole(
+        self, producer_groups: Iterable[str], consumers: Iterable[ConsumerData]
+    ) -> HeartbeatData | None:
+        """All that this client is; None if there is nothing to tell."""
+        heartbeat = HeartbeatData(
+            client_id=self._client_id,
+            producer_data_set=[ProducerData(group_name=group) for group in producer_groups],
+            consumer_data_set=list(consumers),
+        )
+        if not heartbeat.producer_data_set and not heartbeat.consumer_data_set:
+            return None
+        if self._use_v2:
+            heartbeat.heartbeat_fingerprint = heartbeat_fingerprint(heartbeat)
+        return heartbeat
+
+    def body_for(self, address: str, whole: HeartbeatData) -> HeartbeatData:
+        """What this broker gets: everything, or the fingerprint of it."""
+        if not self._use_v2 or address not in self._supports_v2:
+            return whole
+        if self._acknowledged.get(address) != whole.heartbeat_fingerprint:
+            return whole
+        consumers = [
+            msgspec.structs.replace(consumer, subscription_data_set=[])
+            for consumer in whole.consumer_data_set
+        ]
+        return msgspec.structs.replace(whole, consumer_data_set=consumers, without_sub=True)
+
+    def answered(self, address: str, sent: HeartbeatData, answer: HeartbeatAnswer) -> None:
+        """The broker has taken ``sent``."""
+        if not self._use_v2:
+            return
+        if answer.supports_v2:
+            self._supports_v2.add(address)
+        else:
+            self._supports_v2.discard(address)
+        if answer.sub_change or not answer.supports_v2:
+            self._acknowledged.pop(address, None)
+        else:
+            self._acknowledged[address] = sent.heartbeat_fingerprint
+
+    def forget(self, address: str) -> None:
+        """The next heartbeat to this broker is whole."""
+        self._acknowledged.pop(address, None)
+
+    def forget_all(self) -> None:
+        """The next heartbeats are whole."""
+        self._acknowledged.clear()
+
 
 log = logging.getLogger(__name__)
 

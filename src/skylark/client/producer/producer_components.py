@@ -18,9 +18,9 @@ from skylark.client.producer.accumulator_runner import Collector
 from skylark.client.producer.latency_fault_tolerance import DETECTOR_PERIOD_S, FaultTable
 from skylark.client.producer.producer_request_reply import Requests
 from skylark.client.producer.producer_settings import ProducerSettings
+from skylark.client.producer.send_request import unique_id_generator
 from skylark.client.producer.sender import Sender
 from skylark.client.producer.transaction_producer import Transactions
-from skylark.client.producer.unique_ids import unique_id_generator
 from skylark.core.clock import Clock
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks

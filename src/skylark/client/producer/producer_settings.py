@@ -16,7 +16,7 @@ import msgspec
 
 from skylark.client.core.argument_checks import check_fields
 from skylark.client.core.client_options import Duration
-from skylark.client.core.route_lookup import DEFAULT_QUEUE_COUNT
+from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT
 from skylark.client.core.validation import MESSAGE_SIZE_MAX
 from skylark.client.producer.send_accumulator import SIZE_MAX
 from skylark.client.producer.send_request import COMPRESS_OVER, COMPRESSION_KINDS

@@ -16,6 +16,8 @@ Counterpart of Java's ``sendKernelImpl`` of ``DefaultMQProducerImpl``, ``process
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -29,7 +31,10 @@ from skylark.client.core.client_message import (
     checked_tag,
     joined_keys,
 )
+from skylark.client.core.client_options import ClientOptions, local_address
+from skylark.core.clock import TimeSource
 from skylark.core.errors import InvalidMessageError, RemoteProtocolError, broker_error
+from skylark.core.hashing import UniqueIdGenerator
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -280,3 +285,27 @@ def split_result(result: SendResult, unique_ids: Sequence[str]) -> Iterator[Send
             region_id=region_id,
             trace_on=trace_on,
         )
+
+
+# ---- unique ids ----------------------------------------------------------------------------------
+
+
+def unique_id_generator(options: ClientOptions, clock: TimeSource) -> UniqueIdGenerator:
+    """A generator for one client that sends; counterpart of Java's ``MessageClientIDSetter``.
+
+    Its random salt keeps two clients of a process, or of a process and its forked child, from
+    drawing the same id. :mod:`skylark.core.hashing` describes the form.
+    """
+    return UniqueIdGenerator(
+        ip=_packed(options.client_ip or local_address(), clock),
+        pid=os.getpid(),
+        salt=int.from_bytes(os.urandom(4)),
+        now_ms=clock.now_ms,
+    )
+
+
+def _packed(address: str, clock: TimeSource) -> bytes:
+    try:
+        return ipaddress.ip_address(address.strip("[]")).packed
+    except ValueError:  # a client_ip that is a name: the time stands in, as in Java
+        return (clock.now_ms() & 0xFFFF_FFFF).to_bytes(4)

@@ -26,8 +26,7 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import KEY_SEPARATOR, Message, MessageExt, SendStatus
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.hooks import ConsumeContext, EndTransactionContext, SendContext
-from skylark.client.producer.send_request import DEFAULT_REGION
-from skylark.client.producer.unique_ids import unique_id_generator
+from skylark.client.producer.send_request import DEFAULT_REGION, unique_id_generator
 from skylark.client.trace.trace_dispatcher import TraceContext, TraceDispatcher, TraceSink
 from skylark.client.trace.trace_records import (
     NULL,

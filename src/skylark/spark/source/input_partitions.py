@@ -28,7 +28,7 @@ from pyspark.sql.datasource import InputPartition
 
 from skylark.admin.admin_session import Session
 from skylark.admin.server_settings import Settings
-from skylark.admin.topic_configs import topic_config
+from skylark.admin.topic_operations import topic_config
 from skylark.client.core.client_options import local_address
 from skylark.core.errors import SkylarkError
 from skylark.core.names import parse_address

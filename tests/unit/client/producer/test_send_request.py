@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.client.core.client_message import Message, SendStatus
+from skylark.client.core.client_options import ClientOptions
 from skylark.client.producer.send_request import (
     Parcel,
     SendTemplate,
@@ -18,13 +20,16 @@ from skylark.client.producer.send_request import (
     property_text,
     read_result,
     split_result,
+    unique_id_generator,
 )
+from skylark.core.clock import SystemClock
 from skylark.core.errors import (
     BrokerError,
     InvalidMessageError,
     RemoteProtocolError,
     ServiceNotAvailableError,
 )
+from skylark.core.hashing import UniqueIdGenerator, decode_unique_id
 from skylark.wire.batch import split_batch
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.codes import RequestCode
@@ -255,3 +260,39 @@ def test_the_result_of_a_batch_is_split() -> None:
 def test_the_template_agrees_with_the_fields_of_the_header() -> None:
     header = decode_ext(SendMessageRequestHeaderV2, TEMPLATE.request(PARCEL, QUEUE, 1).ext)
     assert encode_ext(header) == TEMPLATE.request(PARCEL, QUEUE, 1).ext
+
+
+@pytest.mark.spec("client.8.8")
+def test_a_unique_id_is_drawn_once_and_every_attempt_has_it() -> None:
+    generator = UniqueIdGenerator(
+        ip=bytes([10, 0, 0, 1]),
+        pid=12345,
+        salt=0x12345678,
+        now_ms=lambda: 1_000_000_000_000 + 123_456_789,
+        month_start_ms=lambda _: 1_000_000_000_000,
+    )
+    for _ in range(7):
+        generator.next_id()
+    unique_id = generator.next_id()
+    assert unique_id == "0A000001303912345678075BCD150007"
+    message = Message("T", b"x", properties={"a": "b"})
+    text = property_text(message, unique_id)
+    parcel = Parcel(messages=(message,), properties=text, body=b"x", msg_id=unique_id)
+    for queue_id in (0, 1):
+        queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=queue_id)
+        sent = parse_properties((TEMPLATE.request(parcel, queue, 1).ext or {})["i"])
+        assert sent == {"a": "b", "WAIT": "true", "UNIQ_KEY": unique_id}
+
+
+def test_every_client_draws_others() -> None:
+    options = ClientOptions(client_ip="10.0.0.1")
+    ids = [unique_id_generator(options, SystemClock()).next_id() for _ in range(20)]
+    assert len(set(ids)) == 20
+    parts = decode_unique_id(ids[0])
+    assert (parts.ip, parts.pid) == (bytes([10, 0, 0, 1]), os.getpid() & 0xFFFF)
+
+
+@pytest.mark.parametrize(("address", "size"), [("[2001:db8::1]", 56), ("a-name", 32)])
+def test_any_address_will_do(address: str, size: int) -> None:
+    generator = unique_id_generator(ClientOptions(client_ip=address), SystemClock())
+    assert len(generator.next_id()) == size

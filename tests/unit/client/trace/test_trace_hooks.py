@@ -9,7 +9,7 @@ from skylark.client.consumer.push.concurrent_settlement import ReturnType
 from skylark.client.core.client_message import Message, MessageExt, SendResult, SendStatus, TxState
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.hooks import ConsumeContext, EndTransactionContext, SendContext
-from skylark.client.producer.unique_ids import unique_id_generator
+from skylark.client.producer.send_request import unique_id_generator
 from skylark.client.trace.trace_dispatcher import TraceContext
 from skylark.client.trace.trace_hooks import ConsumerTraceHook, ProducerTraceHook
 from skylark.client.trace.trace_records import (

@@ -37,8 +37,11 @@ from typing import Self, TypeAlias, Unpack
 from skylark.client.consumer.lite_pull.lite_pull_queues import LiteQueues, require_queue
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
-from skylark.client.consumer.pull_consumer_base import PullClient
-from skylark.client.consumer.pull_consumer_session import PullConsumerSession, TopicListener
+from skylark.client.consumer.pull_consumer_base import (
+    PullClient,
+    PullConsumerSession,
+    TopicListener,
+)
 from skylark.client.consumer.push.push_settings import QueueListener
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.consumer.subscription import Subscription, make_subscription

@@ -36,7 +36,7 @@ from skylark.client.consumer.process_queue import (
     Hold,
     HoldReason,
 )
-from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.pull_api import decode_messages
 from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
 from skylark.client.consumer.push.push_settings import BULK_PULL_SIZE, PULL_BATCH_SIZE
 from skylark.client.consumer.subscription import Subscription

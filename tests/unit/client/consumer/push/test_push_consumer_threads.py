@@ -15,7 +15,7 @@ import pytest
 
 from skylark.client.consumer.process_queue import PULL_EXPIRED_MS
 from skylark.client.consumer.push.push_consumer import PushConsumer
-from skylark.client.core import rebalance_service as rebalancing
+from skylark.client.core import member_table as rebalancing
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.instance_registry import instance_count

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skylark.client.core.broker_calls import HeartbeatAnswer
-from skylark.client.core.heartbeat_plan import HeartbeatPlan, heartbeat_targets
+from skylark.client.core.heartbeat_sender import HeartbeatPlan, heartbeat_targets
 from skylark.core.clock import yield_once
 from skylark.core.errors import RequestTimeoutError
 from skylark.wire.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData

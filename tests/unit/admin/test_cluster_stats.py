@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
-from skylark.admin.cluster_stats import BrokerState, ClusterReport, HaReport, Stats
+from skylark.admin.cluster_stats import (
+    BrokerState,
+    ClusterReport,
+    HaReport,
+    Stats,
+    replication_report,
+)
 from skylark.admin.errors import ServerFailure
-from skylark.admin.replica_status import replication_report
 from skylark.wire.bodies.ha_body import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 
 MASTER, SLAVE, SILENT = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.client.consumer.pull_api import _undecodable
-from skylark.client.consumer.pull_decoder import decode_messages
+from skylark.client.consumer.pull_api import _undecodable, decode_messages
 from skylark.client.core.broker_calls import Pulled, PullStatus
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.layout import FLAG_INNER_BATCH
