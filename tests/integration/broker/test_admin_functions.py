@@ -257,7 +257,7 @@ async def test_a_group_that_is_offline_is_reset(tmp_path: Path, server_side: str
 async def test_members_that_are_connected_jump(
     tmp_path: Path, server_side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skylark.client.consumer.push.consumer_offset_reset.RESET_WAIT_S", 0.2)
+    monkeypatch.setattr("skylark.client.consumer.push.push_member.RESET_WAIT_S", 0.2)
     async with running_site(tmp_path, useServerSideResetOffset=server_side) as (site, admin):
         await filled(site, admin)
         await has_read_all(site, admin)

@@ -14,7 +14,6 @@ from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import inline_runtime
 from skylark.client.core.instance_registry import InstanceTable
-from skylark.client.core.route_cache import Route
 from skylark.namesrv.app import NameServer
 from skylark.namesrv.config import NamesrvConfig
 from skylark.testing.memory_net import MemoryNetwork
@@ -49,13 +48,9 @@ class FakeProducer:
     def __init__(self, group: str, *topics: str) -> None:
         self.group = group
         self._topics = frozenset(topics)
-        self.routes: list[Route] = []
 
     def topics(self) -> Collection[str]:
         return self._topics
-
-    def route_changed(self, route: Route) -> None:
-        self.routes.append(route)
 
 
 class FakeConsumer(FakeProducer):

@@ -22,10 +22,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Final, Protocol
 
-from skylark.client.consumer.offset_table import LocalOffsetFile, OffsetTable
+from skylark.client.consumer.offset_table import LocalOffsetFile, OffsetTable, local_offset_path
 from skylark.client.core.broker_connections import BrokerConnections
+from skylark.client.core.client_instance import ClientInstance
 from skylark.core.errors import ClientError, QueryNotFoundError, SkylarkError
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -221,3 +223,15 @@ class LocalOffsets:
             log.warning("offsets are not saved now: %s", error)
             return {}
         return offsets
+
+
+def open_offset_store(
+    instance: ClientInstance, group: str, *, clustering: bool, folder: Path | None
+) -> OffsetStore:
+    """The offsets of a group, as brokers know it: at the brokers, or in a file below ``folder``.
+
+    Raises ClientError if that file and its copy are broken.
+    """
+    if clustering:
+        return RemoteOffsets(group, lambda: instance.control_link)
+    return LocalOffsets(LocalOffsetFile(local_offset_path(folder, instance.client_id, group)))

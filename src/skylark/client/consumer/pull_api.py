@@ -19,6 +19,7 @@ import msgspec
 
 from skylark.client.consumer.start_position import (
     AskMaxOffset,
+    Start,
     UseOffset,
     start_position,
 )
@@ -168,12 +169,9 @@ class QueueAccess:
         self, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
     ) -> int:
         """Where to begin with a queue of which the group has committed ``stored``, if anything."""
-        start = start_position(queue.topic, stored, where, time_ms)
-        if isinstance(start, UseOffset):
-            return start.offset
-        if isinstance(start, AskMaxOffset):
-            return await self.max_offset(queue)
-        return await self.search_offset(queue, start.time_ms)
+        return await first_offset(
+            self.link, queue, start_position(queue.topic, stored, where, time_ms)
+        )
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """That of the oldest message still held."""
@@ -187,6 +185,16 @@ class QueueAccess:
         """That of the first message stored at or after this time."""
         address = await self.link.lookup.master_of(queue)
         return await self.link.calls.search_offset(address, queue, time_ms)
+
+
+async def first_offset(link: BrokerConnections, queue: MessageQueue, start: Start) -> int:
+    """The offset that a start position stands for; asks the master of the queue if needed."""
+    if isinstance(start, UseOffset):
+        return start.offset
+    address = await link.lookup.master_of(queue)
+    if isinstance(start, AskMaxOffset):
+        return await link.calls.max_offset(address, queue)
+    return await link.calls.search_offset(address, queue, start.time_ms)
 
 
 def _undecodable(

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from skylark.client.consumer.allocation import Allocation
-from skylark.client.consumer.offset_persistence import LocalOffsets, OffsetStore, RemoteOffsets
+from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.offset_table import (
-    LocalOffsetFile,
     OffsetTable,
-    local_offset_path,
 )
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import QueueAccess
@@ -39,7 +37,7 @@ from skylark.client.core.instance_registry import acquire_instance
 from skylark.client.core.route_cache import no_route
 from skylark.client.core.service_state import ServiceState, Startable, require_running
 from skylark.client.core.validation import check_group, check_hooks, check_topic
-from skylark.core.errors import ClientStateError, SkylarkError
+from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks, join
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -86,7 +84,12 @@ class PullConsumerSession:
         """The instance runs and the link is open; all is undone if the block fails."""
         try:
             await self.instance.start()
-            self._store = self._make_store()
+            self._store = open_offset_store(
+                self.instance,
+                self.group,
+                clustering=self._clustering,
+                folder=self._offset_folder,
+            )
             self.access = QueueAccess(self.instance, self.instance.open_link(), self.group)
             self._member = PullMember(
                 self.instance,
@@ -102,12 +105,6 @@ class PullConsumerSession:
         except BaseException:
             await self._undo()
             raise
-
-    def _make_store(self) -> OffsetStore:
-        if self._clustering:
-            return RemoteOffsets(self.group, lambda: self.instance.control_link)
-        path = local_offset_path(self._offset_folder, self.instance.client_id, self.group)
-        return LocalOffsets(LocalOffsetFile(path))
 
     async def join(self, subscriptions: Iterable[Subscription]) -> None:
         """Register in the group with these subscriptions, and begin to share queues.
@@ -127,16 +124,7 @@ class PullConsumerSession:
 
     def check_loop(self) -> None:
         """Raise ClientStateError on another loop, or in another process, than that of the start."""
-        try:
-            if asyncio.get_running_loop() is self.access.link.loop:
-                return
-        except RuntimeError:  # none runs, or it runs in the parent of this process
-            pass
-        self.instance.runtime.control.check_process()
-        raise ClientStateError(
-            f"consumer {self.namespace.unwrap(self.group)} belongs to another event loop",
-            hint="make one per loop, or use skylark.sync from threads",
-        )
+        self.access.link.check_loop(f"consumer {self.namespace.unwrap(self.group)}")
 
     def on_undo(self, stop_pulling: Callable[[], Awaitable[None]]) -> None:
         """What to do first when all ends, or when the start fails."""

@@ -34,7 +34,6 @@ from skylark.client.consumer.rebalance import (
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.control_loop import Handover
-from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.admin_body import ConsumerRunningInfo
@@ -106,9 +105,6 @@ class PullMember:
     def topics(self) -> Collection[str]:
         chosen = {queue.topic for queue in tuple(self.assigned)}
         return frozenset(self.subscriptions) | chosen
-
-    def route_changed(self, route: Route) -> None:
-        """The next round sees it."""
 
     def consumer_data(self) -> ConsumerData:
         return ConsumerData(

@@ -191,6 +191,22 @@ class BrokerConnections:
         """Where messages for the broker at ``address`` go: its second port, if that is used."""
         return vip_address(address) if self._vip else address
 
+    def check_loop(self, owner: str) -> None:
+        """Raise ClientStateError unless the calling code runs on the loop of this link.
+
+        ``owner`` names the client in the error; a forked child gets an error of its own.
+        """
+        try:
+            if asyncio.get_running_loop() is self.loop:
+                return
+        except RuntimeError:  # none runs, or it runs in the parent of this process
+            pass
+        self._check_process()
+        raise ClientStateError(
+            f"{owner} belongs to another event loop",
+            hint="make one per loop, or use skylark.sync from threads",
+        )
+
     # ---- connections -----------------------------------------------------------------------------
 
     def connected(self, address: str) -> bool:

@@ -49,7 +49,7 @@ from skylark.client.core.request_signing import RequestChain
 from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT, Lookup, Route, RouteTable
 from skylark.client.core.route_refresh import RouteKeeper
 from skylark.client.core.service_state import ServiceState, require_running
-from skylark.client.metrics import client_metrics
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, client_metrics
 from skylark.core.errors import SkylarkError
 from skylark.core.lifecycle import Tasks, join
 from skylark.core.names import AUTO_CREATE_TOPIC, Endpoint
@@ -81,8 +81,7 @@ class _Running:
             HeartbeatPlan(instance.client_id, use_v2=options.heartbeat_v2),
             members,
             routes,
-            lambda: self.link.calls,
-            lambda address: self.link.connected(address),
+            lambda: self.link,
             clock=runtime.clock,
             tasks=self.tasks,
             rebalance=self.rebalance.wake,
@@ -243,19 +242,13 @@ class ClientInstance:
 
     async def unregister_producer(self, member: ProducerMember) -> None:
         """Leave the group at every broker that knows this client."""
-        await self.runtime.control.run(self._unregister_producer(member))
+        if await self._on_control(self.members.remove_producer, member):
+            await self.runtime.control.run(self._leave(producer_group=member.group))
 
     async def unregister_consumer(self, member: ConsumerMember) -> None:
         """Leave the group at every broker that knows this client."""
-        await self.runtime.control.run(self._unregister_consumer(member))
-
-    async def _unregister_producer(self, member: ProducerMember) -> None:
-        if self.members.remove_producer(member):
-            await self._leave(producer_group=member.group)
-
-    async def _unregister_consumer(self, member: ConsumerMember) -> None:
-        if self.members.remove_consumer(member):
-            await self._leave(consumer_group=member.group)
+        if await self._on_control(self.members.remove_consumer, member):
+            await self.runtime.control.run(self._leave(consumer_group=member.group))
 
     async def _leave(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
@@ -273,9 +266,9 @@ class ClientInstance:
                     consumer_group=consumer_group,
                 )
             except SkylarkError as error:
-                log.info("%s could not say goodbye to %s: %s", self.client_id, address, error)
+                log.info("%s cannot unregister from %s: %s", self.client_id, address, error)
 
-        # A broker knows a client by its connection: where there is none, there is none to tell.
+        # A broker forgets a client with its connection: without one there is nothing to do.
         addresses = {a for group in self.routes.brokers.values() for a in group.values()}
         await asyncio.gather(*(leave(a) for a in sorted(addresses) if running.link.connected(a)))
 
@@ -295,6 +288,14 @@ class ClientInstance:
         if running is not None:
             running.request_handlers.replies = listeners
 
+    def consume_meter(self, group: str, topic: str) -> ConsumeMeter:
+        """The meter of a group and a topic, by the names that brokers know."""
+        if self.metrics is None:
+            return NO_CONSUME_METER
+        return self.metrics.consume_meter(
+            self.namespace.unwrap(group), self.namespace.unwrap(topic)
+        )
+
     # ---- heartbeats and rebalancing --------------------------------------------------------------
 
     @property
@@ -312,10 +313,7 @@ class ClientInstance:
 
         ``whole`` after a change of subscriptions or of the assignment.
         """
-        return await self.runtime.control.run(self._heartbeat_all(whole))
-
-    async def _heartbeat_all(self, whole: bool) -> bool:
-        return await self._parts().heartbeats.send_all(whole=whole)
+        return await self._with_parts(lambda parts: parts.heartbeats.send_all(whole=whole))
 
     def rebalance_soon(self) -> None:
         """Let the consumers rebalance; from any thread."""
@@ -329,43 +327,28 @@ class ClientInstance:
 
     async def refresh_route(self, topic: str) -> Route | None:
         """Ask the name servers; see :class:`skylark.client.core.route_lookup.RouteSource`."""
-        return await self.runtime.control.run(self._refresh_route(topic))
-
-    async def _refresh_route(self, topic: str) -> Route | None:
-        return await self._parts().routes.refresh(topic)
+        return await self._with_parts(lambda parts: parts.routes.refresh(topic))
 
     async def refresh_default_route(
         self, topic: str, queue_count: int = DEFAULT_QUEUE_COUNT, model: str = AUTO_CREATE_TOPIC
     ) -> Route | None:
         """Ask for the route of the topic that ``topic`` would be created after."""
-        return await self.runtime.control.run(self._refresh_default(topic, queue_count, model))
-
-    async def _refresh_default(self, topic: str, queue_count: int, model: str) -> Route | None:
-        return await self._parts().routes.refresh_default(topic, queue_count, model)
+        return await self._with_parts(
+            lambda parts: parts.routes.refresh_default(topic, queue_count, model)
+        )
 
     async def cluster_info(self) -> ClusterInfo:
         """All clusters and brokers (106)."""
-        return await self.runtime.control.run(self._cluster_info())
-
-    async def _cluster_info(self) -> ClusterInfo:
-        return await self._parts().name_servers.cluster_info()
+        return await self._with_parts(lambda parts: parts.name_servers.cluster_info())
 
     async def call_name_server(self, request: Command, timeout_s: float | None = None) -> Command:
         """The reply of a name server to any other request, with any code."""
-        return await self.runtime.control.run(self._call_name_server(request, timeout_s))
-
-    async def _call_name_server(self, request: Command, timeout_s: float | None) -> Command:
-        return await self._parts().name_servers.call(request, timeout_s)
+        return await self._with_parts(lambda parts: parts.name_servers.call(request, timeout_s))
 
     def route_changed(self, route: Route) -> None:
-        """Tell the members that care; called by the keeper of the routes."""
-        for member in self.members.interested_in(route.topic):
-            try:
-                member.route_changed(route)
-            except Exception:
-                log.exception("%r cannot take the new route of %s", member, route.topic)
+        """Rebalance if a consumer reads the topic, which may have other queues now."""
         if self.members.consumes(route.topic):
-            self._wake_rebalance()  # other queues need another distribution
+            self._wake_rebalance()
 
     # ---- links -----------------------------------------------------------------------------------
 
@@ -450,6 +433,14 @@ class ClientInstance:
                 log.warning("offsets of %s are not stored: %s", member.group, error)
             except Exception:  # a hook of the application, say; the other groups have theirs stored
                 log.exception("offsets of %s are not stored", member.group)
+
+    async def _with_parts(self, call: Callable[[_Running], Awaitable[T]]) -> T:
+        """Call a part of the running instance on the control loop; from any loop."""
+
+        async def work() -> T:
+            return await call(self._parts())
+
+        return await self.runtime.control.run(work())
 
     async def _on_control(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         async def call() -> T:

@@ -124,6 +124,17 @@ class Members(Protocol):
         """The consumer groups with their subscriptions."""
 
 
+class HeartbeatLink(Protocol):
+    """The part of :class:`~skylark.client.core.broker_connections.BrokerConnections` used here."""
+
+    @property
+    def calls(self) -> BrokerCalls:
+        """Typed requests to brokers."""
+
+    def connected(self, address: str) -> bool:
+        """Whether there is a usable connection now."""
+
+
 class Heartbeats:
     """The heartbeats of one client instance; a ``ChannelWatcher`` of its control link."""
 
@@ -132,20 +143,18 @@ class Heartbeats:
         plan: HeartbeatPlan,
         members: Members,
         routes: RouteTable,
-        calls: Callable[[], BrokerCalls],
-        connected: Callable[[str], bool],
+        link: Callable[[], HeartbeatLink],
         *,
         clock: Clock,
         tasks: Tasks,
         rebalance: Callable[[], None],
         metrics: ClientMetrics | None = None,
     ) -> None:
-        """``calls`` and ``connected`` belong to the control link, which may not exist yet."""
+        """``link`` gives that of the control loop, which is made after this object."""
         self._plan = plan
         self._members = members
         self._routes = routes
-        self._calls = calls
-        self._connected = connected
+        self._link = link
         self._clock = clock
         self._tasks = tasks
         self._rebalance = rebalance
@@ -201,10 +210,10 @@ class Heartbeats:
 
     async def _send(self, address: str, whole: HeartbeatData) -> bool:
         body = self._plan.body_for(address, whole)
-        if not self._connected(address):
+        if not self._link().connected(address):
             self._opening.add(address)
         try:
-            answer = await self._calls().heartbeat(address, body)
+            answer = await self._link().calls.heartbeat(address, body)
         except SkylarkError as error:
             level = logging.DEBUG if address in self._silent else logging.WARNING
             log.log(level, "no heartbeat to %s: %s", address, error)
@@ -269,7 +278,7 @@ class Heartbeats:
     async def _reconnect(self, target: str, pause_s: float) -> None:
         try:
             await self._clock.sleep(pause_s)
-            while target in self._targets() and not self._connected(target):
+            while target in self._targets() and not self._link().connected(target):
                 if await self.send_to(target):
                     self._rebalance()
                     return

@@ -1,8 +1,14 @@
-"""Groups that are registered at a client instance, each once.
+"""The producers and consumers of a client instance, and the schedule of their rebalancing.
 
-A member is a producer or a consumer that has been started. The instance asks it for what heartbeats
-and routes need, and tells it what concerns it, always on the control loop; a member hands over to
-its own loop by itself. Group names are those that brokers know, with their namespace.
+A *member* is a producer or a consumer that was started; an instance has each group once. The
+instance calls its members on the control loop only; a member hands over to the loop of its
+application. Group names are those that brokers know, with their namespace.
+
+:class:`RebalanceLoop` is one task per instance. It waits for the interval or for a wake-up, and
+lets every consumer rebalance: after 20 s, or after 1 s while a consumer does not have exactly the
+queues that it should have, and never twice within a second. A starting consumer, a changed group
+(40), a changed route and a new connection wake it. Counterpart of Java's ``RebalanceService``, and
+of ``producerTable`` and ``consumerTable`` of ``MQClientInstance``.
 """
 
 from __future__ import annotations
@@ -12,49 +18,44 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol, TypeVar
 
-from skylark.client.core.route_cache import Route
 from skylark.core.clock import Clock
 from skylark.core.errors import ClientStateError
 from skylark.wire.bodies.heartbeat import ConsumerData
 
+log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 20.0
+INTERVAL_UNBALANCED_S: Final = 1.0
+INTERVAL_MIN_S: Final = 1.0
+
 
 class ProducerMember(Protocol):
-    """A producer, as far as its instance is concerned; see also
-    :mod:`skylark.client.core.broker_request_handlers`."""
+    """A producer, as its instance uses it; :mod:`skylark.client.core.broker_request_handlers` has
+    what brokers may request from it besides."""
 
     @property
     def group(self) -> str:
-        """As brokers know it."""
+        """The group name that brokers know."""
 
     def topics(self) -> Collection[str]:
-        """Topics whose routes are to be kept fresh."""
-
-    def route_changed(self, route: Route) -> None:
-        """One of these topics has another route now."""
+        """The topics whose routes the instance refreshes."""
 
 
-class ConsumerMember(Protocol):
-    """A consumer, as far as its instance is concerned; see also
-    :mod:`skylark.client.core.broker_request_handlers`."""
+class RebalanceMember(Protocol):
+    """A consumer that shares queues with others."""
 
-    @property
-    def group(self) -> str:
-        """As brokers know it."""
+    async def rebalance(self) -> bool:
+        """Take up and give up queues; whether it has exactly those that it should have."""
 
-    def topics(self) -> Collection[str]:
-        """Topics whose routes are to be kept fresh."""
 
-    def route_changed(self, route: Route) -> None:
-        """One of these topics has another route now."""
+class ConsumerMember(ProducerMember, RebalanceMember, Protocol):
+    """A consumer, as its instance uses it."""
 
     def consumer_data(self) -> ConsumerData:
         """The group with its subscriptions, for heartbeats."""
 
-    async def rebalance(self) -> bool:
-        """See :class:`skylark.client.core.rebalance_service.RebalanceMember`."""
-
     async def persist_offsets(self) -> None:
-        """Store what was consumed; called every few seconds."""
+        """Save the committed offsets; called every few seconds."""
 
 
 MemberT = TypeVar("MemberT", ProducerMember, ConsumerMember)
@@ -90,18 +91,13 @@ class MemberTable:
         return [member.consumer_data() for member in self.consumers.values()]
 
     def topics(self) -> list[str]:
-        """All that some member cares for."""
-        return list(dict.fromkeys(topic for member in self._all() for topic in member.topics()))
-
-    def interested_in(self, topic: str) -> list[ProducerMember | ConsumerMember]:
-        return [member for member in self._all() if topic in member.topics()]
+        """The topics of all members, each once."""
+        members = (*self.producers.values(), *self.consumers.values())
+        return list(dict.fromkeys(topic for member in members for topic in member.topics()))
 
     def consumes(self, topic: str) -> bool:
         """Whether one of the consumers reads this topic."""
         return any(topic in member.topics() for member in self.consumers.values())
-
-    def _all(self) -> list[ProducerMember | ConsumerMember]:
-        return [*self.producers.values(), *self.consumers.values()]
 
 
 def _add(table: dict[str, MemberT], member: MemberT, kind: str) -> None:
@@ -120,22 +116,8 @@ def _remove(table: dict[str, MemberT], member: MemberT) -> bool:
     return True
 
 
-log = logging.getLogger(__name__)
-
-INTERVAL_S: Final = 20.0
-INTERVAL_UNBALANCED_S: Final = 1.0
-INTERVAL_MIN_S: Final = 1.0
-
-
-class RebalanceMember(Protocol):
-    """A consumer that shares queues with others."""
-
-    async def rebalance(self) -> bool:
-        """Take up and give up queues; whether it has exactly those that it should have."""
-
-
 class RebalanceLoop:
-    """The rounds of one client instance."""
+    """The rebalance rounds of one client instance."""
 
     def __init__(self, members: Callable[[], Iterable[RebalanceMember]], clock: Clock) -> None:
         self._members = members
@@ -147,7 +129,7 @@ class RebalanceLoop:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         interval_s = INTERVAL_S
         last = -INTERVAL_MIN_S + self._clock.monotonic()
         while True:

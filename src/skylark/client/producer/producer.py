@@ -193,16 +193,7 @@ class Producer(Startable):
         return parts
 
     def _check_loop(self, parts: ProducerParts) -> None:
-        try:
-            if asyncio.get_running_loop() is parts.link.loop:
-                return
-        except RuntimeError:  # none runs, or it runs in the parent of this process
-            pass
-        parts.instance.runtime.control.check_process()  # a forked child is told so
-        raise ClientStateError(
-            f"producer {self.group} belongs to another event loop",
-            hint="make one per loop, or use skylark.sync from threads",
-        )
+        parts.link.check_loop(f"producer {self.group}")
 
     # ---- sending ---------------------------------------------------------------------------------
 

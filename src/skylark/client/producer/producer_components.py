@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import seconds
 from skylark.client.core.permits import Permits
-from skylark.client.core.route_cache import Route
 from skylark.client.core.validation import check_topic
 from skylark.client.producer.accumulator_runner import Collector
 from skylark.client.producer.latency_fault_tolerance import DETECTOR_PERIOD_S, FaultTable
 from skylark.client.producer.producer_request_reply import Requests
 from skylark.client.producer.producer_settings import ProducerSettings
-from skylark.client.producer.send_request import unique_id_generator
 from skylark.client.producer.sender import Sender
 from skylark.client.producer.transaction_producer import Transactions
 from skylark.core.clock import Clock
@@ -40,9 +38,6 @@ class Member:
     def __repr__(self) -> str:
         return f"producer {self.group}"
 
-    def route_changed(self, route: Route) -> None:
-        """Nothing to do: every send looks into the route table."""
-
 
 class ProducerParts:
     """The parts of a producer that runs."""
@@ -61,19 +56,7 @@ class ProducerParts:
         self.faults = None
         if options.send_latency:
             self.faults = FaultTable(clock.monotonic, seconds(options.detect_interval))
-        self.sender = Sender(
-            self.link,
-            instance.namespace.wrap(group),
-            settings,
-            options,
-            instance.namespace,
-            unique_id_generator(options, clock),
-            clock=clock,
-            version_of=instance.broker_version,
-            hooks=hooks,
-            faults=self.faults,
-            metrics=instance.metrics,
-        )
+        self.sender = Sender(instance, self.link, group, settings, hooks=hooks, faults=self.faults)
         self.sends = Tasks(f"producer {group}", limit=None)  # permits bound them
         self.checks = Tasks(f"transactions of {group}")
         self.permits = Permits(
@@ -83,7 +66,7 @@ class ProducerParts:
             settings="pending_max and pending_bytes_max",
         )
         self.collector = Collector(self.sender, settings, clock, self.sends, self.permits)
-        self.transactions = Transactions(self.sender, instance, clock, self.checks, hooks)
+        self.transactions = Transactions(self.sender, clock, self.checks, hooks)
         self.requests = Requests(self.sender, instance, clock)
         self.member = Member(self.sender, self.transactions)
         self._end_detector: Callable[[], None] | None = None

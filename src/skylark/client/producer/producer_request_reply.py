@@ -77,7 +77,7 @@ class Requests:
         """
         began = self._clock.monotonic()
         state = self._sender.checked(message)
-        await self._sender.introduce(state, self._instance)
+        await self._sender.introduce(state)
         if not self._listens:
             self._listens = True
             self._instance.add_reply_listener(self)

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import Message, SendResult
-from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.hooks import SendContext, call_hooks, hook_methods
-from skylark.client.core.namespace import Namespace
 from skylark.client.core.validation import check_message
-from skylark.client.metrics import NO_SEND_METER, ClientMetrics, SendMeter
+from skylark.client.metrics import NO_SEND_METER, SendMeter
 from skylark.client.producer.latency_fault_tolerance import FaultTable
 from skylark.client.producer.producer_settings import ProducerSettings
 from skylark.client.producer.queue_selector import RoundRobin, choose_in_turn
@@ -38,9 +36,9 @@ from skylark.client.producer.send_request import (
     property_text,
     read_result,
     split_result,
+    unique_id_generator,
 )
 from skylark.client.producer.send_retry import SendMode, SendPlan
-from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,
     ConnectError,
@@ -49,7 +47,6 @@ from skylark.core.errors import (
     TooManyRequestsError,
     TransportError,
 )
-from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import is_retry_topic
 from skylark.wire import properties as names
 from skylark.wire.bodies.common_body import MessageQueue
@@ -91,38 +88,29 @@ class Sender:
 
     def __init__(
         self,
+        instance: ClientInstance,
         link: BrokerConnections,
         group: str,
         settings: ProducerSettings,
-        options: ClientOptions,
-        namespace: Namespace,
-        unique_ids: UniqueIdGenerator,
         *,
-        clock: Clock,
-        version_of: Callable[[str], int],
         hooks: Sequence[object] = (),
         faults: FaultTable | None = None,
         rng: random.Random | None = None,
-        metrics: ClientMetrics | None = None,
     ) -> None:
-        """``group`` as brokers know it; ``faults`` where latency fault tolerance is on.
-
-        ``version_of`` gives the version of the broker at an address, 0 while it is unknown.
-        """
+        """``group`` as the application knows it; ``faults`` where latency fault tolerance is on."""
         self.link = link
-        self.group = group
-        self.namespace = namespace
-        self.next_id = unique_ids.next_id
+        self.namespace = namespace = instance.namespace
+        self.group = namespace.wrap(group)  #: as brokers know it
+        self._clock = instance.runtime.clock
+        self.next_id = unique_id_generator(instance.options, self._clock).next_id
+        self._instance = instance
+        self._version_of = instance.broker_version
         self._settings = settings
         self._policy = settings.policy
-        self._options = options
-        self._clock = clock
         self._lookup = link.lookup
         self._routes = link.lookup.routes
         self._faults = faults
-        self._version_of = version_of
         self._rng = rng or random.Random()
-        self._metrics = metrics
         self._states: dict[str, TopicState] = {}
         self._compression = COMPRESSION_KINDS[settings.compress_type]
         self._forbidden = hook_methods(hooks, "check_forbidden")
@@ -170,11 +158,11 @@ class Sender:
                 topic,
                 model=self._settings.topic_model,
                 queue_count=self._settings.topic_queue_count,
-                unit_mode=self._options.unit_mode,
+                unit_mode=self._instance.options.unit_mode,
             )
             meter = NO_SEND_METER
-            if self._metrics is not None:
-                meter = self._metrics.send_meter(self.namespace.unwrap(self.group), name)
+            if self._instance.metrics is not None:
+                meter = self._instance.metrics.send_meter(self.namespace.unwrap(self.group), name)
             state = self._states[name] = TopicState(
                 name, topic, template, RoundRobin(self._rng), meter
             )
@@ -191,7 +179,7 @@ class Sender:
             )
         return route.publish
 
-    async def introduce(self, state: TopicState, instance: ClientInstance) -> None:
+    async def introduce(self, state: TopicState) -> None:
         """See to it that the brokers of a topic know this client before they are to ask it.
 
         Each is tried once; the heartbeats that follow are the instance's business.
@@ -200,8 +188,8 @@ class Sender:
         new = {address for address in found if address is not None} - self._introduced
         if new:
             self._introduced |= new
-            if not new <= instance.versions.keys():
-                await instance.heartbeat_all()
+            if not new <= self._instance.versions.keys():
+                await self._instance.heartbeat_all()
 
     async def parcel(self, message: Message, extra: Mapping[str, str] | None = None) -> Parcel:
         """A message ready to be sent; ``extra`` are properties that the client adds."""
@@ -441,7 +429,7 @@ class Sender:
         elif isinstance(error, BrokerError):
             reachable = False
         elif isinstance(error, TransportError):
-            reachable = not self._options.start_detector
+            reachable = not self._instance.options.start_detector
         else:
             isolated = False
         self._faults.update(broker_name, latency_s, isolated=isolated, reachable=reachable)

@@ -32,7 +32,6 @@ import msgspec
 
 from skylark.client.core.argument_checks import shown
 from skylark.client.core.broker_request_handlers import TransactionCheck
-from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import Message, MessageExt, SendResult, SendStatus, TxState
 from skylark.client.core.control_loop import Handover
 from skylark.client.core.hooks import EndTransactionContext, call_hooks, hook_methods
@@ -105,13 +104,11 @@ class Transactions:
     def __init__(
         self,
         sender: Sender,
-        instance: ClientInstance,
         clock: Clock,
         tasks: Tasks,
         hooks: Sequence[object] = (),
     ) -> None:
         self._sender = sender
-        self._instance = instance
         self._clock = clock
         self._tasks = tasks
         self._hooks = hook_methods(hooks, "end_transaction")
@@ -151,7 +148,7 @@ class Transactions:
             names.PROPERTY_PGROUP: self._sender.group,
         }
         try:
-            await self._sender.introduce(state, self._instance)
+            await self._sender.introduce(state)
             parcel = await self._sender.parcel(message, extra)
             sent = await self._sender.send(state, parcel, SendMode.SYNC, timeout_s, began)
         except SkylarkError as error:

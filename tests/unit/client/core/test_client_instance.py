@@ -31,7 +31,8 @@ async def test_it_finds_routes_and_becomes_a_member(tmp_path: Path) -> None:
             route = await instance.refresh_route("T")
             assert route is not None
             assert len(route.publish) == 4
-            assert consumer.routes == [route]
+            await w.clock.drain()
+            assert consumer.rebalances == 1  # the topic has queues now
             assert await instance.heartbeat_all()
             assert group_ids(w, "g") == ["127.0.0.1@a"]
             assert instance.broker_version("127.0.0.1:20911") == CURRENT_VERSION
@@ -142,9 +143,6 @@ async def test_a_consumer_that_cannot_rebalance_does_not_stop_the_others(
         async def persist_offsets(self) -> None:
             raise NoRouteError("no route")
 
-        def route_changed(self, route: object) -> None:
-            raise ZeroDivisionError
-
     async with world(tmp_path) as w:
         await w.add_name_server()
         await w.add_broker()
@@ -157,7 +155,6 @@ async def test_a_consumer_that_cannot_rebalance_does_not_stop_the_others(
             await w.clock.advance(seconds=10)
             assert sound.rebalances > 5
             assert sound.persisted == 1
-            assert len(sound.routes) == 1
     assert "cannot rebalance" in caplog.text
     assert "offsets of a are not stored" in caplog.text
 

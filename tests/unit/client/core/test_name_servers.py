@@ -119,9 +119,10 @@ async def test_when_the_chosen_one_is_killed_another_one_serves(tmp_path: Path) 
         await w.add_broker()
         await w.add_topic("T", queue_count=2)
         async with w.client() as instance:
-            producer = FakeProducer("g", "T")
-            await instance.register_producer(producer)
-            await instance.refresh_route("T")
+            await instance.register_producer(FakeProducer("g", "T"))
+            first = await instance.refresh_route("T")
+            assert first is not None
+            assert len(first.publish) == 2
             (killed,) = [
                 server
                 for server in w.name_servers
@@ -130,6 +131,8 @@ async def test_when_the_chosen_one_is_killed_another_one_serves(tmp_path: Path) 
             await w.stop(killed)
             await w.add_topic("T", queue_count=5)
             await w.clock.advance(seconds=31)
-            assert [len(route.publish) for route in producer.routes] == [2, 5]
+            refreshed = instance.routes.get("T")
+            assert refreshed is not None
+            assert len(refreshed.publish) == 5
             info = await instance.cluster_info()
             assert list(info.broker_addr_table) == ["broker-a"]

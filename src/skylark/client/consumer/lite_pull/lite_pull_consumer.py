@@ -57,7 +57,6 @@ from skylark.client.core.service_state import (
     require_running,
 )
 from skylark.client.core.validation import check_topic
-from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
 from skylark.client.trace.trace_dispatcher import TraceDispatcher
 from skylark.client.trace.trace_hooks import consumer_tracing
 from skylark.core.clock import yield_once
@@ -98,7 +97,6 @@ class LitePullConsumer(PullClient):
         self._assign_tags: dict[str, str] = {}
         self._topic_listeners: dict[str, TopicListener] = {}
         self._commit_at = 0.0
-        self._meters: dict[str, ConsumeMeter] = {}
 
     # ---- what to consume -------------------------------------------------------------------------
 
@@ -186,17 +184,7 @@ class LitePullConsumer(PullClient):
         )
         async with group.starting():
             self._observe(group)
-            self._queues = LiteQueues(
-                group.access,
-                settings,
-                group.clock,
-                subscription_of=self._subscription_of,
-                stored_offset=group.stored_offset,
-                error_delay_s=seconds(self.options.pull_error_delay),
-                hooks=self._hooks,
-                meter_of=self._meter_of,
-                shown_topic=group.namespace.unwrap,
-            )
+            self._queues = LiteQueues(group, settings, self._subscription_of, self._hooks)
             group.on_undo(self._stop_pulling)
             await group.join([self._make(topic) for topic in self._subscriptions])
             for topic, listener in self._topic_listeners.items():
@@ -213,16 +201,6 @@ class LitePullConsumer(PullClient):
         if self.options.trace:
             self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
             self._consume_hooks = ConsumeHooks((*self._hooks, hook))
-
-    def _meter_of(self, wire_topic: str) -> ConsumeMeter:
-        meter = self._meters.get(wire_topic)
-        if meter is None:
-            metrics, meter = self._session.instance.metrics, NO_CONSUME_METER
-            if metrics is not None:
-                shown = self._session.namespace.unwrap(wire_topic)
-                meter = metrics.consume_meter(self.group, shown)
-            self._meters[wire_topic] = meter
-        return meter
 
     async def _stop_pulling(self) -> None:
         try:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -42,15 +42,16 @@ from skylark.client.consumer.process_queue import (
     FlowControl,
     ProcessQueue,
 )
-from skylark.client.consumer.pull_api import PullTerms, QueueAccess
+from skylark.client.consumer.pull_api import PullTerms
+from skylark.client.consumer.pull_consumer_base import PullConsumerSession
 from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_message import MessageExt
+from skylark.client.core.client_options import seconds
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
 from skylark.client.errors import UndecodableError
-from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
-from skylark.core.clock import Clock
+from skylark.client.metrics import ConsumeMeter, QueueLevel
 from skylark.core.errors import BrokerError, ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
@@ -109,31 +110,21 @@ class LiteQueues:
 
     def __init__(
         self,
-        access: QueueAccess,
+        session: PullConsumerSession,
         settings: LitePullSettings,
-        clock: Clock,
-        *,
         subscription_of: Callable[[str], Subscription],
-        stored_offset: Callable[[MessageQueue], Awaitable[int | None]],
-        error_delay_s: float,
-        hooks: Sequence[object] = (),
-        meter_of: Callable[[str], ConsumeMeter] = lambda _: NO_CONSUME_METER,
-        shown_topic: Callable[[str], str] = lambda topic: topic,
+        hooks: Sequence[object],
     ) -> None:
-        """``stored_offset`` gives what the group has committed, from memory first.
-
-        ``meter_of`` counts for a topic, which ``shown_topic`` names as the application does.
-        """
+        """``subscription_of`` gives the wanted messages of a topic, as brokers know it."""
         self.queues: dict[MessageQueue, LiteQueue] = {}
-        self._access = access
+        self._session = session
+        self._access = session.access
         self._settings = settings
-        self._clock = clock
+        self._clock = clock = session.clock
         self._subscription_of = subscription_of
-        self._stored_offset = stored_offset
-        self._error_delay_s = error_delay_s
+        self._error_delay_s = seconds(session.instance.options.pull_error_delay)
         self._filters = hook_methods(hooks, "filter_messages")
-        self._meter_of = meter_of
-        self._shown_topic = shown_topic
+        self._meters: dict[str, ConsumeMeter] = {}
         self._terms = PullTerms(
             count_max=settings.pull_batch_size,
             suspend_s=settings.suspend_max,
@@ -218,7 +209,7 @@ class LiteQueues:
         """What waits in each queue; for any thread."""
         return [
             QueueLevel(
-                topic=self._shown_topic(found.queue.topic),
+                topic=self._session.namespace.unwrap(found.queue.topic),
                 broker_name=found.queue.broker_name,
                 queue_id=found.queue.queue_id,
                 count=found.process_queue.count,
@@ -351,13 +342,21 @@ class LiteQueues:
         if self._filters and messages:
             call_hooks(self._filters, found.queue, messages)
         took_ms = (self._clock.monotonic() - began) * 1000
-        meter = self._meter_of(found.queue.topic)
+        meter = self._meter(found.queue.topic)
         meter.pulled(result.status.name.lower(), took_ms, len(messages))
         if messages and not found.process_queue.dropped:
             found.process_queue.put(messages, result.max_offset)
             self._waiting.append(Batch(found, messages))
             self.wake()
         return _NOW
+
+    def _meter(self, topic: str) -> ConsumeMeter:
+        meter = self._meters.get(topic)
+        if meter is None:
+            meter = self._meters[topic] = self._session.instance.consume_meter(
+                self._session.group, topic
+            )
+        return meter
 
     def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
         if found.failures % FAILURES_PER_LOG == 0:
@@ -373,7 +372,7 @@ class LiteQueues:
         return _NOW
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        stored = await self._stored_offset(queue)
+        stored = await self._session.stored_offset(queue)
         return await self._access.first_offset(
             queue, stored, self._settings.consume_from_where, self._start_time_ms
         )

@@ -27,9 +27,10 @@ from skylark.client.consumer.push.consumer_stats import ConsumerStats, TopicCoun
 from skylark.client.consumer.push.handler_threads import ThreadWorkers
 from skylark.client.consumer.push.message_handlers import Binding, Job, LoopWorkers
 from skylark.client.consumer.push.push_settings import PushSettings
+from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 from skylark.client.core.hooks import ConsumeContext, ConsumeHooks
-from skylark.client.metrics import NO_CONSUME_METER, ClientMetrics, ConsumeMeter
+from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter
 from skylark.core.clock import Clock
 from skylark.core.lifecycle import Tasks
 from skylark.wire.bodies.common_body import MessageQueue
@@ -51,6 +52,21 @@ class AssignedQueue(msgspec.Struct, eq=False, gc=False):
     accepted_since_ms: int = 0
 
 
+class PushSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A push consumer as its parts see it: its settings, handlers, subscriptions and state."""
+
+    group: str  #: as the application knows it
+    settings: PushSettings
+    hooks: Sequence[object]
+    bindings: Mapping[str, Binding]  #: by topic, as the application knows it
+    stats: ConsumerStats
+    is_orderly: bool
+    start_timestamp: str  #: where CONSUME_FROM_TIMESTAMP begins
+    subscriptions: Callable[[], Mapping[str, Subscription]]  #: by topic, as brokers know it
+    is_running: Callable[[], bool]
+    is_suspended: Callable[[], bool]
+
+
 class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What runners work with. ``bindings`` finds handlers by the topic that applications know."""
 
@@ -66,7 +82,6 @@ class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clock: Clock
     tasks: Tasks
     shown_queue: Callable[[MessageQueue], MessageQueue]
-    metrics: ClientMetrics | None = None
 
 
 class Runner(Protocol):

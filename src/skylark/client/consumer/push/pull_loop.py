@@ -45,6 +45,7 @@ from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.hooks import call_hooks, hook_methods
 from skylark.client.core.route_cache import MASTER_ID
+from skylark.client.metrics import ConsumeMeter
 from skylark.core.errors import BrokerError, ClientError, RemoteProtocolError, SkylarkError
 from skylark.core.names import is_retry_topic
 from skylark.wire.bodies.common_body import MessageQueue
@@ -71,6 +72,7 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     shown_topic: Callable[[str], str]
     first_offset: Callable[[MessageQueue], Awaitable[int]]
     offset_illegal: Callable[[AssignedQueue, int], None]
+    meter_of: Callable[[str], ConsumeMeter]
     error_delay_s: float
 
 

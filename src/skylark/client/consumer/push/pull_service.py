@@ -15,7 +15,7 @@ from skylark.client.consumer.push.consume_runner import AssignedQueue
 from skylark.client.consumer.push.pull_loop import PullContext, PullLoop
 from skylark.client.consumer.rebalance import Settled
 from skylark.client.core.control_loop import Handover
-from skylark.client.metrics import NO_CONSUME_METER, ConsumeMeter, QueueLevel
+from skylark.client.metrics import ConsumeMeter, QueueLevel
 from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -44,13 +44,9 @@ class PullService:
         return self._handover.post(self._start, assigned, offset, delay_ms)
 
     def _meter(self, topic: str) -> ConsumeMeter:
-        services = self._context.services
-        if services.metrics is None:
-            return NO_CONSUME_METER
         meter = self._meters.get(topic)
         if meter is None:
-            shown = self._context.shown_topic(topic)
-            meter = self._meters[topic] = services.metrics.consume_meter(services.group, shown)
+            meter = self._meters[topic] = self._context.meter_of(topic)
         return meter
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:

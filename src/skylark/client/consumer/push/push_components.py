@@ -12,38 +12,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from skylark.client.consumer.consumer_send_back import SendBackClient
-from skylark.client.consumer.offset_persistence import LocalOffsets, OffsetStore, RemoteOffsets
-from skylark.client.consumer.offset_table import LocalOffsetFile, local_offset_path
+from skylark.client.consumer.offset_persistence import open_offset_store
 from skylark.client.consumer.process_queue import FlowControl
 from skylark.client.consumer.push.concurrent_runner import ConcurrentRunner
-from skylark.client.consumer.push.consume_runner import AssignedQueue, ConsumerServices, Runner
-from skylark.client.consumer.push.consumer_offset_reset import OffsetResets
-from skylark.client.consumer.push.consumer_running_info import running_info, running_properties
-from skylark.client.consumer.push.consumer_stats import ConsumerStats
-from skylark.client.consumer.push.message_handlers import Binding
+from skylark.client.consumer.push.consume_runner import (
+    AssignedQueue,
+    ConsumerServices,
+    PushSetup,
+    Runner,
+)
 from skylark.client.consumer.push.orderly_runner import OrderlyRunner
 from skylark.client.consumer.push.pull_loop import PullContext
 from skylark.client.consumer.push.pull_service import PullService
-from skylark.client.consumer.push.push_member import PushMember, received
-from skylark.client.consumer.push.push_settings import PushSettings, limit
+from skylark.client.consumer.push.push_member import OffsetResets, PushMember, received
+from skylark.client.consumer.push.push_settings import limit
 from skylark.client.consumer.push.rebalance_executor import RebalanceExecutor
 from skylark.client.consumer.rebalance import (
     RELOCK_FIRST_MS,
     RELOCK_INTERVAL_MS,
     Rebalance,
 )
-from skylark.client.consumer.start_position import parse_consume_timestamp
-from skylark.client.consumer.subscription import Subscription
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import seconds
 from skylark.core.errors import ClientError, SkylarkError
 from skylark.core.lifecycle import Tasks
-from skylark.wire.bodies.admin_body import ConsumerRunningInfo
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.message import MessageRecord
 
@@ -59,93 +56,67 @@ class PushParts:
         self,
         instance: ClientInstance,
         link: BrokerConnections,
-        group: str,
-        settings: PushSettings,
-        *,
-        bindings: Mapping[str, Binding],
-        subscriptions: Callable[[], Mapping[str, Subscription]],
-        is_orderly: bool,
-        is_running: Callable[[], bool],
-        is_suspended: Callable[[], bool],
-        hooks: Sequence[object],
-        stats: ConsumerStats,
+        setup: PushSetup,
     ) -> None:
-        """``group`` is as the application knows it; raises ClientError for a broken offset file."""
+        """Raises ClientError for a broken offset file."""
+        settings = setup.settings
         self.instance = instance
         self.link = link
-        self.tasks = Tasks(f"consumer {group}", limit=None)  # flow control bounds them
-        self.group = instance.namespace.wrap(group)  #: as brokers know it
+        self.tasks = Tasks(f"consumer {setup.group}", limit=None)  # flow control bounds them
+        self.group = instance.namespace.wrap(setup.group)  #: as brokers know it
+        self._setup = setup
         self._settings = settings
-        self._bindings = bindings
-        self._subscriptions = subscriptions
-        self._is_orderly = is_orderly
-        self._is_running = is_running
-        self._stats = stats
-        self._clock = instance.runtime.clock
         self._end_relock: Callable[[], None] | None = None
-        created_ms = instance.runtime.clock.now_ms()
-        timestamp = settings.start_timestamp(created_ms)
-        self.offsets = self._offset_store()
+        self.offsets = open_offset_store(
+            instance, self.group, clustering=settings.clustering, folder=settings.offset_folder
+        )
         self.flow = FlowControl(
             count_max=settings.pull_threshold_for_queue,
             size_max=settings.pull_threshold_size_for_queue * _MIB,
             span_max=settings.consume_concurrently_max_span,
-            orderly=is_orderly,
+            orderly=setup.is_orderly,
             error_delay_ms=round(seconds(instance.options.pull_error_delay) * 1000),
         )
-        services = self._make_services(group, hooks)
+        services = self._make_services()
         self.runner: Runner = (
-            OrderlyRunner(services, self._lock_one) if is_orderly else ConcurrentRunner(services)
+            OrderlyRunner(services, self._lock_one)
+            if setup.is_orderly
+            else ConcurrentRunner(services)
         )
         self.pull_service = PullService(self._make_context(services))
-        self.rebalancer = self._make_rebalancer(parse_consume_timestamp(timestamp))
+        self.rebalancer = self._make_rebalancer()
         self.resets = OffsetResets(instance, self.rebalancer, self.pull_service.forget_messages)
         self.member = PushMember(
-            self.group,
-            settings,
-            unit_mode=instance.options.unit_mode,
-            subscriptions=subscriptions,
+            instance,
+            setup,
             offsets=self.offsets,
             rebalancer=self.rebalancer,
             resets=self.resets,
-            stats=stats,
-            clock=self._clock,
-            is_suspended=is_suspended,
-            describe=self._describe,
+            flow=self.flow,
             consume=self._consume_directly,
             data_loop=link.loop,
-            is_orderly=is_orderly,
-        )
-        self._properties = running_properties(
-            self.group,
-            settings,
-            timestamp,
-            is_orderly=is_orderly,
-            started_ms=created_ms,
-            name_servers=instance.endpoint.namesrv,
         )
 
-    def _make_services(self, group: str, hooks: Sequence[object]) -> ConsumerServices:
-        instance, settings = self.instance, self._settings
+    def _make_services(self) -> ConsumerServices:
+        instance, setup = self.instance, self._setup
         return ConsumerServices(
-            group=group,
+            group=setup.group,
             client_id=instance.client_id,
             namespace=instance.namespace.name,
-            settings=settings,
-            hooks=hooks,
-            bindings=self._bindings,
+            settings=setup.settings,
+            hooks=setup.hooks,
+            bindings=setup.bindings,
             offsets=self.offsets.table,
             sends_back=SendBackClient(
                 self.link,
                 self.group,
-                reconsume_times_max=settings.reconsume_times_max(is_orderly=self._is_orderly),
+                reconsume_times_max=setup.settings.reconsume_times_max(is_orderly=setup.is_orderly),
                 unit_mode=instance.options.unit_mode,
             ),
-            stats=self._stats,
+            stats=setup.stats,
             clock=instance.runtime.clock,
             tasks=self.tasks,
             shown_queue=instance.namespace.unwrap_queue,
-            metrics=instance.metrics,
         )
 
     def _make_context(self, services: ConsumerServices) -> PullContext:
@@ -156,17 +127,18 @@ class PushParts:
             flow=self.flow,
             runner=self.runner,
             group=self.group,
-            subscription=lambda topic: self._subscriptions().get(topic),
-            is_running=self._is_running,
+            subscription=lambda topic: self._setup.subscriptions().get(topic),
+            is_running=self._setup.is_running,
             is_paused=lambda: self.member.is_paused,
             broker_version=instance.broker_version,
             shown_topic=instance.namespace.unwrap,
             first_offset=self._first_offset,
             offset_illegal=self._offset_illegal,
+            meter_of=lambda topic: instance.consume_meter(self.group, topic),
             error_delay_s=seconds(instance.options.pull_error_delay),
         )
 
-    def _make_rebalancer(self, start_time_ms: int) -> RebalanceExecutor:
+    def _make_rebalancer(self) -> RebalanceExecutor:
         settings = self._settings
         return RebalanceExecutor(
             self.instance,
@@ -175,26 +147,16 @@ class PushParts:
                 self.instance.client_id,
                 settings.allocation,
                 clustering=settings.clustering,
-                orderly=self._is_orderly,
+                orderly=self._setup.is_orderly,
                 topic_count_max=limit(settings.pull_threshold_for_topic),
                 topic_size_max=limit(settings.pull_threshold_size_for_topic),
             ),
-            self.group,
-            settings,
-            start_time_ms=start_time_ms,
-            subscriptions=self._subscriptions,
+            self._setup,
             offsets=self.offsets,
             flow=self.flow,
             data_plane=self.pull_service,
             on_abandoned=self._leave_alone,
         )
-
-    def _offset_store(self) -> OffsetStore:
-        instance = self.instance
-        if self._settings.clustering:
-            return RemoteOffsets(self.group, lambda: instance.control_link)
-        path = local_offset_path(self._settings.offset_folder, instance.client_id, self.group)
-        return LocalOffsets(LocalOffsetFile(path))
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -204,7 +166,7 @@ class PushParts:
             self.instance.metrics.add_source(
                 self.instance.namespace.unwrap(self.group), self.pull_service
             )
-        if self._is_orderly:
+        if self._setup.is_orderly:
             self._end_relock = await self.instance.add_periodic(
                 f"locks of {self.member.group}",
                 RELOCK_FIRST_MS / 1000,
@@ -267,21 +229,9 @@ class PushParts:
             self.rebalancer.offset_illegal, assigned.queue, assigned.process_queue, next_offset
         )
 
-    def _describe(self, with_stacks: bool) -> ConsumerRunningInfo:
-        return running_info(
-            self._properties,
-            self._subscriptions().values(),
-            self.rebalancer.rebalance.table,
-            self.offsets.table,
-            self._stats,
-            self.flow,
-            self._clock.steady_ms(),
-            with_stacks=with_stacks,
-        )
-
     async def _consume_directly(self, record: MessageRecord, broker_name: str | None) -> Any:
         message = received(record, broker_name, self.instance.namespace.unwrap)
-        binding = self._bindings.get(message.topic)
+        binding = self._setup.bindings.get(message.topic)
         if binding is None:
             raise ClientError(f"no handler for topic {message.topic}")
         return await self.runner.call(binding, message)

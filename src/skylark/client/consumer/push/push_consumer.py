@@ -42,6 +42,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
+from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Binding, Handler, bind
 from skylark.client.consumer.push.push_components import PushParts
@@ -261,19 +262,19 @@ class PushConsumer(Startable):
             group=self.group,
             namespace=instance.namespace.name,
         )
-        parts = PushParts(
-            instance,
-            link,
-            self.group,
-            self.settings,
+        setup = PushSetup(
+            group=self.group,
+            settings=self.settings,
+            hooks=hooks,
             bindings=bindings if spans is None else spans.bindings(bindings),
-            subscriptions=lambda: self._subscriptions,
+            stats=self.stats,
             is_orderly=bool(self._orderly),
+            start_timestamp=self.settings.start_timestamp(self._clock.now_ms()),
+            subscriptions=lambda: self._subscriptions,
             is_running=lambda: self.state is ServiceState.RUNNING,
             is_suspended=lambda: self._suspended,
-            hooks=hooks,
-            stats=self.stats,
         )
+        parts = PushParts(instance, link, setup)
         self._exit.push_async_callback(parts.tasks.cancel_and_wait)
         self._exit.push_async_callback(parts.leave)
         await instance.register_consumer(parts.member)

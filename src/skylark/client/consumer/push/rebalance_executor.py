@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 
 from skylark.client.consumer.offset_persistence import OffsetStore
 from skylark.client.consumer.process_queue import FlowControl, ProcessQueue
-from skylark.client.consumer.push.push_settings import PushSettings
+from skylark.client.consumer.pull_api import first_offset
+from skylark.client.consumer.push.consume_runner import PushSetup
 from skylark.client.consumer.rate_limited_log import RateLimitedLog
 from skylark.client.consumer.rebalance import (
     AwaitIdle,
@@ -36,8 +37,7 @@ from skylark.client.consumer.rebalance import (
     WakeRebalance,
     locks_by_broker,
 )
-from skylark.client.consumer.start_position import AskMaxOffset, UseOffset, start_position
-from skylark.client.consumer.subscription import Subscription
+from skylark.client.consumer.start_position import parse_consume_timestamp, start_position
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.route_cache import Route
 from skylark.core.errors import SkylarkError
@@ -84,11 +84,8 @@ class RebalanceExecutor:
         self,
         instance: ClientInstance,
         rebalance: Rebalance,
-        group: str,
-        settings: PushSettings,
+        setup: PushSetup,
         *,
-        start_time_ms: int,
-        subscriptions: Callable[[], Mapping[str, Subscription]],
         offsets: OffsetStore,
         flow: FlowControl,
         data_plane: DataPlane,
@@ -96,12 +93,12 @@ class RebalanceExecutor:
     ) -> None:
         """``on_abandoned`` leaves the group after the event loop of the application was closed."""
         self.rebalance = rebalance
-        self.tasks = Tasks(f"rebalance {group}")  #: on the control loop
+        self._group = instance.namespace.wrap(setup.group)
+        self.tasks = Tasks(f"rebalance {self._group}")  #: on the control loop
         self._instance = instance
-        self._group = group
-        self._settings = settings
-        self._start_time_ms = start_time_ms
-        self._subscriptions = subscriptions
+        self._settings = setup.settings
+        self._start_time_ms = parse_consume_timestamp(setup.start_timestamp)
+        self._subscriptions = setup.subscriptions
         self._offsets = offsets
         self._flow = flow
         self._data_side = data_plane
@@ -265,20 +262,12 @@ class RebalanceExecutor:
 
     async def first_offset(self, queue: MessageQueue) -> int:
         """Where to begin; raises SkylarkError if it cannot be known now."""
-        settings = self._settings
         stored = await self._offsets.read(queue)
         if stored is not None:
             self._offsets.table.update(queue, stored, increase_only=False)
-        start = start_position(
-            queue.topic, stored, settings.consume_from_where, self._start_time_ms
-        )
-        if isinstance(start, UseOffset):
-            return start.offset
-        link = self._instance.control_link
-        address = await link.lookup.master_of(queue)
-        if isinstance(start, AskMaxOffset):
-            return await link.calls.max_offset(address, queue)
-        return await link.calls.search_offset(address, queue, start.time_ms)
+        where = self._settings.consume_from_where
+        start = start_position(queue.topic, stored, where, self._start_time_ms)
+        return await first_offset(self._instance.control_link, queue, start)
 
     # ---- queues that jump ------------------------------------------------------------------------
 
