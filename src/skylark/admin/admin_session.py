@@ -18,7 +18,10 @@ import logging
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+import msgspec
+
 from skylark.admin.errors import NoBrokerError, NotFoundError
+from skylark.admin.fan_out import on_each
 from skylark.client.core.broker_calls import BrokerCalls, Caller, checked, make_request
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.namespace import Namespace
@@ -164,6 +167,17 @@ class Session:
     def name_servers(self) -> dict[str, str]:
         """The addresses of all name servers, for changes that go to each of them."""
         return {address: address for address in sorted(self._name_servers)}
+
+    async def call_all_name_servers(self, request: Command) -> list[str]:
+        """Send a change to every name server; returns their addresses.
+
+        Raises PartialFailureError if only some of them succeed.
+        """
+        done = await on_each(
+            self.name_servers,
+            lambda _, address: self.call_name_server(address, msgspec.structs.replace(request)),
+        )
+        return list(done.all())
 
     # ---- brokers and routes ----------------------------------------------------------------------
 

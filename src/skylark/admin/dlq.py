@@ -14,6 +14,7 @@ A redrive can be repeated, also after a crash: it sends no dead letter twice.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
@@ -114,16 +115,10 @@ class DeadLetterQueues:
             raise InvalidParameterError(f"limit must be at least 1, not {limit}")
         session = self._session
         parts = await self._ranges(group)
-        found = merged([queue_messages(session, part, 0, INT64_MAX) for part in parts])
-        count = 0
-        try:
+        sources = [queue_messages(session, part, 0, INT64_MAX) for part in parts]
+        async with aclosing(merged(sources, limit)) as found:
             async for message in found:
                 yield message
-                count += 1
-                if count >= limit:
-                    return
-        finally:
-            await found.aclose()
 
     async def redrive(
         self,

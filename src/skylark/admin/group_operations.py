@@ -165,20 +165,12 @@ class Groups:
                 await session.call(address, make_request(code, TopicRequestHeader(topic=topic)))
 
         brokers = list((await on_each(targets, delete)).all())
-        if topics and cluster is None and broker is None:
-            await self._forget(topics)
+        for topic in topics if cluster is None and broker is None else ():
+            deletion = DeleteTopicFromNamesrvRequestHeader(topic=topic)
+            await session.call_all_name_servers(
+                make_request(RequestCode.DELETE_TOPIC_IN_NAMESRV, deletion)
+            )
         return brokers
-
-    async def _forget(self, topics: list[str]) -> None:
-        session = self._session
-
-        async def forget(_: str, address: str) -> None:
-            for topic in topics:
-                header = DeleteTopicFromNamesrvRequestHeader(topic=topic)
-                request = make_request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-                await session.call_name_server(address, request)
-
-        (await on_each(session.name_servers, forget)).all()
 
     # ---- queries ---------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
@@ -165,16 +166,9 @@ class Messages:
         ranges = await self._ranges(topic, begin_ms, end_ms, broker, queue_id)
         session = self._session
         sources = [queue_messages(session, part, begin_ms, end_ms, tags) for part in ranges]
-        count = 0
-        found = merged(sources)
-        try:
+        async with aclosing(merged(sources, limit)) as found:
             async for message in found:
                 yield message
-                count += 1
-                if count >= limit:
-                    return
-        finally:
-            await found.aclose()
 
     async def _ranges(
         self, topic: str, begin_ms: int, end_ms: int, broker: str | None, queue_id: int | None

@@ -7,6 +7,7 @@ messages of a topic with many queues costs one small pull per queue.
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
@@ -70,31 +71,30 @@ def _log_missing(missing: Missing) -> None:
 
 
 async def merged(
-    sources: Sequence[AsyncGenerator[MessageExt, None]],
+    sources: Sequence[AsyncGenerator[MessageExt, None]], limit: int | None = None
 ) -> AsyncGenerator[MessageExt, None]:
-    """The messages of all sources by store time; reads one message ahead, and closes them."""
+    """The messages of all sources by store time, then log offset, at most ``limit`` of them.
+
+    Reads one message ahead, and closes the sources.
+    """
+    heads: list[tuple[int, int, int, MessageExt]] = []
+
+    async def push(number: int) -> None:
+        message = await anext(sources[number], None)
+        if message is not None:
+            record = message.record
+            heapq.heappush(heads, (record.store_timestamp, record.log_offset, number, message))
+
     try:
-        firsts = await few_at_a_time(sources, _next_of)
-        heads = [
-            (message.record.store_timestamp, number, message)
-            for number, message in enumerate(firsts)
-            if message is not None
-        ]
-        heapq.heapify(heads)
-        while heads:
-            _, number, message = heads[0]
+        await few_at_a_time(range(len(sources)), push)
+        for count in itertools.count(1):
+            if not heads:
+                return
+            _, _, number, message = heapq.heappop(heads)
             yield message
-            following = await _next_of(sources[number])
-            if following is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (following.record.store_timestamp, number, following))
+            if count == limit:
+                return
+            await push(number)
     finally:
         for source in sources:
             await source.aclose()
-
-
-async def _next_of(source: AsyncGenerator[MessageExt, None]) -> MessageExt | None:
-    async for message in source:
-        return message
-    return None

@@ -22,7 +22,7 @@ from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command
 from skylark.wire.fastjson import decode_body
-from skylark.wire.fields import decode_ext
+from skylark.wire.fields import Header, decode_ext
 from skylark.wire.headers.route import (
     AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
@@ -111,12 +111,8 @@ class Settings:
 
     async def set_name_servers(self, changes: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers (318); raises PartialFailureError."""
-        session = self._session
         request = Command(code=RequestCode.UPDATE_NAMESRV_CONFIG, ext={}, body=_body(changes))
-        done = await on_each(
-            session.name_servers, lambda _, address: session.call_name_server(address, request)
-        )
-        return list(done.all())
+        return await self._session.call_all_name_servers(request)
 
     # ---- the key-value table ---------------------------------------------------------------------
 
@@ -153,36 +149,34 @@ class Settings:
         Consumers go on reading, so it drains a broker before its removal. It lasts until the broker
         registers again after a restart. Raises NotFoundError, PartialFailureError.
         """
-        session = self._session
-        await self._known(broker)
         header = WipeWritePermOfBrokerRequestHeader(broker_name=broker)
-
-        async def wipe(_: str, address: str) -> int:
-            request = make_request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
-            answer = await session.call_name_server(address, request)
-            return decode_ext(WipeWritePermOfBrokerResponseHeader, answer.ext).wipe_topic_count
-
-        return (await on_each(session.name_servers, wipe)).all()
+        answers = await self._set_write_perm(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header)
+        return {
+            address: decode_ext(WipeWritePermOfBrokerResponseHeader, answer.ext).wipe_topic_count
+            for address, answer in answers.items()
+        }
 
     async def add_write_perm(self, broker: str) -> dict[str, int]:
         """Restore write permission of a broker in the routes (327): topics changed, by name
         server."""
-        session = self._session
-        await self._known(broker)
         header = AddWritePermOfBrokerRequestHeader(broker_name=broker)
+        answers = await self._set_write_perm(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
+        return {
+            address: decode_ext(AddWritePermOfBrokerResponseHeader, answer.ext).add_topic_count
+            for address, answer in answers.items()
+        }
 
-        async def add(_: str, address: str) -> int:
-            request = make_request(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
-            answer = await session.call_name_server(address, request)
-            return decode_ext(AddWritePermOfBrokerResponseHeader, answer.ext).add_topic_count
-
-        return (await on_each(session.name_servers, add)).all()
-
-    async def _known(self, broker: str) -> None:
-        known = (await self._session.cluster_info()).broker_addr_table
+    async def _set_write_perm(self, broker: str, code: int, header: Header) -> dict[str, Command]:
+        session = self._session
+        known = (await session.cluster_info()).broker_addr_table
         if broker not in known:
             names = ", ".join(sorted(known)) or "none"
             raise NotFoundError(f"broker {broker} does not exist", hint=f"known: {names}")
+        answers = await on_each(
+            session.name_servers,
+            lambda _, address: session.call_name_server(address, make_request(code, header)),
+        )
+        return answers.all()
 
 
 async def kv_get(session: Session, namespace: str, key: str) -> str | None:
@@ -198,25 +192,13 @@ async def kv_get(session: Session, namespace: str, key: str) -> str | None:
 async def kv_put(session: Session, namespace: str, key: str, value: str) -> None:
     """PUT_KV_CONFIG (100) at all name servers; raises PartialFailureError."""
     header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
-    done = await on_each(
-        session.name_servers,
-        lambda _, address: session.call_name_server(
-            address, make_request(RequestCode.PUT_KV_CONFIG, header)
-        ),
-    )
-    done.all()
+    await session.call_all_name_servers(make_request(RequestCode.PUT_KV_CONFIG, header))
 
 
 async def kv_delete(session: Session, namespace: str, key: str) -> None:
     """DELETE_KV_CONFIG (102) at all name servers; raises PartialFailureError."""
     header = DeleteKVConfigRequestHeader(namespace=namespace, key=key)
-    done = await on_each(
-        session.name_servers,
-        lambda _, address: session.call_name_server(
-            address, make_request(RequestCode.DELETE_KV_CONFIG, header)
-        ),
-    )
-    done.all()
+    await session.call_all_name_servers(make_request(RequestCode.DELETE_KV_CONFIG, header))
 
 
 def _settings(answer: Command) -> dict[str, str]:

@@ -202,12 +202,8 @@ class Topics:
         )
         brokers = list(deleted.all())
         header = DeleteTopicFromNamesrvRequestHeader(topic=name, cluster_name=cluster)
-        code_there = RequestCode.DELETE_TOPIC_IN_NAMESRV
-        gone = await on_each(
-            session.name_servers,
-            lambda _, address: session.call_name_server(address, make_request(code_there, header)),
-        )
-        gone.all()
+        deletion = make_request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+        await session.call_all_name_servers(deletion)
         if cluster is None and await kv_get(session, ORDER_NAMESPACE, name) is not None:
             await kv_delete(session, ORDER_NAMESPACE, name)
         return brokers

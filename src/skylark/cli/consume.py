@@ -21,8 +21,7 @@ SIGTERM end it with exit code 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -246,7 +245,10 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
     import asyncio
     from contextlib import aclosing
 
-    async with _open(options) as (instance, link):
+    from skylark.admin.queue_merge import merged
+    from skylark.client.core.instance_registry import open_instance
+
+    async with open_instance(options) as (instance, link):
         topic = instance.namespace.wrap(wanted.topic)
         began = datetime.fromtimestamp(link.clock.now_ms() / 1000, tz=UTC)
         route = await link.lookup.subscribe_route(topic)
@@ -254,7 +256,7 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
         if not readers:
             raise click.BadParameter(f"{wanted.topic} has no such queue", param_hint="--queue")
         await asyncio.gather(*(reader.place(wanted.start) for reader in readers))
-        async with aclosing(_in_order(readers)) as stored:
+        async with aclosing(merged([reader.stored() for reader in readers])) as stored:
             async for message in stored:
                 printer.show([message])
                 if printer.is_done:
@@ -269,23 +271,6 @@ async def _consume_plain(printer: Printer, wanted: Wanted, options: ClientOption
                     printer.flush()
                     if printer.is_done:
                         return
-
-
-@asynccontextmanager
-async def _open(options: ClientOptions) -> AsyncIterator[tuple[ClientInstance, BrokerConnections]]:
-    """Connections and routes of a client that is in no group."""
-    from skylark.client.core.instance_registry import acquire_instance
-
-    instance = acquire_instance(options, options.client_id(stream=True), stream=True)
-    try:
-        await instance.start()
-        link = instance.open_link()
-        try:
-            yield instance, link
-        finally:
-            await link.release()
-    finally:
-        await instance.release()
 
 
 def _readers(
@@ -409,33 +394,6 @@ class _QueueReader:
                 await self._link.clock.sleep(RETRY_S)
             else:
                 return result.messages, result.next_offset
-
-
-async def _in_order(
-    readers: list[_QueueReader],
-) -> AsyncGenerator[MessageExt, None]:
-    """The stored messages of all queues, ordered by store time."""
-    import asyncio
-    import heapq
-
-    streams = [reader.stored() for reader in readers]
-    heap: list[tuple[int, int, int, MessageExt]] = []
-
-    async def push(index: int) -> None:
-        message = await anext(streams[index], None)
-        if message is not None:
-            record = message.record
-            heapq.heappush(heap, (record.store_timestamp, record.log_offset, index, message))
-
-    try:
-        await asyncio.gather(*map(push, range(len(streams))))
-        while heap:
-            _, _, index, message = heapq.heappop(heap)
-            yield message
-            await push(index)
-    finally:
-        for stream in streams:
-            await stream.aclose()
 
 
 async def _following(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
+from skylark.cli.command_helpers import key_value
 from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -277,9 +278,7 @@ def _settings(
 
     given = {} if config_file is None else parse_properties(config_file.read_bytes())
     for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{assignment!r} is not KEY=VALUE", param_hint="--set")
+        key, value = key_value(assignment, "--set")
         if unknown := unknown_keys(StoreConfig, [key]):
             close = f", but {unknown[key]}" if unknown[key] else ""
             raise click.BadParameter(f"there is no setting {key}{close}", param_hint="--set")

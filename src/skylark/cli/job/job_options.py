@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import namesrv_option
+from skylark.cli.command_helpers import key_value, namesrv_option
 
 if TYPE_CHECKING:
     import threading
@@ -48,20 +48,14 @@ DEFAULT_MASTER: Final = "local[*]"
 def _settings(
     ctx: click.Context, parameter: click.Parameter, value: Sequence[str]
 ) -> dict[str, str]:
-    settings = {}
-    for text in value:
-        name, equals, setting = text.partition("=")
-        if not equals or not name.strip():
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        settings[name.strip()] = setting
-    return settings
+    return dict(key_value(text, "--conf") for text in value)
 
 
 def job_options(command: Decorated) -> Decorated:
     """Add ``-n``, ``--master`` and ``--conf``, as ``namesrv``, ``master`` and ``conf``."""
     conf = click.option(
         "--conf",
-        metavar="NAME=VALUE",
+        metavar="KEY=VALUE",
         multiple=True,
         callback=_settings,
         help="Spark setting; repeatable.",

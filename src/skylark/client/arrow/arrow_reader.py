@@ -67,7 +67,7 @@ from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions, given_options
 from skylark.client.core.client_runtime import ClientRuntime
-from skylark.client.core.instance_registry import acquire_instance
+from skylark.client.core.instance_registry import open_instance
 from skylark.client.core.request_signing import RequestChain
 from skylark.client.core.validation import check_topic
 from skylark.client.errors import Missing, MissingError
@@ -371,22 +371,12 @@ async def _read_topic(
     columns: Sequence[str] | None,
     runtime: ClientRuntime | None,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    client_id = options.client_id(stream=True)
-    instance = acquire_instance(options, client_id, runtime, stream=True)
-    try:
-        await instance.start()
-        link = instance.open_link()
-        try:
-            route = await link.lookup.subscribe_route(instance.namespace.wrap(topic))
-            ranges = await _resolve(link, route.subscribe, start, end)
-            batches = _read_ranges(instance, link, ranges, tags, columns)
-            async with aclosing(batches):
-                async for batch in batches:
-                    yield batch
-        finally:
-            await link.release()
-    finally:
-        await instance.release()
+    async with open_instance(options, runtime) as (instance, link):
+        route = await link.lookup.subscribe_route(instance.namespace.wrap(topic))
+        ranges = await _resolve(link, route.subscribe, start, end)
+        async with aclosing(_read_ranges(instance, link, ranges, tags, columns)) as batches:
+            async for batch in batches:
+                yield batch
 
 
 class _Range(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ from skylark.client.blocking.blocking_producer import refuse_coroutine
 from skylark.client.blocking.event_loop_thread import shared_loop_thread
 from skylark.client.consumer import classic_pull_consumer as classic
 from skylark.client.consumer.allocation import Allocation
+from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX
 from skylark.client.consumer.lite_pull import lite_pull_consumer as lite
 from skylark.client.consumer.lite_pull.lite_pull_settings import LitePullKeywords, LitePullSettings
 from skylark.client.consumer.pull_consumer_base import TopicListener
@@ -287,7 +288,7 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
         *,
         message_model: MessageModel = MessageModel.CLUSTERING,
         allocation: Allocation | None = None,
-        max_reconsume_times: int = classic.RECONSUME_TIMES_MAX,
+        max_reconsume_times: int = RECONSUME_TIMES_MAX,
         offset_folder: Path | None = None,
         hooks: Sequence[object] = (),
     ) -> None:

@@ -33,7 +33,7 @@ from typing import Final, Self, TypeAlias
 import msgspec
 
 from skylark.client.consumer.allocation import Allocation, Averagely
-from skylark.client.consumer.consumer_send_back import SendBackClient
+from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX, SendBackClient
 from skylark.client.consumer.process_queue import ProcessQueue
 from skylark.client.consumer.pull_api import PullResult, PullTerms
 from skylark.client.consumer.pull_consumer_base import PullClient, PullConsumerSession
@@ -69,7 +69,6 @@ log = logging.getLogger(__name__)
 PULL_TIMEOUT_S: Final = 10.0  # consumerPullTimeoutMillis
 SUSPEND_MAX_S: Final = 20.0  # brokerSuspendMaxTimeMillis
 SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
-RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):

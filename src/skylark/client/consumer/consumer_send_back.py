@@ -13,11 +13,6 @@ import logging
 import random
 from typing import Final
 
-from skylark.client.consumer.push.concurrent_settlement import (
-    BROKER_DECIDES,
-    retry_message,
-    send_back_header,
-)
 from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_message import Message, MessageExt
 from skylark.client.core.route_cache import DEFAULT_QUEUE_COUNT
@@ -30,11 +25,18 @@ from skylark.client.producer.send_request import (
     read_result,
 )
 from skylark.core.errors import ClientError, SkylarkError
-from skylark.core.names import AUTO_CREATE_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from skylark.core.names import AUTO_CREATE_TOPIC, INNER_PRODUCER_GROUP, is_retry_topic, retry_topic
+from skylark.core.retry_policy import FIRST_RETRY_LEVEL
 from skylark.wire import properties as names
 from skylark.wire.compress import COMPRESSION_ZLIB
+from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
 
 log = logging.getLogger(__name__)
+
+RECONSUME_TIMES_MAX: Final = 16  # maxReconsumeTimes
+#: Delay levels of a message that is sent back, besides the levels themselves.
+BROKER_DECIDES: Final = 0
+STRAIGHT_TO_DEAD_LETTERS: Final = -1
 
 ATTEMPTS: Final = 3
 SEND_TIMEOUT_S: Final = 3.0
@@ -136,3 +138,58 @@ class SendBackClient:
             else:
                 return
         raise failure
+
+
+# ---- what is sent --------------------------------------------------------------------------------
+
+
+def send_back_header(
+    message: MessageExt,
+    group: str,
+    delay_level: int = BROKER_DECIDES,
+    reconsume_times_max: int = RECONSUME_TIMES_MAX,
+) -> ConsumerSendMsgBackRequestHeader:
+    """CONSUMER_SEND_MSG_BACK (36), for the master of the broker that the message came from."""
+    return ConsumerSendMsgBackRequestHeader(
+        offset=message.record.log_offset,
+        group=group,
+        delay_level=delay_level,
+        origin_msg_id=message.msg_id,
+        origin_topic=_origin_topic(message),
+        max_reconsume_times=reconsume_times_max,
+    )
+
+
+def retry_message(
+    message: MessageExt, group: str, reconsume_times_max: int = RECONSUME_TIMES_MAX
+) -> Message:
+    """The message as the client publishes it among the retries of the group by itself.
+
+    The broker delays it, or moves it to the dead letters if it was delivered too often. Its
+    properties are names that users may not set, so it takes the inner way through the producer.
+    Raises RemoteProtocolError if the body cannot be decompressed.
+    """
+    found = dict(message.record.properties)
+    wait_store_ok = found.get(names.PROPERTY_WAIT, "").lower() != "false"
+    if not found.get(names.PROPERTY_ORIGIN_MESSAGE_ID, "").strip():
+        found[names.PROPERTY_ORIGIN_MESSAGE_ID] = message.msg_id
+    found[names.PROPERTY_RETRY_TOPIC] = _origin_topic(message)
+    found[names.PROPERTY_RECONSUME_TIME] = str(message.reconsume_times + 1)
+    found[names.PROPERTY_MAX_RECONSUME_TIMES] = str(reconsume_times_max)
+    found.pop(names.PROPERTY_TRAN_MSG, None)
+    found[names.PROPERTY_DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
+    return Message(
+        topic=retry_topic(group),
+        body=message.body,
+        properties=found,
+        flag=message.flag,
+        wait_store_ok=wait_store_ok,
+    )
+
+
+def _origin_topic(message: MessageExt) -> str:
+    """The topic that it was sent to, as brokers know it, namespace included."""
+    record = message.record
+    if is_retry_topic(record.topic):
+        return record.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)
+    return record.topic

@@ -100,11 +100,6 @@ class ProcessQueue:
         return len(self._messages) + len(self._in_flight)
 
     @property
-    def has_messages(self) -> bool:
-        """Whether :meth:`take` would give something."""
-        return bool(self._messages)
-
-    @property
     def span(self) -> int:
         """How far pulling is ahead of the first message that is still here, in offsets.
 

@@ -168,6 +168,7 @@ class PullMember:
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
         """What tools are shown (307); there are no threads of ours whose stacks would tell."""
         del with_stacks
+        committed = self._store.table.snapshot()
         return ConsumerRunningInfo(
             properties={
                 "PROP_NAMESERVER_ADDR": ";".join(map(str, self._instance.endpoint.namesrv)),
@@ -176,7 +177,7 @@ class PullMember:
             },
             subscription_set=[each.data for each in self.subscriptions.values()],
             mq_table={
-                queue: process_queue.info(_or(self._store.table.read(queue), NO_COMMIT))
+                queue: process_queue.info(committed.get(queue, NO_COMMIT))
                 for queue, process_queue in self.process_queues.items()
             },
         )
@@ -277,7 +278,3 @@ class PullMember:
             await self.leave()
         finally:
             await self._instance.release()
-
-
-def _or(offset: int | None, otherwise: int) -> int:
-    return otherwise if offset is None else offset

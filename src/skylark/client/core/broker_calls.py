@@ -201,6 +201,16 @@ class BrokerCalls:
         answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
         return checked(answer, address, *also)
 
+    async def _command(
+        self, address: str, request: Command, timeout_s: float | None, *, oneway: bool
+    ) -> None:
+        """Send a request whose answer holds nothing; with ``oneway`` without waiting for it."""
+        if oneway:
+            to = vip_address(address) if self._vip else address
+            await self._caller.oneway(to, request, timeout_s or self._timeout_s)
+        else:
+            await self._call(address, request, timeout_s)
+
     async def _call_main(
         self, address: str, request: Command, timeout_s: float | None = None, *also: int
     ) -> Command:
@@ -297,11 +307,7 @@ class BrokerCalls:
             consumer_group=group, client_id=client_id, mq_set=list(queues)
         )
         request = make_request(RequestCode.UNLOCK_BATCH_MQ, body=body, broker_name=_broker_of(body))
-        if oneway:
-            to = vip_address(address) if self._vip else address
-            await self._caller.oneway(to, request, timeout_s)
-        else:
-            await self._call(address, request, timeout_s)
+        await self._command(address, request, timeout_s, oneway=oneway)
 
     # ---- offsets
 
@@ -341,11 +347,7 @@ class BrokerCalls:
         request = make_request(
             RequestCode.UPDATE_CONSUMER_OFFSET, header, broker_name=queue.broker_name
         )
-        if oneway:
-            to = vip_address(address) if self._vip else address
-            await self._caller.oneway(to, request, timeout_s or self._timeout_s)
-        else:
-            await self._call(address, request, timeout_s)
+        await self._command(address, request, timeout_s, oneway=oneway)
 
     async def max_offset(
         self,

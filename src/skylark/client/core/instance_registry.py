@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from skylark.auth.signature import Credentials
+from skylark.client.core.broker_connections import BrokerConnections
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.client_runtime import ClientRuntime, default_runtime, runtime_of
@@ -134,6 +137,23 @@ def acquire_instance(
 ) -> ClientInstance:
     """An instance of this process; see :meth:`InstanceTable.acquire`."""
     return _instances.acquire(options, client_id, runtime, stream=stream)
+
+
+@asynccontextmanager
+async def open_instance(
+    options: ClientOptions, runtime: ClientRuntime | None = None
+) -> AsyncIterator[tuple[ClientInstance, BrokerConnections]]:
+    """A started instance and its link to the running loop, for a reader that joins no group."""
+    instance = acquire_instance(options, options.client_id(stream=True), runtime, stream=True)
+    try:
+        await instance.start()
+        link = instance.open_link()
+        try:
+            yield instance, link
+        finally:
+            await link.release()
+    finally:
+        await instance.release()
 
 
 def instance_count() -> int:

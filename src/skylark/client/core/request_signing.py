@@ -26,8 +26,6 @@ NAMESPACED: Final = "nsd"
 NAMESPACE: Final = "ns"
 REQUEST_TYPE: Final = "ReqT"
 STREAM: Final = "0"
-ZONE_NAME: Final = "__ZONE_NAME"
-ZONE_MODE: Final = "__ZONE_MODE"
 
 
 class RequestChain:

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 from skylark.client.core.name_servers import NameServers
 from skylark.client.core.route_cache import Route, RouteTable, default_route, make_route
+from skylark.core.backoff import Backoff
 from skylark.core.clock import Clock
 from skylark.core.errors import NoNameServerError, SkylarkError
 from skylark.core.lifecycle import Tasks, join
@@ -27,7 +28,8 @@ from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)
 
-ASKED_AGAIN_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+RETRY: Final = Backoff(first_s=1.0, most_s=16.0)
+RETRIES: Final = 5
 
 #: Topic, and for a topic that does not exist yet the number of its queues and its model.
 _Question: TypeAlias = tuple[str, int, str]
@@ -137,8 +139,8 @@ class RouteKeeper:
             self._tasks.spawn(self._ask_again(topic), name=f"look for {topic}")
 
     async def _ask_again(self, topic: str) -> None:
-        for pause_s in ASKED_AGAIN_AFTER_S:
-            await self._clock.sleep(pause_s)
+        for failures in range(1, RETRIES + 1):
+            await self._clock.sleep(RETRY.pause_s(failures))
             if topic not in self._unknown or not self._is_wanted(topic):
                 return
             try:

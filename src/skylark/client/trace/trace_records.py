@@ -19,8 +19,8 @@ of old clients, and pass over kinds that they do not know. Counterpart of Java's
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -120,6 +120,7 @@ class RecallTrace(msgspec.Struct, frozen=True, kw_only=True):
     success: bool
 
 
+TraceT = TypeVar("TraceT", bound=msgspec.Struct)
 Trace: TypeAlias = PubTrace | SubBeforeTrace | SubAfterTrace | EndTransactionTrace | RecallTrace
 
 
@@ -169,109 +170,53 @@ def decode_traces(text: str) -> list[Trace]:
     """All records of a message; raises RemoteProtocolError for one that cannot be read."""
     traces: list[Trace] = []
     for record in text.split(RECORD_END):
-        fields = record.rstrip(FIELD_END).split(FIELD_END)
-        read = _READERS.get(fields[0])
+        kind, *fields = record.rstrip(FIELD_END).split(FIELD_END)
+        read = _READERS.get(kind)
         if read is not None:
+            count = len(fields) + 1
             try:
                 traces.append(read(fields))
-            except (IndexError, ValueError) as error:
+            except (TypeError, ValueError) as error:
                 raise RemoteProtocolError(
-                    f"a trace record of kind {fields[0]} with {len(fields)} fields is broken"
+                    f"a trace record of kind {kind} with {count} fields is broken"
                 ) from error
     return traces
 
 
-def trace_message_keys(traces: Iterable[Trace]) -> list[str]:
-    """KEYS of a message with these records, each once."""
-    return list(dict.fromkeys(key for trace in traces for key in trace_keys(trace)))
+def _read(kind: type[TraceT], texts: list[str]) -> TraceT:
+    """A record of this kind from its fields in their order; those that are missing default."""
+    fields = zip(msgspec.structs.fields(kind), texts, strict=False)
+    return kind(**{field.name: _value(field.type, text) for field, text in fields})
 
 
-def _nullable(field: str) -> str | None:
-    return None if field == NULL else field
+def _value(kind: Any, text: str) -> object:
+    if kind is int or kind == int | None:
+        return int(text)
+    if kind is bool:
+        return text.lower() == "true"
+    return None if text == NULL and kind is not str else text
 
 
-def _is_true(field: str) -> bool:
-    return field.lower() == "true"
+def _pub(texts: list[str]) -> Trace:
+    if len(texts) < len(PubTrace.__struct_fields__) - 1:
+        texts.insert(PubTrace.__struct_fields__.index("offset_msg_id"), "")  # of an old client
+    return _read(PubTrace, texts)
 
 
-def _pub(fields: list[str]) -> Trace:
-    has_offset_id = len(fields) >= 14
-    return PubTrace(
-        time_ms=int(fields[1]),
-        region_id=fields[2],
-        group=fields[3],
-        topic=fields[4],
-        msg_id=fields[5],
-        tags=_nullable(fields[6]),
-        keys=_nullable(fields[7]),
-        store_host=fields[8],
-        body_size=int(fields[9]),
-        cost_ms=int(fields[10]),
-        message_type=int(fields[11]),
-        offset_msg_id=fields[12] if has_offset_id else "",
-        success=_is_true(fields[13 if has_offset_id else 12]),
-        client_host=fields[14] if len(fields) >= 15 else "",
-    )
+def _sub_before(texts: list[str]) -> Trace:
+    return _read(SubBeforeTrace, [*texts, ""])  # a record without keys ends before them
 
 
-def _sub_before(fields: list[str]) -> Trace:
-    return SubBeforeTrace(
-        time_ms=int(fields[1]),
-        region_id=fields[2],
-        group=fields[3],
-        request_id=fields[4],
-        msg_id=fields[5],
-        retry_times=int(fields[6]),
-        keys=_nullable(fields[7]) if len(fields) > 7 else "",
-    )
-
-
-def _sub_after(fields: list[str]) -> Trace:
-    has_time = len(fields) >= 9
-    return SubAfterTrace(
-        request_id=fields[1],
-        msg_id=fields[2],
-        cost_ms=int(fields[3]),
-        success=_is_true(fields[4]),
-        keys=_nullable(fields[5]) if len(fields) > 5 else "",
-        context_code=int(fields[6]) if len(fields) >= 7 else 0,
-        time_ms=int(fields[7]) if has_time else None,
-        group=fields[8] if has_time else None,
-    )
-
-
-def _end_transaction(fields: list[str]) -> Trace:
-    return EndTransactionTrace(
-        time_ms=int(fields[1]),
-        region_id=fields[2],
-        group=fields[3],
-        topic=fields[4],
-        msg_id=fields[5],
-        tags=_nullable(fields[6]),
-        keys=_nullable(fields[7]),
-        store_host=fields[8],
-        message_type=int(fields[9]),
-        transaction_id=fields[10],
-        state=fields[11],
-        from_check=_is_true(fields[12]),
-    )
-
-
-def _recall(fields: list[str]) -> Trace:
-    return RecallTrace(
-        time_ms=int(fields[1]),
-        region_id=fields[2],
-        group=fields[3],
-        topic=fields[4],
-        msg_id=fields[5],
-        success=_is_true(fields[6]),
-    )
+def _sub_after(texts: list[str]) -> Trace:
+    if len(texts) < len(SubAfterTrace.__struct_fields__):
+        del texts[SubAfterTrace.__struct_fields__.index("time_ms") :]
+    return _read(SubAfterTrace, [*texts, ""] if len(texts) == 4 else texts)
 
 
 _READERS: Final[dict[str, Callable[[list[str]], Trace]]] = {
     "Pub": _pub,
     "SubBefore": _sub_before,
     "SubAfter": _sub_after,
-    "EndTransaction": _end_transaction,
-    "Recall": _recall,
+    "EndTransaction": lambda texts: _read(EndTransactionTrace, texts),
+    "Recall": lambda texts: _read(RecallTrace, texts),
 }

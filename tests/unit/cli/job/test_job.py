@@ -64,7 +64,7 @@ def test_unknown_jobs_are_refused() -> None:
     [
         (("archive", "T"), "Missing option '--to'"),
         (("archive", "--to", "x"), "Missing argument 'TOPIC...'"),
-        (("archive", "T", "--to", "x", "--conf", "spark.x"), "'spark.x' is not NAME=VALUE"),
+        (("archive", "T", "--to", "x", "--conf", "spark.x"), "'spark.x' is not KEY=VALUE"),
         (("archive", "T", "--to", "x", "--interval", "soon"), "it must be a duration"),
         (("archive", "T", "--to", "x", "--batch-rows", "0"), "x>=1"),
         (("archive", "T", "--to", "x", "--format", "iceberg"), "needs a checkpoint"),

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from skylark.client.core.client_message import Message, SendResult, SendStatus
+from skylark.client.core.permits import Permits
 from skylark.client.producer.producer import Producer
 from skylark.client.producer.send_options import SendKeywords
 from skylark.core.errors import (
@@ -267,6 +268,28 @@ async def test_the_wait_for_room_is_part_of_the_timeout(
         assert waiting.done()
         with pytest.raises(SendTimeoutError):
             await waiting
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_send_passes_producer_memory_and_connection_window_and_no_other_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batching: bool
+) -> None:
+    taken: list[Permits] = []
+    try_take = Permits.try_take
+
+    def recorded(permits: Permits, size: int) -> bool:
+        taken.append(permits)
+        return try_take(permits, size)
+
+    monkeypatch.setattr(Permits, "try_take", recorded)
+    async with scripted(tmp_path, "a", batching=batching) as script:
+        parts = script.producer._use()
+        taken.clear()
+        await (await script.world.finish(script.producer.submit(MESSAGE)))
+        assert taken == [parts.permits, parts.link.permits]
+        taken.clear()
+        await script.world.finish(script.producer.send(MESSAGE))
+        assert taken in ([parts.permits, parts.link.permits], [parts.link.permits])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from skylark.client.trace import (
     TraceMessageType,
     decode_traces,
 )
-from skylark.client.trace.trace_records import encode_trace, trace_message_keys
+from skylark.client.trace.trace_records import encode_trace, trace_keys
 from skylark.core.errors import RemoteProtocolError
 
 #: Printed by Traces.java beside it, with the classes of RocketMQ 5.5.0.
@@ -124,7 +124,8 @@ def test_the_text_is_that_of_java(name: str) -> None:
     assert "".join(map(encode_trace, CASES[name])) == printed["data"]
     assert decode_traces(printed["data"]) == CASES[name]
     if name != "recall":  # Java adds keys that the record itself does not have
-        assert sorted(trace_message_keys(CASES[name])) == printed["keys"].split()
+        keys = {key for trace in CASES[name] for key in trace_keys(trace)}
+        assert sorted(keys) == printed["keys"].split()
 
 
 def test_every_printed_record_is_compared() -> None:
@@ -135,11 +136,6 @@ def test_every_printed_record_is_compared() -> None:
 def test_a_send_has_fourteen_fields_and_null_for_no_tag() -> None:
     fields = encode_trace(pub(1, tags=None)).removesuffix("\x02").split("\x01")
     assert (len(fields), fields[6]) == (14, "null")
-
-
-def test_keys_of_a_message_are_there_once() -> None:
-    traces = [*CASES["before"], *CASES["after"], RECALL]
-    assert trace_message_keys(traces) == [msg_id(3), "k1", msg_id(4), msg_id(6)]
 
 
 def test_old_and_newer_forms_of_a_send() -> None:

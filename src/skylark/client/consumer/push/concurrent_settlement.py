@@ -9,9 +9,9 @@ how many messages from the front were accepted; those behind failed::
 
 A failed message is *sent back*: the broker puts it among the retries of the group, for later, and
 it counts as consumed here. If the broker refuses, the client publishes it there itself
-(:func:`retry_message`). If that fails too, it stays in the process queue, holds the commit back and
-is handed out again five seconds later. Broadcasting consumers have no retries: failures are logged
-and lost.
+(:mod:`skylark.client.consumer.consumer_send_back`). If that fails too, it stays in the process
+queue, holds the commit back, and a handler gets it again five seconds later. Broadcasting consumers
+have no retries: failures are logged and lost.
 
 A message that is no longer in the process queue was hung for too long, and was sent back by the
 clean-up: what its handler says now does not count. Neither does anything once a queue is dropped:
@@ -28,21 +28,13 @@ from typing import Final
 
 import msgspec
 
+from skylark.client.consumer.consumer_send_back import BROKER_DECIDES, STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
-from skylark.client.core.client_message import DeadLetter, Message, MessageExt, RetryLater
-from skylark.core.names import is_retry_topic, retry_topic
-from skylark.wire import properties as names
-from skylark.wire.headers.send import ConsumerSendMsgBackRequestHeader
+from skylark.client.core.client_message import DeadLetter, MessageExt, RetryLater
 
 RESUBMIT_DELAY_MS: Final = 5_000
-RECONSUME_TIMES_MAX: Final = 16
-
-#: Delay levels of a message that is sent back, besides the levels themselves.
-BROKER_DECIDES: Final = 0  # 3 + how often it was delivered before
-STRAIGHT_TO_DEAD_LETTERS: Final = -1
 
 _ACK_ALL: Final = 2**31 - 1
-_RETRY_LEVEL_FIRST: Final = 3
 
 
 class ReturnType(enum.IntEnum):
@@ -149,58 +141,3 @@ def settle(
     offset = queue.remove(done, now_ms)
     committable = offset != NOTHING_TO_COMMIT and not queue.dropped
     return Settlement(offset if committable else None, resubmit)
-
-
-# ---- going back ----------------------------------------------------------------------------------
-
-
-def send_back_header(
-    message: MessageExt,
-    group: str,
-    delay_level: int = BROKER_DECIDES,
-    reconsume_times_max: int = RECONSUME_TIMES_MAX,
-) -> ConsumerSendMsgBackRequestHeader:
-    """CONSUMER_SEND_MSG_BACK (36), for the master of the broker that the message came from."""
-    return ConsumerSendMsgBackRequestHeader(
-        offset=message.record.log_offset,
-        group=group,
-        delay_level=delay_level,
-        origin_msg_id=message.msg_id,
-        origin_topic=_origin_topic(message),
-        max_reconsume_times=reconsume_times_max,
-    )
-
-
-def retry_message(
-    message: MessageExt, group: str, reconsume_times_max: int = RECONSUME_TIMES_MAX
-) -> Message:
-    """The message as the client publishes it among the retries of the group by itself.
-
-    The broker delays it, or moves it to the dead letters if it was delivered too often. Its
-    properties are names that users may not set, so it takes the inner way through the producer.
-    Raises RemoteProtocolError if the body cannot be decompressed.
-    """
-    found = dict(message.record.properties)
-    wait_store_ok = found.get(names.PROPERTY_WAIT, "").lower() != "false"
-    if not found.get(names.PROPERTY_ORIGIN_MESSAGE_ID, "").strip():
-        found[names.PROPERTY_ORIGIN_MESSAGE_ID] = message.msg_id
-    found[names.PROPERTY_RETRY_TOPIC] = _origin_topic(message)
-    found[names.PROPERTY_RECONSUME_TIME] = str(message.reconsume_times + 1)
-    found[names.PROPERTY_MAX_RECONSUME_TIMES] = str(reconsume_times_max)
-    found.pop(names.PROPERTY_TRAN_MSG, None)
-    found[names.PROPERTY_DELAY] = str(_RETRY_LEVEL_FIRST + message.reconsume_times)
-    return Message(
-        topic=retry_topic(group),
-        body=message.body,
-        properties=found,
-        flag=message.flag,
-        wait_store_ok=wait_store_ok,
-    )
-
-
-def _origin_topic(message: MessageExt) -> str:
-    """The topic that it was sent to, as brokers know it, namespace included."""
-    record = message.record
-    if is_retry_topic(record.topic):
-        return record.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)
-    return record.topic

@@ -31,8 +31,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from skylark.client.consumer.consumer_send_back import STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.push.concurrent_settlement import STRAIGHT_TO_DEAD_LETTERS
 from skylark.client.consumer.push.consume_runner import (
     AssignedQueue,
     ConsumerServices,

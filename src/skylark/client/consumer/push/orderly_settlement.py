@@ -29,6 +29,7 @@ import msgspec
 
 from skylark.client.consumer.process_queue import NOTHING_TO_COMMIT, ProcessQueue
 from skylark.client.core.client_message import MessageExt
+from skylark.core.retry_policy import decide_retry
 
 RECONSUME_TIMES_MAX: Final = 2**31 - 1
 SUSPEND_MS: Final = 1_000
@@ -129,11 +130,15 @@ def exhausted(
 ) -> list[MessageExt]:
     """Failed messages that were delivered too often, to be published among the retries.
 
-    See :func:`skylark.client.consumer.push.concurrent_settlement.retry_message`.
+    See :func:`skylark.client.consumer.consumer_send_back.retry_message`.
     """
     if result.status is not OrderlyStatus.SUSPEND:
         return []
-    return [message for message in batch if message.reconsume_times >= reconsume_times_max]
+    return [
+        message
+        for message in batch
+        if decide_retry(message.reconsume_times + 1, reconsume_times_max).is_dead
+    ]
 
 
 def settle(

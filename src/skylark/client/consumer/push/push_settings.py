@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, TypedDict
 import msgspec
 
 from skylark.client.consumer.allocation import Allocation, Averagely
-from skylark.client.consumer.push import concurrent_settlement as concurrent
+from skylark.client.consumer.consumer_send_back import RECONSUME_TIMES_MAX
 from skylark.client.consumer.push import orderly_settlement as orderly
 from skylark.client.consumer.start_position import consume_timestamp, parse_consume_timestamp
 from skylark.client.core.argument_checks import check_fields
@@ -142,7 +142,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
         """How often a message is delivered again before it goes to the dead letters."""
         if self.max_reconsume_times != NO_LIMIT:
             return self.max_reconsume_times
-        return orderly.RECONSUME_TIMES_MAX if is_orderly else concurrent.RECONSUME_TIMES_MAX
+        return orderly.RECONSUME_TIMES_MAX if is_orderly else RECONSUME_TIMES_MAX
 
 
 class PushKeywords(TypedDict, total=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skylark.client.consumer.consumer_send_back import retry_message, send_back_header
 from skylark.client.consumer.process_queue import EXPIRED_DELAY_LEVEL, ProcessQueue
 from skylark.client.consumer.push.concurrent_settlement import (
     ALL_ACCEPTED,
@@ -14,9 +15,7 @@ from skylark.client.consumer.push.concurrent_settlement import (
     Settlement,
     batches,
     outcome_of_error,
-    retry_message,
     return_type,
-    send_back_header,
     send_backs,
     settle,
 )

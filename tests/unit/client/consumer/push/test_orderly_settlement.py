@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from skylark.client.consumer.consumer_send_back import retry_message
 from skylark.client.consumer.process_queue import ProcessQueue
-from skylark.client.consumer.push.concurrent_settlement import retry_message
 from skylark.client.consumer.push.orderly_settlement import (
     ALL_ACCEPTED,
     RECONSUME_TIMES_MAX,
