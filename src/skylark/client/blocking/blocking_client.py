@@ -26,8 +26,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skylark.client.blocking.event_loop_thread import EventLoopThread, shared_loop_thread
 from skylark.client.consumer.pull_consumer_base import PullClient
+from skylark.client.core.argument_checks import check_function
 from skylark.client.core.client_options import ClientOptions
 from skylark.client.core.service_state import ServiceState
+from skylark.client.core.threads import SerialThread
 from skylark.core.errors import ConfigError
 
 P = ParamSpec("P")
@@ -197,8 +199,30 @@ class BlockingClient(Blocking[GroupClientT]):
         return self._client.group
 
 
-class BlockingPullClient(BlockingClient[PullClientT]):
-    """A pull consumer: questions about queues."""
+class BlockingConsumer(BlockingClient[GroupClientT]):
+    """A consumer, with the thread in which its listeners are called, one at a time."""
+
+    def __init__(self, client: GroupClientT) -> None:
+        super().__init__(client)
+        self._listeners = SerialThread(f"{client.group}-listener")
+
+    def _in_thread(self, listener: Callable[P, object]) -> Callable[P, None]:
+        """A listener that does not block the event loop: it is called in the thread, in order."""
+        check_function("listener", listener)
+
+        def post(*args: P.args, **kwargs: P.kwargs) -> None:
+            self._listeners.post(functools.partial(listener, *args, **kwargs))
+
+        return post
+
+    def stop(self) -> None:
+        """Save the committed offsets and leave the group; does nothing if it has ended."""
+        super().stop()
+        self._listeners.close()
+
+
+class BlockingPullClient(BlockingConsumer[PullClientT]):
+    """A pull consumer, with its requests about queues."""
 
     fetch_queues = waiting(PullClient.fetch_queues)
     min_offset = waiting(PullClient.min_offset)

@@ -36,6 +36,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
 
 from skylark.client.blocking.blocking_client import (
     BlockingClient,
+    BlockingConsumer,
     BlockingPullClient,
     calling,
     chaining,
@@ -53,31 +54,19 @@ from skylark.client.consumer.push import push_consumer as push
 from skylark.client.consumer.push.consumer_stats import ConsumerStats
 from skylark.client.consumer.push.message_handlers import Handler
 from skylark.client.consumer.push.push_settings import PushKeywords, PushSettings, QueueListener
-from skylark.client.core.argument_checks import check_function, refuse_generator, refused
+from skylark.client.core.argument_checks import refuse_generator, refused
 from skylark.client.core.client_message import MessageExt
 from skylark.client.core.client_options import ClientOptions, Duration
 from skylark.client.core.service_state import ServiceState, require_running
 from skylark.client.core.shutdown_signals import on_signal
-from skylark.client.core.threads import SerialThread, call_in_thread
+from skylark.client.core.threads import call_in_thread
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import MessageModel
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
-def in_thread(listener: QueueListener, thread: SerialThread) -> QueueListener:
-    """A listener that does not block the event loop: it is called in a thread, in order."""
-    check_function("listener", listener)
-
-    def post(
-        topic: str, everything: frozenset[MessageQueue], ours: frozenset[MessageQueue]
-    ) -> None:
-        thread.post(listener, topic, everything, ours)
-
-    return post
-
-
-class PushConsumer(BlockingClient[push.PushConsumer]):
+class PushConsumer(BlockingConsumer[push.PushConsumer]):
     """See the module, and :class:`skylark.aio.PushConsumer` for what the methods do."""
 
     def __init__(
@@ -89,10 +78,9 @@ class PushConsumer(BlockingClient[push.PushConsumer]):
         **settings: Unpack[PushKeywords],
     ) -> None:
         """Nothing is sent before :meth:`start`; ``settings``: see PushSettings."""
-        self._listeners = SerialThread(f"{group}-listener")
         listener = settings.get("queue_listener")
         if listener is not None:
-            settings["queue_listener"] = in_thread(listener, self._listeners)
+            settings["queue_listener"] = self._in_thread(listener)
         super().__init__(push.PushConsumer(group, options, hooks=hooks, **settings))
 
     @property
@@ -161,7 +149,6 @@ class PushConsumer(BlockingClient[push.PushConsumer]):
         """
         self._client.refuse_in_handler()
         super().stop()
-        self._listeners.close()
 
     def run(self) -> None:
         """Start unless that was done, consume until SIGTERM, Ctrl-C or :meth:`stop`, and stop.
@@ -209,16 +196,10 @@ class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
     ) -> None:
         """Nothing is sent before :meth:`start`; ``settings``: see LitePullSettings."""
         super().__init__(lite.LitePullConsumer(group, options, hooks=hooks, **settings))
-        self._listeners = SerialThread(f"{group}-listener")
 
     @property
     def settings(self) -> LitePullSettings:
         return self._client.settings
-
-    def stop(self) -> None:
-        """Save the committed offsets and leave the group; does nothing if it has ended."""
-        super().stop()
-        self._listeners.close()
 
     def subscribe(
         self,
@@ -229,18 +210,13 @@ class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
         listener: QueueListener | None = None,
     ) -> Self:
         """Share the queues of a topic with the group; ``A || B`` for tags, or an SQL condition."""
-        posting = None if listener is None else in_thread(listener, self._listeners)
+        posting = None if listener is None else self._in_thread(listener)
         self._do(lambda: self._client.subscribe(topic, tags, sql=sql, listener=posting))
         return self
 
     def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
         """Call ``listener(topic, queues)`` when the topic has got other queues."""
-        check_function("listener", listener)
-
-        def post(topic: str, queues: frozenset[MessageQueue]) -> None:
-            self._listeners.post(listener, topic, queues)
-
-        self._do(self._client.on_queues_changed, topic, post)
+        self._do(self._client.on_queues_changed, topic, self._in_thread(listener))
         return self
 
     unsubscribe = calling(lite.LitePullConsumer.unsubscribe)
@@ -304,16 +280,10 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
                 hooks=hooks,
             )
         )
-        self._listeners = SerialThread(f"{group}-listener")
-
-    def stop(self) -> None:
-        """Save the offsets and leave the group; does nothing if it has ended."""
-        super().stop()
-        self._listeners.close()
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
         """Share the queues of a topic with the group, and hear of it when they are shared again."""
-        posting = None if listener is None else in_thread(listener, self._listeners)
+        posting = None if listener is None else self._in_thread(listener)
         self._do(self._client.register_queue_listener, topic, posting)
         return self
 
