@@ -1,4 +1,4 @@
-"""Clients for asyncio: all of them belong to the event loop on which they are started.
+"""Clients for asyncio; each belongs to the event loop on which it is started.
 
 ::
 
@@ -8,7 +8,7 @@
     async with Producer("orders") as producer:
         await producer.send(Message("T", b"hello"))
 
-:mod:`skylark.sync` has the same names without ``await``; :mod:`skylark` has what both share.
+:mod:`skylark.sync` has the same names without ``await``; :mod:`skylark` has the shared names.
 """
 
 from skylark.admin.admin_client import Admin

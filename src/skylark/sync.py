@@ -8,8 +8,8 @@
     with Producer("orders") as producer:
         producer.send(Message("T", b"hello"))
 
-Any thread may call any of them at any time. They are a facade over the asyncio clients on one
-private loop thread, see :mod:`skylark.client.blocking`; :mod:`skylark` has what both share.
+Any thread may call them at any time. They are a facade over the asyncio clients on one private
+event loop thread, see :mod:`skylark.client.blocking`; :mod:`skylark` has the names that both share.
 """
 
 from skylark.admin.blocking_admin import Admin

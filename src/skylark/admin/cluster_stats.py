@@ -5,6 +5,11 @@ A broker reports its state as a table of strings (28); :class:`BrokerState` has 
 over the last minute, hour and day. A broker that does not respond is a failure in the result, not
 an error, as long as another one responds.
 
+:func:`replication_report` shows masters, their slaves, and slaves that have diverged, from the
+runtime table and the replication state (907) of each broker. The lag of a slave is the difference
+between the end of its master's log and its own. Only Skylark brokers report that a slave has
+diverged.
+
 Counterpart of mqadmin's clusterList, brokerStatus, haStatus, topicStatus, statsAll,
 brokerConsumeStats.
 """

@@ -11,6 +11,11 @@ make us connect to an address that is not registered.
 
 **Keys.** The index has hashes, so results are compared with the key, and the messages of all
 brokers of the topic are merged, oldest first.
+
+**Any topic.** :func:`find_message` needs only an id. A message may be in its topic, in a topic for
+delayed or half messages, in a retry topic or a dead-letter topic, each on several brokers. If a
+broker does not respond, "not found" is uncertain: :class:`Copies` lists such brokers, and the error
+says so.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Topics of a cluster: create, list, describe, change and delete them.
 
 Each broker has its own configuration of a topic; the name server combines them to a route.
+Permissions are letters in our API and bits on the wire; attributes are sent as changes,
+``+key=value`` or ``-key``.
+
 ``create`` creates it on every master and does not change it where it exists: creating it again must
 not change a number of queues that others rely on. ``update`` changes the given fields only; ``put``
 replaces the whole configuration.

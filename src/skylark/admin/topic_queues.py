@@ -1,4 +1,4 @@
-"""The readable queues of a topic, requests per queue, and committed offsets of groups."""
+"""The readable queues of a topic, their offsets and times, and committed offsets of groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Helpers of commands that query a cluster: admin calls, times, confirmation, completion.
+"""Helpers of commands that use a cluster: ``-n``, admin calls, times, confirmation, completion.
 
 A command passes :func:`call_admin` a function of the :class:`~skylark.admin.admin_client.Admin` and
 gets its result; connections are closed before it returns. Errors are raised; ``main.py`` turns them
 into a message and an exit code.
+
+**Name servers** come from ``-n``, else from the environment, else there is one on this machine
+(:func:`skylark.core.names.resolve_namesrv`).
 
 **Times** on the command line are local unless they have an offset: ``2026-11-01T08:00``,
 ``2026-11-01T08:00+01:00``, a date alone, or a duration before now: ``30m`` (:func:`parse_time`).

@@ -1,5 +1,7 @@
 """Runs a server in the foreground until SIGTERM, Ctrl-C or SIGHUP stops it.
 
+``skylark broker`` and ``skylark namesrv`` share the options here, which have Java's names.
+
 SIGHUP (the terminal was closed) is ignored if the process was started with it ignored: by
 ``nohup`` or ``skylark up --detach``.
 

@@ -1,6 +1,6 @@
-"""Errors of clients that concern a queue; all others are in :mod:`skylark.core.errors`.
+"""Errors of clients about a queue; all others are in :mod:`skylark.core.errors`.
 
-They stand apart from what raises them so that an application can name them without loading it.
+A separate module, so that an application can import them without the code that raises them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that were asked for and are not there."""
+    """Requested messages that do not exist any more."""
 
     queue: MessageQueue
-    wanted: int  #: the offset that was asked for
-    available: int  #: where the broker says to go on
+    wanted: int  #: the requested offset
+    available: int  #: the next offset that the broker has
     count: int  #: messages of the range that are lost
 
 
 class MissingError(ClientError):
-    """Part of a range is gone: too old, or the topic was deleted and made anew."""
+    """Part of a range is missing: it expired, or the topic was deleted and created again."""
 
     def __init__(self, missing: Missing) -> None:
         queue = missing.queue
@@ -34,7 +34,7 @@ class MissingError(ClientError):
 
 
 class UndecodableError(RemoteProtocolError):
-    """The first message of an answer cannot be decoded; ``next_offset`` is where to go on."""
+    """The first message of a response cannot be decoded; continue at ``next_offset``."""
 
     def __init__(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
         super().__init__(f"the message at offset {offset} of {queue} cannot be decoded")

@@ -1,19 +1,19 @@
-"""Metrics of clients: how long sends, pulls and handlers take, what waits, and how far behind.
+"""Metrics of clients: durations of sends, pulls and handlers, cached messages, and lag.
 
 All clients count into one :class:`~skylark.core.metrics.Registry`: that of the process
-(:func:`default_registry`), or the one in ``ClientOptions(metrics=...)``; ``metrics=False`` counts
-nothing. The registry renders the text that Prometheus reads; ``docs/observability.md`` has the
-table of names.
+(:func:`default_registry`), or the one in ``ClientOptions(metrics=...)``; ``metrics=False`` disables
+them. The registry renders the text that Prometheus reads; ``docs/observability.md`` lists the
+names.
 
-Hot paths keep a *meter*: an object with the children of one group and topic resolved, so that a
-send or a call of a handler costs a few additions. What waits in a consumer is not counted at all
-but looked up when somebody asks: each consumer is a :class:`LevelSource`, held weakly, so that one
-that was never stopped does not stay for ever.
+Hot paths use a *meter*: an object with the resolved children of one group and topic, so that a send
+or a handler call costs a few additions. The levels of consumers are read when the registry is
+rendered: each consumer is a :class:`LevelSource`, held by a weak reference, so that one that was
+never stopped can be collected.
 
 **Threads.** The meters of a topic belong to the loop of their client. Two clients of one group on
-two loops share children; an addition may then get lost, as a metric can bear. Connections and
-heartbeats, which happen rarely and on several loops, are counted under a lock. A forked child has a
-registry of its own, which begins at zero.
+two loops share children, and an addition may get lost. Connections and heartbeats, which are rare
+and come from several loops, are counted under a lock. A forked child has a new registry, which
+starts at zero.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _OUTCOMES: Final = {status: status.value.lower() for status in SendStatus} | {
 
 
 class QueueLevel(msgspec.Struct, frozen=True):
-    """What a consumer has of one queue, and what it has not."""
+    """The cached messages of one queue, and its lag at the broker."""
 
     topic: str  #: as the application knows it
     broker_name: str
     queue_id: int
-    count: int  #: messages that are here and not done with
+    count: int  #: cached messages that are not settled
     size: int  #: their bytes
     behind: int  #: messages at the broker that were not pulled, as of the last pull
 
 
 class LevelSource(Protocol):
-    """A consumer; asked from any thread."""
+    """A consumer whose levels are read, from any thread."""
 
     def levels(self) -> Iterable[QueueLevel]:
-        """All queues that it has now."""
+        """The levels of its assigned queues."""
 
 
 # ---- meters --------------------------------------------------------------------------------------
@@ -73,16 +73,16 @@ class SendMeter:
     __slots__ = ()
 
     def begin(self, count: int) -> None:
-        """So many messages are sent, in one request."""
+        """A request with so many messages is sent."""
 
     def retry(self) -> None:
         """An attempt has failed, another follows."""
 
     def done(self, status: SendStatus, seconds: float, count: int) -> None:
-        """They are stored."""
+        """The messages are stored."""
 
     def failed(self, error: BaseException, seconds: float, count: int) -> None:
-        """They are not, or it is not known."""
+        """The send failed; the messages may be stored anyway."""
 
 
 class _SendMeter(SendMeter):
@@ -143,13 +143,13 @@ class ConsumeMeter:
     __slots__ = ()
 
     def pulled(self, status: str, took_ms: float, count: int) -> None:
-        """A broker has answered a pull; ``count`` messages are for us."""
+        """A pull has ended, with ``count`` messages that match."""
 
     def consumed(self, accepted: int, failed: int, took_ms: float) -> None:
         """A handler has ended."""
 
     def consumed_at_once(self, calls: int, accepted: int) -> None:
-        """Handlers have accepted so many messages in so many calls, which took no time."""
+        """Handlers accepted messages in calls of less than a millisecond."""
 
 
 class _ConsumeMeter(ConsumeMeter):
@@ -261,7 +261,7 @@ class ClientMetrics:
         self._add_levels(registry)
 
     def _add_levels(self, registry: Registry) -> None:
-        """Gauges that are looked up in the consumers when somebody asks."""
+        """Add gauges that are read from the consumers when the registry is rendered."""
         queue = ("group", "topic", "broker", "queue")
         name = _PREFIX.format
         registry.gauge(
@@ -294,18 +294,18 @@ class ClientMetrics:
     # ---- consumers -------------------------------------------------------------------------------
 
     def add_source(self, group: str, source: LevelSource) -> None:
-        """A consumer that runs."""
+        """Add a running consumer."""
         with self._lock:
             alive = [each for each in self._sources if each[1]() is not None]
             self._sources = (*alive, (group, weakref.ref(source)))
 
     def remove_source(self, source: LevelSource) -> None:
-        """It has stopped."""
+        """Remove a stopped consumer."""
         with self._lock:
             self._sources = tuple(each for each in self._sources if each[1]() is not source)
 
     def _samples(self, value_of: _ValueOf) -> Iterable[tuple[tuple[str, ...], float]]:
-        """One for each queue; where two consumers have it (broadcasting) their sum."""
+        """One sample per queue; the sum if two consumers have it (broadcasting)."""
         found: dict[tuple[str, ...], float] = {}
         for group, reference in self._sources:
             source = reference()
@@ -317,21 +317,21 @@ class ClientMetrics:
     # ---- rare events, from any thread ------------------------------------------------------------
 
     def heartbeat(self, address: str, *, taken: bool) -> None:
-        """A broker took a heartbeat, or did not."""
+        """Count a heartbeat that a broker accepted or not."""
         with self._lock:
             self._heartbeats.labels(address, "ok" if taken else "failed").value += 1
 
     def trace(self, outcome: str) -> None:
-        """A trace was ``sent``, has ``failed``, or was ``dropped``."""
+        """Count a trace: ``sent``, ``failed`` or ``dropped``."""
         with self._lock:
             self._traces.labels(outcome).value += 1
 
     def watch(self, watcher: ChannelWatcher | None) -> ChannelWatcher:
-        """Count connections, and pass the news on."""
+        """A watcher that counts connections and calls ``watcher``."""
         return _Connections(self, watcher)
 
     def connection(self, address: str, *, opened: bool) -> None:
-        """One was made, or has ended."""
+        """Count a connection that was made or has ended."""
         with self._lock:
             (self._opened if opened else self._lost).labels(address).value += 1
 
@@ -361,13 +361,13 @@ class _Connections:
 # ---- registries ----------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-# By id of the registry, whose callbacks keep its table alive: the two go together.
+# By id of the registry; its callbacks refer to the table, so both live equally long.
 _tables: weakref.WeakValueDictionary[int, ClientMetrics] = weakref.WeakValueDictionary()
 _default: Registry | None = None
 
 
 def default_registry() -> Registry:
-    """The registry of this process, into which clients count unless they are given another."""
+    """The registry of this process, the default of all clients."""
     global _default
     with _lock:
         if _default is None:

@@ -6,9 +6,9 @@
     ...                                        # the application, with its clients
     await endpoint.stop()                      # or: async with await serve_metrics(9464): ...
 
-A small server on the running loop (:mod:`skylark.net.metrics_http`); an application that has a web
-server of its own shows ``default_registry().render()`` there instead.
-:mod:`skylark.client.blocking.blocking_functions` is the same for threads.
+A small server on the running loop (:mod:`skylark.net.metrics_http`); an application with a web
+server can return ``default_registry().render()`` there instead.
+:mod:`skylark.client.blocking.blocking_functions` has the blocking form.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PORT_MAX = 65_535
 
 
 class MetricsEndpoint:
-    """A server of metrics that runs; :func:`serve_metrics` makes it."""
+    """A running metrics endpoint; :func:`serve_metrics` returns it."""
 
     def __init__(self, server: MetricsServer) -> None:
         host, port = server.address
-        #: where Prometheus finds the metrics
+        #: the address for Prometheus
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
         self._server = server
 
@@ -39,7 +39,7 @@ class MetricsEndpoint:
         return f"<MetricsEndpoint {self.url}>"
 
     async def stop(self) -> None:
-        """Stop listening, and end what is under way; again does nothing."""
+        """Stop listening and close connections; a second call does nothing."""
         await self._server.stop()
 
     async def __aenter__(self) -> Self:
@@ -59,7 +59,7 @@ async def serve_metrics(
 ) -> MetricsEndpoint:
     """Serve the metrics of this process, or those in ``registry``, until ``stop()``.
 
-    Port 0 is any that is free: ``url`` says which. Raises ClientError if it is taken.
+    Port 0 is any free port; ``url`` has it. Raises ClientError if the port is in use.
     """
     if not isinstance(port, int) or not 0 <= port <= _PORT_MAX:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Public names of :mod:`skylark`, and the modules that they come from.
+"""Public names of :mod:`skylark`, and the modules that define them.
 
-Producers and consumers are not here but in :mod:`skylark.aio` and :mod:`skylark.sync`; these names
-are the same for both. ``docs/clients.md`` lists them for users, and a test compares.
+Producers and consumers are in :mod:`skylark.aio` and :mod:`skylark.sync`; these names are shared by
+both. ``docs/clients.md`` lists them for users; a test compares it.
 """
 
 from skylark.client.consumer.allocation import (

@@ -8,19 +8,18 @@ span          kind                       begins and ends
 ============  =========================  ======================================================
 
 The context of a send travels in the properties ``traceparent`` and ``tracestate`` of the message
-(W3C; whichever propagator the application has set decides). A handler of single messages continues
-that trace; one that gets a list has a span of its own with a link to each message. Pull consumers
+(W3C, or the propagator that the application has set). A handler of single messages continues that
+trace; a handler of lists has a new span with a link to each message. Pull consumers
 have no handler: :func:`context_of` gives the context of a message for a span of the application.
 
-**Whether.** ``ClientOptions(telemetry=...)``: None, the default, means when the application has set
-a tracer provider before the client starts, and costs nothing otherwise, not even an import. True
-insists and raises ConfigError without the package (``pip install "skylark-mq[otel]"``). A tracer
-provider is used in place of the global one. False never.
+``ClientOptions(telemetry=...)``: None, the default, enables spans if the application has set a
+tracer provider before the client starts; otherwise it costs nothing, not even an import. True
+requires the package and raises ConfigError without it (``pip install "skylark-mq[otel]"``). A
+tracer provider is used instead of the global one. False disables spans.
 
 Attributes follow the semantic conventions for messaging (``messaging.system`` is ``rocketmq``).
-What goes wrong with a span is OpenTelemetry's to log; a send or a handler never fails by it. In the
-words of Java: the hook pair of ``SendMessageOpenTracingHookImpl`` and
-``ConsumeMessageOpenTracingHookImpl``, whose context travels in properties too.
+OpenTelemetry logs errors of spans; a send or a handler never fails because of them. Counterpart of
+Java's ``SendMessageOpenTracingHookImpl`` and ``ConsumeMessageOpenTracingHookImpl``.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _CLIENT_NAMES: Final = {
 
 
 def find_telemetry(option: object, **client: str | None) -> Telemetry | None:
-    """What ``ClientOptions.telemetry`` amounts to; raises ConfigError.
+    """The telemetry for ``ClientOptions.telemetry``; raises ConfigError.
 
-    ``client`` says whose spans they are: ``client_id``, ``namespace``, ``group`` of a consumer.
+    ``client`` has attributes of all spans: ``client_id``, ``namespace``, ``group`` of a consumer.
     """
     if option is False:
         return None
@@ -110,7 +109,7 @@ class Telemetry:
             sending.end()
 
     def begin(self, *messages: Message) -> Sending:
-        """A span that somebody else ends; of a batch, if there are several messages."""
+        """Start the span of a send, or of a batch with several messages; the caller ends it."""
         from opentelemetry import propagate, trace
 
         topic = messages[0].topic
@@ -210,11 +209,11 @@ class Telemetry:
 
 
 class Sending:
-    """A span of a send that is under way."""
+    """The span of a send in flight."""
 
     def __init__(self, span: Span, messages: list[Message]) -> None:
         self._span = span
-        self.messages = messages  #: what to send, with the context in their properties
+        self.messages = messages  #: the messages to send, with the context in their properties
 
     @property
     def message(self) -> Message:
@@ -222,19 +221,19 @@ class Sending:
         return self.messages[0]
 
     def done(self, result: SendResult) -> None:
-        """It is stored; the span is not ended yet."""
+        """Record the result; does not end the span."""
         self._span.set_attribute("messaging.message.id", result.msg_id)
         self._span.set_attribute("messaging.destination.partition.id", str(result.queue.queue_id))
 
     def failed(self, error: BaseException) -> None:
-        """It is not."""
+        """Record the error; does not end the span."""
         record_error(self._span, error)
 
     def end(self) -> None:
         self._span.end()
 
     def settle(self, future: asyncio.Future[SendResult]) -> None:
-        """End with what a future has; a callback of it."""
+        """End the span with the result of a future; a done callback."""
         if future.cancelled():
             self.failed(asyncio.CancelledError())
         elif (error := future.exception()) is not None:
@@ -245,7 +244,7 @@ class Sending:
 
 
 class _Spanned(Mapping[str, Binding]):
-    """A view of bindings through a function, called once for each."""
+    """A view of bindings, each wrapped once by a function."""
 
     def __init__(self, bindings: Mapping[str, Binding], wrap: Callable[[Binding], Binding]) -> None:
         self._bindings = bindings
@@ -255,7 +254,7 @@ class _Spanned(Mapping[str, Binding]):
     def __getitem__(self, topic: str) -> Binding:
         binding = self._bindings[topic]
         known = self._wrapped.get(topic)
-        if known is None or known[0] is not binding:  # subscribed anew
+        if known is None or known[0] is not binding:  # subscribed again
             known = self._wrapped[topic] = (binding, self._wrap(binding))
         return known[1]
 
@@ -267,7 +266,7 @@ class _Spanned(Mapping[str, Binding]):
 
 
 def record_error(span: Span, error: BaseException) -> None:
-    """Say that a span ended with an error."""
+    """Record an error in a span."""
     from opentelemetry.trace import Status, StatusCode
 
     span.set_attribute("error.type", type(error).__qualname__)

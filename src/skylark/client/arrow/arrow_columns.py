@@ -1,11 +1,10 @@
-"""The columns of messages in Arrow: names, types, and how each is made.
+"""The Arrow columns of messages: their names and types, and functions that make them.
 
-pyarrow is handed in (it is an extra, and :mod:`skylark.client.arrow.arrow_reader` loads it). A
-column is made from :class:`~skylark.client.arrow.record_rows.Rows`, all rows at once: numbers are
-columns already; bodies and texts stand in the buffer, and are gathered from there: by numpy where
-all are of one size, else by Arrow. For that, an array over the whole buffer has the wanted values
-as every second element and what stands between them as the others, and one ``take`` leaves these
-out.
+:mod:`skylark.client.arrow.arrow_reader` passes pyarrow, which is an optional package. A column is
+made from :class:`~skylark.client.arrow.record_rows.Rows`, all rows at once. Numbers are already
+columns. Bodies and texts are gathered from the buffer: by numpy if all have one size, else by
+Arrow: an array over the whole buffer has the values as every second element and the bytes between
+them as the others, and one ``take`` selects the values.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _INT32_MAX: Final = 2**31 - 1  # offsets of binary arrays
 
 
 def make_schema(pa: Any, columns: Sequence[str] | None = None) -> Any:
-    """The schema of batches with these columns; raises ConfigError for names that are none."""
+    """The schema of batches with these columns; raises ConfigError for unknown names."""
     names = DEFAULT_COLUMNS if columns is None else tuple(columns)
     unknown = [name for name in names if name not in DEFAULT_COLUMNS + EXTRA_COLUMNS]
     if unknown or len(set(names)) != len(names) or not names:
@@ -88,10 +87,10 @@ def make_schema(pa: Any, columns: Sequence[str] | None = None) -> Any:
 
 
 class ColumnMaker:
-    """The columns of one batch."""
+    """Makes the columns of one batch."""
 
     def __init__(self, pa: Any, queue: MessageQueue, rows: Rows, bodies: Any = None) -> None:
-        """``pa`` is pyarrow; ``bodies`` an array of them, if they do not stand in the buffer."""
+        """``pa`` is pyarrow; ``bodies`` an array of bodies that are not in the buffer."""
         self._pa = pa
         self._queue = queue
         self._rows = rows
@@ -119,7 +118,7 @@ class ColumnMaker:
     def _constant(self, value: Any) -> Any:
         return self._pa.repeat(value, len(self._rows))
 
-    # ---- values that stand in the buffer
+    # ---- values in the buffer
 
     def _gather(self, spans: Sequence[Span], *, null_if_empty: bool = False) -> list[Any]:
         """The values of spans as binary arrays; of several spans, each precedes the next in a row.
@@ -264,7 +263,7 @@ def _decoded(raw: bytes | None) -> str | None:
 
 
 def _micros(text: str | None) -> int | None:
-    """Milliseconds as a property has them; nothing if they are none."""
+    """Milliseconds of a property as microseconds; None if it is not a number."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
         return None
     return int(text) * 1000

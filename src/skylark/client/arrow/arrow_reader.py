@@ -28,12 +28,13 @@ flag, bodyCrc, storeSize                    int32
 deliverTimestamp                            timestamp[us, UTC]  ``TIMER_DELIVER_MS``
 ==========================================  ==================  ===================================
 
-No object is made for a message: see :mod:`skylark.client.arrow.record_rows` and
-:mod:`skylark.client.arrow.arrow_columns`. Text that is no UTF-8 reads as U+FFFD, as everywhere.
+No object is created per message: see :mod:`skylark.client.arrow.record_rows` and
+:mod:`skylark.client.arrow.arrow_columns`. Invalid UTF-8 becomes U+FFFD.
 Compressed bodies are inflated one by one, and a batch ends where they grow beyond 32 MiB.
 
-**Gone.** Messages that were asked for and are not there any more raise
-:class:`~skylark.client.errors.MissingError`; ranges of one queue can be told to go on instead.
+**Missing messages.** Requested messages that have expired raise
+:class:`~skylark.client.errors.MissingError`; for a range of one queue, ``on_missing`` can be called
+instead.
 
 **Memory.** A queue holds an answer that is decoded and one that is under way (4 MiB each); four
 queues are read at a time, and as many batches wait for the caller.
@@ -88,16 +89,16 @@ if TYPE_CHECKING:
 
     from skylark.client.arrow.record_rows import Rows
 
-#: Where a range begins or ends: a name, a time, or the offset of each (broker name, queue id).
+#: A bound of a range: a name, a time, or the offset of each (broker name, queue id).
 Bound: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[tuple[str, int], int]
 
 _COLUMNS: Final = Sequence[str] | None
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 QUEUES_AT_ONCE: Final = 4
-#: Queues whose ends are asked for at the same time: a topic may have very many.
+#: Queues whose bounds are requested concurrently.
 _RESOLVED_AT_ONCE: Final = 256
-#: Answers smaller than this are decoded together: Apache brokers send 32 messages at a time.
+#: Smaller responses are decoded together: Apache brokers send 32 messages at a time.
 DECODE_SIZE_MIN: Final = 512 * 1024
 #: A batch with inflated bodies ends when they are larger than this.
 INFLATED_BATCH_SIZE: Final = 32 * 1024 * 1024
@@ -115,7 +116,7 @@ def _pyarrow() -> Any:
 
 
 def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """The schema of batches with these columns; raises ConfigError for names that are none."""
+    """The schema of batches with these columns; raises ConfigError for unknown names."""
     from skylark.client.arrow.arrow_columns import make_schema
 
     return make_schema(_pyarrow(), columns)
@@ -125,7 +126,7 @@ def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
 
 
 class ArrowDecoder:
-    """Makes record batches of one queue out of pull answers."""
+    """Makes record batches from pull responses of one queue."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ArrowDecoder:
         tags: str | None = None,
         inflate: bool = True,
     ) -> None:
-        """``tags``: brokers let other tags with the same hash through; they are left out.
+        """``tags``: removes messages with other tags, which brokers may send (equal hash).
 
         Without ``inflate`` compressed bodies stay as they are.
         """
@@ -151,7 +152,7 @@ class ArrowDecoder:
     ) -> Iterator[pa.RecordBatch]:
         """Batches of the messages in ``body`` from offset ``start`` up to ``end``; perhaps none.
 
-        Raises RemoteProtocolError for bytes that are no messages.
+        Raises RemoteProtocolError for bytes that are not messages.
         """
         from skylark.client.arrow.record_rows import rows_of
 
@@ -180,7 +181,7 @@ def _raw_tags(tags: str | None) -> tuple[bytes, ...]:
 
 
 def _inflated(rows: Rows) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Runs of rows, each as (first, end, bodies), whose inflated bodies are not too large."""
+    """Runs of rows with decompressed bodies of limited size, as (first, end, bodies)."""
     columns = rows.columns
     starts, sizes = columns.body_start.tolist(), columns.body_size.tolist()
     view = memoryview(rows.buffer)
@@ -217,9 +218,9 @@ async def read_range(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The messages of a queue from offset ``start`` up to ``end``.
 
-    ``queue`` has names as brokers know them. ``tags`` wins over the expression of ``terms``. What
-    is gone goes to ``on_missing``, else it raises MissingError. Without ``inflate`` compressed
-    bodies stay as they are.
+    ``queue`` has names as brokers know them. ``tags`` overrides the expression of ``terms``.
+    Missing messages are passed to ``on_missing``; without it they raise MissingError. Without
+    ``inflate`` compressed bodies stay as they are.
     """
     decoder = ArrowDecoder(queue, columns, tags=tags, inflate=inflate)
     terms = terms or RangeTerms()
@@ -248,7 +249,7 @@ async def read_range(
 def _decode_held(
     decoder: ArrowDecoder, held: list[Pulled], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the answers together, and let go of them."""
+    """Decode the held responses together, and clear the list."""
     if held:
         body = b"".join([each.body for each in held]) if len(held) > 1 else held[0].body
         delta = held[0].offset_delta
@@ -269,10 +270,10 @@ def read_range_blocking(
     credentials: Credentials | None = None,
     namespace_v2: str | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """:func:`read_range` with a connection of its own to the broker at ``host:port``.
+    """As :func:`read_range`, over a new connection to the broker at ``host:port``.
 
-    For threads without a running event loop. Nothing goes on between two batches but what the
-    kernel does; the connection is closed at the end, or when the iterator is.
+    For threads without a running event loop. Between two batches no code runs; the connection is
+    closed at the end, or with the iterator.
     """
     loop = new_event_loop()
     caller = loop.run_until_complete(
@@ -300,7 +301,7 @@ def read_range_blocking(
 
 
 class _Caller:
-    """Connections of one loop that has nothing else to do, with signed requests."""
+    """Signed requests over connections of a private loop."""
 
     def __init__(self, chain: RequestChain) -> None:
         self._chain = chain
@@ -392,7 +393,7 @@ async def _read_ranges(
     tags: str | None,
     columns: Sequence[str] | None,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The batches of all ranges, some of which are read at the same time."""
+    """The batches of all ranges, some of which are read concurrently."""
     todo = deque(ranges)
     slots = asyncio.Semaphore(QUEUES_AT_ONCE)
     # Batches, and tasks that have ended; the semaphore bounds it.
@@ -449,7 +450,7 @@ def _finder(instance: ClientInstance, link: BrokerConnections, queue: MessageQue
 async def _resolve(
     link: BrokerConnections, queues: Sequence[MessageQueue], start: Bound, end: Bound
 ) -> list[_Range]:
-    """The ranges that there is something to read of."""
+    """The ranges that are not empty."""
     known = {(queue.broker_name, queue.queue_id) for queue in queues}
     for bound in (start, end):
         if isinstance(bound, Mapping) and not bound.keys() <= known:
@@ -478,8 +479,8 @@ async def _range(link: BrokerConnections, queue: MessageQueue, start: Bound, end
         raise MissingError(missing)
     if first > high:
         raise ClientError(
-            f"offset {first} of {queue} lies behind its end, {high}",
-            hint="was the topic deleted and made anew?",
+            f"offset {first} of {queue} is after its end, {high}",
+            hint="was the topic deleted and created again?",
         )
     return _Range(queue, first, last)
 

@@ -1,11 +1,11 @@
-"""Rows of records in pull replies: selected, unpacked and indexed in one buffer.
+"""Rows of records in pull responses: selected, unpacked and indexed in one buffer.
 
-This is what stands between :mod:`skylark.wire.record_scan` and Arrow. No object is made for a
-record on the way; only what cannot be done by the column is done record by record, and only for the
-records that need it: inner batches, which are taken apart, and IPv6 addresses.
+The step between :mod:`skylark.wire.record_scan` and Arrow. It creates no object per record, except
+for the few that cannot be processed by column: inner batches, which are unpacked, and IPv6
+addresses.
 
-A *span* is two columns, where a value starts in the buffer and its size. The spans of a column rise
-and do not overlap, so that Arrow can gather them.
+A *span* is two columns: the start of a value in the buffer, and its size. The spans of a column
+rise and do not overlap, so that Arrow can gather them.
 """
 
 from __future__ import annotations

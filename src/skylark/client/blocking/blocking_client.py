@@ -8,12 +8,13 @@ A blocking client holds an asyncio client (``_client``) and the thread of the pr
         pause = calling(aio.LitePullConsumer.pause)        # a plain method, called on the loop
         assign = chaining(aio.LitePullConsumer.assign)     # the same, returns the blocking client
 
-Name, parameters, types and docstring come from there, so the two cannot drift apart. Only methods
-that take functions of the application are written out: those functions run in threads here.
+Name, parameters, types and docstring are those of the asyncio method, so the two cannot differ.
+Only methods that take functions of the application are written out, because those functions run in
+threads here.
 
 ``start`` and ``stop`` may be called from any thread and any number of times; ``start`` returns when
-the client runs, whichever thread started it. A stopped client cannot start again. Until its start a
-client belongs to no process: it may be made before a fork and started in the children.
+the client runs, even if another thread started it. A stopped client cannot start again. A client
+may be made before a fork and started in the children.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class LoopFacade(Generic[ClientT_co]):
     """An object of the asyncio interface, and the loop thread that runs its methods."""
 
     def __init__(self, client: ClientT_co, loop_thread: EventLoopThread | None = None) -> None:
-        """``loop_thread``: None until it is known, see :class:`Blocking`."""
+        """``loop_thread``: None until the start, see :class:`Blocking`."""
         self._client = client
         self._started_on = loop_thread
 
@@ -80,7 +81,7 @@ def waiting(
 def iterating(
     method: Callable[Concatenate[ClientT, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[LoopFacade[ClientT], P], Iterator[T]]:
-    """The blocking form of an asynchronous generator: an iterator; leaving it ends the work."""
+    """The blocking form of an asynchronous generator: an iterator; closing it ends the work."""
 
     @functools.wraps(method)
     def call(facade: LoopFacade[ClientT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -115,7 +116,7 @@ def chaining(
 
 
 class AsyncClient(Protocol):
-    """Something with an asyncio life: a client, or the functions of administration."""
+    """A producer, a consumer or an admin client of the asyncio interface."""
 
     @property
     def options(self) -> ClientOptions: ...
@@ -141,14 +142,14 @@ PullClientT = TypeVar("PullClientT", bound=PullClient)
 
 
 class Blocking(LoopFacade[AsyncClientT]):
-    """Start, stop and ``with`` of a blocking client; see the module."""
+    """Start, stop and ``with`` of a blocking client; see the module docstring."""
 
     def __init__(self, client: AsyncClientT) -> None:
         if client.options.runtime is not None:
-            # Its broker is on the caller's loop, which a blocking call would hold up for ever.
+            # Its broker runs on the caller's loop, which a blocking call would block forever.
             raise ConfigError(
                 "blocking clients cannot use a test broker in memory or on virtual time",
-                hint="skylark.testing.sync_broker() runs one on a thread of its own",
+                hint="skylark.testing.sync_broker() runs one in a separate thread",
             )
         super().__init__(client)
         self._starting = threading.Lock()
@@ -162,11 +163,11 @@ class Blocking(LoopFacade[AsyncClientT]):
 
     @property
     def state(self) -> ServiceState:
-        """The state of its life: new, running, stopped."""
+        """The state of the client: new, running, stopped."""
         return self._client.state
 
     def start(self) -> None:
-        """Connect and begin; does nothing if it runs already."""
+        """Connect and start; does nothing if it runs already."""
         if self._started_on is None:
             self._started_on = shared_loop_thread()
         self._started_on.check()
@@ -175,7 +176,7 @@ class Blocking(LoopFacade[AsyncClientT]):
                 self._started_on.call(self._client.start())
 
     def stop(self) -> None:
-        """End in order; does nothing if it has ended."""
+        """Stop in order; does nothing if it has stopped."""
         self._run(self._client.stop())
 
     def __enter__(self) -> Self:
@@ -216,7 +217,7 @@ class BlockingConsumer(BlockingClient[GroupClientT]):
         return post
 
     def stop(self) -> None:
-        """Save the committed offsets and leave the group; does nothing if it has ended."""
+        """Save the committed offsets and leave the group; does nothing if it has stopped."""
         super().stop()
         self._listeners.close()
 

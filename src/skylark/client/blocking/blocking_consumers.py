@@ -21,9 +21,9 @@
             result = consumer.pull(queue, offset, count=32)
             consumer.update_consume_offset(queue, result.next_offset)
 
-Handlers are plain functions and run in threads: they may block and may call clients, their own
-consumer included; only waiting for the end of their own consumer is refused. Listeners are called
-in a thread too, one at a time. :mod:`skylark.aio` describes what the methods do.
+Handlers are plain functions and run in threads: they may block and may call clients, even their
+consumer, but cannot wait for the end of their consumer. Listeners are called in a thread too, one
+at a time. The classes of :mod:`skylark.aio` describe the methods.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
 class PushConsumer(BlockingConsumer[push.PushConsumer]):
-    """See the module, and :class:`skylark.aio.PushConsumer` for what the methods do."""
+    """The blocking push consumer; see :class:`skylark.aio.PushConsumer`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class PushConsumer(BlockingConsumer[push.PushConsumer]):
         orderly: bool = False,
         batch: int = 1,
     ) -> Any:
-        """Give the messages of a topic to ``handler``; without one it is a decorator."""
+        """Call ``handler`` with the messages of a topic; without one it is a decorator."""
 
         def add(function: HandlerT) -> HandlerT:
             refuse_coroutine(function)
@@ -164,17 +164,17 @@ class PushConsumer(BlockingConsumer[push.PushConsumer]):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now."""
+        """The assigned queues."""
         return self._client.assignment
 
     @property
     def in_flight(self) -> int:
-        """Messages that were pulled and have no outcome yet."""
+        """Messages that were pulled and not settled."""
         return self._do(lambda: self._client.in_flight)
 
     @property
     def lag(self) -> int:
-        """Messages without outcome, here and at the brokers as of the last pulls."""
+        """Messages that are not settled, here and at the brokers as of the last pulls."""
         return self._do(lambda: self._client.lag)
 
     @property
@@ -184,7 +184,7 @@ class PushConsumer(BlockingConsumer[push.PushConsumer]):
 
 
 class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
-    """See the module, and :class:`skylark.aio.LitePullConsumer` for what the methods do."""
+    """The blocking lite pull consumer; see :class:`skylark.aio.LitePullConsumer`."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
         return self
 
     def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
-        """Call ``listener(topic, queues)`` when the topic has got other queues."""
+        """Call ``listener(topic, queues)`` when the queues of the topic change."""
         self._do(self._client.on_queues_changed, topic, self._in_thread(listener))
         return self
 
@@ -225,7 +225,7 @@ class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now."""
+        """The assigned queues."""
         return self._client.assignment
 
     seek = waiting(lite.LitePullConsumer.seek)
@@ -255,7 +255,7 @@ class LitePullConsumer(BlockingPullClient[lite.LitePullConsumer]):
 
 
 class PullConsumer(BlockingPullClient[classic.PullConsumer]):
-    """See the module, and :class:`skylark.aio.PullConsumer` for what the methods do."""
+    """The blocking classic pull consumer; see :class:`skylark.aio.PullConsumer`."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
         offset_folder: Path | None = None,
         hooks: Sequence[object] = (),
     ) -> None:
-        """``offset_folder``: where broadcasting consumers keep their offsets."""
+        """``offset_folder``: where broadcasting consumers save their offsets."""
         super().__init__(
             classic.PullConsumer(
                 group,
@@ -282,7 +282,7 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
         )
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
-        """Share the queues of a topic with the group, and hear of it when they are shared again."""
+        """Share the queues of a topic with the group; ``listener`` gets each new share."""
         posting = None if listener is None else self._in_thread(listener)
         self._do(self._client.register_queue_listener, topic, posting)
         return self
@@ -297,7 +297,7 @@ class PullConsumer(BlockingPullClient[classic.PullConsumer]):
 
 
 class PullTask:
-    """The argument of a callback, which sets ``next_delay``, in seconds, for its own next call."""
+    """The argument of a callback, which sets ``next_delay``, the seconds until its next call."""
 
     __slots__ = ("_task", "consumer")
 
@@ -314,12 +314,12 @@ class PullTask:
         self._task.next_delay = delay_s
 
 
-#: Called for a queue again and again, in a thread.
+#: Called for a queue repeatedly, in a thread.
 PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], object]
 
 
 class _ScheduleClient(classic.PullSchedule):
-    """A schedule with the attributes that all clients have: those of its consumer."""
+    """A schedule with the attributes of its consumer, as blocking clients need them."""
 
     @property
     def group(self) -> str:
@@ -335,7 +335,7 @@ class _ScheduleClient(classic.PullSchedule):
 
 
 class PullSchedule(BlockingClient[_ScheduleClient]):
-    """Calls the application for each queue that is ours, as often as it wants."""
+    """Calls the application for each queue of its share repeatedly."""
 
     def __init__(self, consumer: PullConsumer, *, calls_max: int = classic.CALLS_MAX) -> None:
         """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
@@ -347,15 +347,15 @@ class PullSchedule(BlockingClient[_ScheduleClient]):
     def start(self) -> None:
         """Start the consumer, and with it the calls; does nothing if they run already."""
         super().start()
-        self.consumer.start()  # it runs: from now on its calls go to the loop
+        self.consumer.start()  # it runs already: this only sets the loop thread of its calls
 
     def stop(self) -> None:
         """End the calls, then the consumer; does nothing if they have ended."""
         super().stop()
-        self.consumer.stop()  # nothing but the thread of its listeners is left to end
+        self.consumer.stop()  # it has stopped already: this only ends the thread of its listeners
 
     def register(self, topic: str, callback: PullCallback) -> Self:
-        """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        """Call ``callback(queue, task)`` for each queue of our share of the topic."""
         refuse_coroutine(callback)
         refuse_generator("callback", callback)
 

@@ -1,4 +1,4 @@
-"""Functions of :mod:`skylark.sync` that are no clients: topics as Arrow, and serving metrics.
+"""Functions of :mod:`skylark.sync` besides clients: topics as Arrow, and the metrics endpoint.
 
 ::
 
@@ -8,7 +8,7 @@
     with serve_metrics(9464) as endpoint: ...  # or until stop()
 
 Both run on the private loop of the blocking clients. A forked child serves no metrics: call
-``serve_metrics`` there, with a port of its own.
+``serve_metrics`` there, with another port.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def read_arrow(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a topic between two bounds, as an iterator of record batches.
 
-    Batches are fetched ahead in the background, a few of them. Closing the iterator, or dropping
-    it, closes the connections.
+    A few batches are fetched ahead in the background. Closing or dropping the iterator closes the
+    connections.
     """
     loop_thread = shared_loop_thread()
     loop_thread.check()
@@ -50,7 +50,7 @@ def read_arrow(
 
 
 class MetricsEndpoint(LoopFacade[metrics_endpoint.MetricsEndpoint]):
-    """A server of metrics that runs; :func:`serve_metrics` makes it."""
+    """A running metrics endpoint; :func:`serve_metrics` returns it."""
 
     def __init__(
         self, client: metrics_endpoint.MetricsEndpoint, loop_thread: EventLoopThread
@@ -80,7 +80,7 @@ def serve_metrics(
 ) -> MetricsEndpoint:
     """Serve the metrics of this process, or those in ``registry``, until ``stop()`` or its end.
 
-    Port 0 is any that is free: ``url`` says which. Raises ClientError if it is taken.
+    Port 0 is any free port; ``url`` has it. Raises ClientError if the port is in use.
     """
     loop_thread = shared_loop_thread()
     serving = metrics_endpoint.serve_metrics(port, host=host, registry=registry)

@@ -12,9 +12,9 @@
         with producer.transaction(message) as tx:
             ...                                    # an exception rolls back
 
-Any number of threads may share one: small messages that they send at the same time travel in one
-request. ``submit`` is the quick way for a single thread: it waits for no answer, only for room
-while too many messages are under way.
+Any number of threads may share one: small messages that they send at the same time share a request.
+``submit`` is fast for a single thread: it does not wait for responses, only for a permit while too
+many messages are in flight.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from skylark.client.producer.transaction_producer import Transaction as AsyncTra
 from skylark.client.producer.transaction_producer import checked_listener
 from skylark.core.errors import ClientError, ClientStateError
 
-#: Says how the transaction of a message ended; None counts as unknown.
+#: Returns how the transaction of a message ended; None counts as unknown.
 Checker: TypeAlias = Callable[[MessageExt], TxState | None]
 CheckerT = TypeVar("CheckerT", bound=Checker)
 
 
 class TransactionListener(Protocol):
-    """The local side of transactions."""
+    """The local transactions of an application."""
 
     def execute(self, message: Message, arg: Any) -> TxState | None:
-        """Do the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
+        """Run the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
 
     def check(self, message: MessageExt) -> TxState | None:
-        """Say how the transaction ended; ``message.transaction_id`` is its id."""
+        """Return how the transaction ended; ``message.transaction_id`` is its id."""
 
 
 class Producer(BlockingClient[aio.Producer]):
-    """See the module, and :class:`skylark.aio.Producer` for what the methods do."""
+    """The blocking producer; see :class:`skylark.aio.Producer` for its methods."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class Producer(BlockingClient[aio.Producer]):
         return self._run(self._client.send(message, **how))
 
     def submit(self, message: Message, **how: Unpack[SendKeywords]) -> Future[SendResult]:
-        """Send without waiting for the answer: the future has the result, or the error.
+        """Send without waiting for the response: the future has the result or the error.
 
-        Waits only while too many messages are under way (``pending_max``, ``pending_bytes_max``);
+        Waits only while too many messages are in flight (``pending_max``, ``pending_bytes_max``);
         raises TooManyRequestsError if that lasts longer than the timeout. The future cannot be
         cancelled: cancelling would not undo the send.
         """
@@ -150,18 +150,18 @@ class Producer(BlockingClient[aio.Producer]):
     def send_batch(
         self, messages: Sequence[Message], **how: Unpack[SendKeywords]
     ) -> list[SendResult]:
-        """Send messages of one topic in one request, into one queue; their results in order."""
+        """Send messages of one topic in one request to one queue; returns their results."""
         messages = tuple(messages)
         if messages:
             how = self._select(messages[0], how)
         return self._run(self._client.send_batch(messages, **how))
 
     def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection, without waiting for a reply."""
+        """Send a message without a response; returns when a connection has accepted it."""
         self._run(self._client.send_oneway(message, **self._select(message, how)))
 
     def flush(self) -> None:
-        """Let go what waits for company, and wait until nothing is under way."""
+        """Send what waits for a batch, and wait until no message is in flight."""
         self._run(self._flush())
 
     async def _flush(self) -> None:
@@ -173,7 +173,7 @@ class Producer(BlockingClient[aio.Producer]):
     recall = waiting(aio.Producer.recall)
 
     def _select(self, message: Message, how: SendKeywords) -> SendKeywords:
-        """Let a selector choose here: it belongs to the application, and may block."""
+        """Call a selector in this thread, because it may block."""
         selector = how.get("selector")
         if selector is None or how.get("queue") is not None or how.get("shard") is not None:
             return how  # nothing to select, or an error that the asyncio producer raises
@@ -191,7 +191,7 @@ class Producer(BlockingClient[aio.Producer]):
     # ---- transactions ----------------------------------------------------------------------------
 
     def transaction_checker(self, checker: CheckerT) -> CheckerT:
-        """Decorator: the function, which runs in a thread, says how a transaction ended."""
+        """Decorator: registers the function that returns how a transaction ended."""
         refuse_coroutine(checker)
         self._do(self._client.transaction_checker, checker)
         return checker
@@ -204,7 +204,7 @@ class Producer(BlockingClient[aio.Producer]):
         deliver_at: datetime | None = None,
         timeout: Duration | None = None,
     ) -> Transaction:
-        """``with``: the message appears if the block ends well; see Transaction."""
+        """``with``: commits the message if the block does not raise; see Transaction."""
         loop_thread = self._started()
         begin = partial(
             self._client.transaction, message, delay=delay, deliver_at=deliver_at, timeout=timeout
@@ -220,12 +220,12 @@ class Transaction(LoopFacade[AsyncTransaction]):
     """``with producer.transaction(message) as tx``: committed at the end of the block.
 
     An exception in the block rolls back. ``tx.rollback()`` and ``tx.unknown()`` decide otherwise;
-    after ``unknown`` the broker will ask the checker.
+    after ``unknown`` the broker sends a check-back.
     """
 
     @property
     def sent(self) -> SendResult:
-        """Where the half message is."""
+        """The result of the half message."""
         return self._client.sent
 
     @property
@@ -235,15 +235,15 @@ class Transaction(LoopFacade[AsyncTransaction]):
 
     @property
     def state(self) -> TxState | None:
-        """How it ended, or will end; None while that is open."""
+        """The decision; None while it is open."""
         return self._client.state
 
     def rollback(self) -> None:
-        """Let the message disappear at the end of the block."""
+        """Roll the message back at the end of the block."""
         self._client.rollback()
 
     def unknown(self) -> None:
-        """Leave it open at the end of the block: the broker will ask the checker."""
+        """Decide nothing at the end of the block: the broker will send a check-back."""
         self._client.unknown()
 
     def __enter__(self) -> Self:
@@ -260,7 +260,7 @@ class Transaction(LoopFacade[AsyncTransaction]):
 
 
 def refuse_coroutine(function: Callable[..., Any]) -> None:
-    """Raise ClientError for a coroutine function: there is no loop that it could run on."""
+    """Raise ClientError for a coroutine function, which blocking clients cannot run."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     ):

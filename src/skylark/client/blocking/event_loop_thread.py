@@ -1,26 +1,24 @@
-"""The private event loop of the blocking clients, and the way in for other threads.
+"""The private event loop of the blocking clients, and calls to it from other threads.
 
 One daemon thread for the whole process runs the loop; it starts with the first client that needs
 it. A call hands a coroutine over and waits for its end::
 
     result = shared_loop_thread().call(producer.send(message))
 
-Many threads may call at once: the loop is woken once for what came together.
+Many threads may call at once; one wake-up of the loop serves many calls.
 
 **Interrupts.** Ctrl-C, or any other error that a signal handler raises in a waiting thread, cancels
-the call, gives it a moment to end, and is raised. A result that has arrived already and cannot be
-returned any more can be put back (``unused``).
+the call, waits a moment for its end, and is raised. A result that can no longer be returned can be
+put back (``unused``).
 
-**From inside.** A call from the private loop itself (in a hook, say) would wait for itself for
-ever; it raises ClientStateError instead. So does one from the control thread, for which the private
-loop would wait.
+**Calls from the private loop** (in a hook) would wait for themselves forever, so they raise
+ClientStateError. So do calls from the control thread, for which the private loop would wait.
 
 **Fork.** The child has no such thread and must not touch the parent's connections: every call
 through the parent's loop thread raises ClientStateError there, and new clients get a new one.
 
-**The end.** Nothing waits for the thread when the interpreter ends. What still calls then, such as
-an iterator that is cleaned up, gets ClientStateError rather than waiting for a thread that does not
-run any more.
+**The end.** The interpreter does not wait for the thread when it ends. Calls at that time, such as
+those of an iterator that is cleaned up, raise ClientStateError.
 """
 
 from __future__ import annotations
@@ -46,15 +44,15 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "skylark-sync"
-#: What a call that was interrupted gets to end.
+#: How long to wait for the end of an interrupted call.
 CANCEL_GRACE_S: Final = 1.0
-# A waiting thread looks up now and then. On Windows nothing interrupts a thread that waits for a
-# lock; elsewhere a signal can come just before the wait begins, and would be noticed after it.
+# A waiting thread wakes up periodically. On Windows a signal does not interrupt a thread that waits
+# for a lock; elsewhere it may arrive just before the wait.
 _WAIT_SLICE_S: Final = 0.25 if sys.platform == "win32" else 1.0
 
 
 class _Call(Generic[T]):
-    """One call: begun, ended and cancelled on the loop, waited for elsewhere."""
+    """One call: started, ended and cancelled on the loop, awaited in another thread."""
 
     __slots__ = ("_error", "_latch", "_result", "_task", "_work")
 
@@ -80,7 +78,7 @@ class _Call(Generic[T]):
         self._latch.release()
 
     def cancel(self, unused: Callable[[T], object] | None) -> None:
-        """The caller waits no more; ``unused`` gets the result if there is one nevertheless."""
+        """Cancel the call; ``unused`` gets the result if there is one anyway."""
         if self._task is None:  # the caller was interrupted before it could hand it over
             self._work.close()
             self._latch.release()
@@ -90,7 +88,7 @@ class _Call(Generic[T]):
             self._task.add_done_callback(partial(_give_back, unused))
 
     def wait(self) -> None:
-        """Until it has ended; an error of a signal handler ends the wait."""
+        """Wait for its end; an error of a signal handler ends the wait."""
         while not self._latch.acquire(timeout=_WAIT_SLICE_S):
             pass
 
@@ -108,7 +106,7 @@ class _Call(Generic[T]):
 
 @final
 class EventLoopThread:
-    """The private loop of this process; :func:`shared_loop_thread` gives it."""
+    """The private loop of this process; :func:`shared_loop_thread` returns it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -124,10 +122,12 @@ class EventLoopThread:
             try:
                 self.loop.run_forever()
             except BaseException:  # a hook that calls sys.exit() ends its own call, not all others
-                log.exception("the loop of the blocking clients was interrupted, and goes on")
+                log.exception(
+                    "a callback interrupted the loop of the blocking clients, which continues"
+                )
 
     def check(self) -> None:
-        """Raise ClientStateError where a call would never end, or would use a parent's sockets."""
+        """Raise ClientStateError if a call would never end, or would use sockets of a parent."""
         if os.getpid() != self._pid:
             raise ClientStateError(
                 f"this client belongs to process {self._pid}, from which process {os.getpid()}"
@@ -152,7 +152,7 @@ class EventLoopThread:
         return self.is_current or in_control_thread()
 
     def call(self, work: Coroutine[Any, Any, T], unused: Callable[[T], object] | None = None) -> T:
-        """Do ``work`` on the loop and wait for it.
+        """Run ``work`` on the loop and wait for it.
 
         ``unused`` is called on the loop with a result that an interrupted caller does not get.
         """
@@ -186,7 +186,7 @@ class EventLoopThread:
     def iterate(
         self, source: AsyncGenerator[T, None], unused: Callable[[T], object] | None = None
     ) -> Iterator[T]:
-        """What an asynchronous generator yields; leaving the iteration ends it.
+        """The values of an asynchronous generator; closing the iterator ends it.
 
         ``unused`` as in :meth:`call`.
         """

@@ -1,24 +1,25 @@
-"""Sharing the queues of a topic among the members of a group: each member computes its own share.
+"""Allocation strategies: how the members of a group share the queues of a topic.
+
+Each member computes its share. For 8 queues and 3 members:
 
 ==========================  ====================================================================
-``AVG``                     runs of neighbours: of 8 queues for 3 members 012, 345, 67
-``AVG_BY_CIRCLE``           dealt out one by one: 036, 147, 25
-``CONFIG``                  those that were configured, even if others have them
-``MACHINE_ROOM``            only queues of brokers ``<room>@<name>`` in certain rooms, runs of
+``AVG``                     runs of neighbours: 012, 345, 67
+``AVG_BY_CIRCLE``           one by one, in turn: 036, 147, 25
+``CONFIG``                  the configured queues, even if other members read them too
+``MACHINE_ROOM``            only queues of brokers ``<room>@<name>`` in given rooms, in runs of
                             equal length, the rest one by one: 016, 237, 45
-``MACHINE_ROOM_NEARBY-x``   queues of my room by strategy x among its members; rooms without
-                            members among all
-``CONSISTENT_HASH``         each queue to the next member on a ring of hashes, so that few move
-                            when a member comes or goes
+``MACHINE_ROOM_NEARBY-x``   queues of the member's room by strategy x among its members; queues of
+                            rooms without members among all
+``CONSISTENT_HASH``         each queue to the next member on a hash ring, so that few queues move
+                            when a member joins or leaves
 ==========================  ====================================================================
 
-All members must use the same strategy, and get the same lists in the same order: queues by (topic,
-broker, id), members as strings. Then no queue is left out and none has two owners, except with
-``CONFIG``, and where ``MACHINE_ROOM`` excludes rooms. A member that is not in the list gets
-nothing: it has not arrived at the brokers yet.
+All members must use the same strategy and get the same lists in the same order: queues by (topic,
+broker, id), members as strings. Then every queue has exactly one owner, except with ``CONFIG``, and
+where ``MACHINE_ROOM`` excludes rooms. A member that is not in the list gets no queues, because the
+brokers do not know it yet.
 
-Counterpart of Java's ``AllocateMessageQueueStrategy`` and its classes; the results are those of
-Java.
+Counterpart of Java's ``AllocateMessageQueueStrategy`` and its classes, with the same results.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ VIRTUAL_NODES: Final = 10
 
 @runtime_checkable
 class Allocation(Protocol):
-    """A strategy; users may bring their own."""
+    """An allocation strategy; applications may implement others."""
 
     @property
     def name(self) -> str:
-        """What brokers and tools call it."""
+        """The name that brokers and tools show."""
 
     def allocate(
         self,
@@ -122,7 +123,7 @@ class ByMachineRoom:
 
 
 class NearbyMachineRoom:
-    """MACHINE_ROOM_NEARBY: who is in which room is told by two functions."""
+    """MACHINE_ROOM_NEARBY: two functions return the rooms of queues and members."""
 
     def __init__(
         self,
@@ -163,13 +164,13 @@ def _room(what: object, room: str) -> str:
 
 
 def md5_hash(text: str) -> int:
-    """Where a text stands on the ring: the first four bytes of its MD5."""
+    """The position of a text on the ring: the first four bytes of its MD5."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4])
 
 
 class ConsistentHash:
-    """CONSISTENT_HASH. Each member stands on the ring ``virtual_nodes`` times."""
+    """CONSISTENT_HASH. Each member is on the ring ``virtual_nodes`` times."""
 
     name = "CONSISTENT_HASH"
 

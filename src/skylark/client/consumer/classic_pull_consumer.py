@@ -8,13 +8,13 @@
             result = await consumer.pull(queue, offset, count=32)
             consumer.update_consume_offset(queue, result.next_offset)
 
-Nothing is fetched ahead and nothing is committed unless told. :meth:`PullConsumer.pull` returns at
-once; :meth:`PullConsumer.pull_block_if_not_found` lets the broker wait for a message. After
-:meth:`PullConsumer.register_queue_listener` the consumer shares the queues of a topic with its
-group, and tells which are its.
+It fetches nothing ahead and commits only what the application commits. :meth:`PullConsumer.pull`
+returns at once; with :meth:`PullConsumer.pull_block_if_not_found` the broker waits for a message.
+After :meth:`PullConsumer.register_queue_listener` the consumer shares the queues of a topic with
+its group, and passes its share to the listener.
 
-:class:`PullSchedule` does the going round: for each queue that is ours it calls the application
-again and again, after the delay that the application asked for.
+:class:`PullSchedule` calls the application for each queue of its share repeatedly, after the delay
+that the application sets.
 
 Java has deprecated this consumer; :mod:`skylark.client.consumer.lite_pull.lite_pull_consumer` is
 the one for new programs. Queues and topics are named as the application knows them, without
@@ -72,7 +72,7 @@ SUSPEND_TIMEOUT_S: Final = 30.0  # consumerTimeoutMillisWhenSuspend
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The keywords of the constructor, checked."""
+    """The validated keywords of the constructor."""
 
     message_model: MessageModel
     allocation: Allocation
@@ -89,7 +89,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @checks_arguments
 class PullConsumer(PullClient):
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class PullConsumer(PullClient):
         hooks: Sequence[object] = (),
         runtime: ClientRuntime | None = None,
     ) -> None:
-        """``offset_folder``: where broadcasting consumers keep their offsets.
+        """``offset_folder``: where broadcasting consumers save their offsets.
 
-        ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`. There is no
-        trace, as in Java: it is for the consumers that know when a message is consumed.
+        ``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`. As in Java
+        there is no trace, because this consumer does not know when a message is consumed.
         """
         super().__init__(group, options, hooks, runtime)
         self._settings = _Settings(
@@ -152,7 +152,7 @@ class PullConsumer(PullClient):
     # ---- queues ----------------------------------------------------------------------------------
 
     def register_queue_listener(self, topic: str, listener: QueueListener | None = None) -> Self:
-        """Share the queues of a topic with the group, and hear of it when they are shared again.
+        """Share the queues of a topic with the group; ``listener`` gets the share when it changes.
 
         ``listener(topic, all queues, ours)`` is called on the loop of the consumer.
         """
@@ -205,10 +205,10 @@ class PullConsumer(PullClient):
         size_max: int | None = None,
         timeout: Duration = PULL_TIMEOUT_S,  # noqa: ASYNC109 - of the request, not of the caller
     ) -> PullResult:
-        """At most ``count`` messages from ``offset`` on, without waiting for any.
+        """At most ``count`` messages from ``offset`` on, without waiting.
 
-        Raises BrokerError, TransportError, and UndecodableError for a message that is none; that
-        error has the offset to go on at.
+        Raises BrokerError, TransportError, and UndecodableError for bytes that are not a message;
+        that error has the offset to continue at.
         """
         terms = PullTerms(count_max=count, size_max=size_max, timeout_s=seconds(timeout))
         return await self._pull(queue, offset, terms, tags, sql)
@@ -254,9 +254,9 @@ class PullConsumer(PullClient):
         return result
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Have a message delivered to the group again; raises ClientError if no broker takes it.
+        """Deliver a message to the group again later; raises ClientError if no broker accepts it.
 
-        Level 0: after a delay that grows with each delivery; -1: to the dead letters.
+        Level 0: after a delay that grows with each delivery; -1: dead letter.
         """
         self._require_running()
         if not await self._sends_back.give(message, delay_level):
@@ -265,7 +265,7 @@ class PullConsumer(PullClient):
     # ---- offsets ---------------------------------------------------------------------------------
 
     def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Count as consumed what is before ``offset``; saved within seconds."""
+        """Commit an offset in memory; it is saved within seconds."""
         group = self._require_running()
         group.offsets.update(group.namespace.wrap_queue(queue), offset, increase_only=False)
 
@@ -278,18 +278,18 @@ class PullConsumer(PullClient):
         await group.access.link.calls.update_offset(target.address, group.group, wire_queue, offset)
         is_ours = wire_queue in group.my_queues(wire_queue.topic)
         if is_ours and group.offsets.read(wire_queue) == before:
-            # What is in memory of our queues is saved again and again.
+            # The offsets of our queues in memory are saved periodically.
             group.offsets.update(wire_queue, offset, increase_only=False)
 
     async def fetch_consume_offset(
         self, queue: MessageQueue, *, from_store: bool = False
     ) -> int | None:
-        """The committed offset, from memory first unless told otherwise; None if there is none."""
+        """The committed offset, from memory first unless ``from_store``; None if there is none."""
         group = self._require_running()
         return await group.stored_offset(group.namespace.wrap_queue(queue), from_store=from_store)
 
 
-# ---- going round ---------------------------------------------------------------------------------
+# ---- schedule ----------------------------------------------------------------------------------
 
 NEXT_DELAY_S: Final = 0.2
 ERROR_DELAY_S: Final = 1.0
@@ -297,7 +297,7 @@ CALLS_MAX: Final = 20
 
 
 class PullTask:
-    """What a callback works with; it sets ``next_delay``, in seconds, for its own next call."""
+    """The argument of a callback, which sets ``next_delay``, the seconds until its next call."""
 
     __slots__ = ("consumer", "next_delay")
 
@@ -306,13 +306,13 @@ class PullTask:
         self.next_delay = NEXT_DELAY_S
 
 
-#: Called for a queue again and again; a coroutine function, or a function that does not block.
+#: Called for a queue repeatedly; a coroutine function, or a function that does not block.
 PullCallback: TypeAlias = Callable[[MessageQueue, PullTask], Awaitable[None] | None]
 
 
 @checks_arguments
 class PullSchedule(Startable):
-    """Calls the application for each queue that is ours, as often as it wants; see the module."""
+    """Calls the application for each queue of its share repeatedly; see the module docstring."""
 
     def __init__(self, consumer: PullConsumer, *, calls_max: int = CALLS_MAX) -> None:
         """``consumer`` is not started yet; at most ``calls_max`` callbacks run at a time."""
@@ -328,7 +328,7 @@ class PullSchedule(Startable):
         self._turns = asyncio.Semaphore(calls_max)
 
     def register(self, topic: str, callback: PullCallback) -> Self:
-        """Call ``callback(queue, task)`` for each queue of the topic that is ours."""
+        """Call ``callback(queue, task)`` for each queue of our share of the topic."""
         refuse_generator("callback", callback)
         if topic not in self._callbacks:
             self.consumer.register_queue_listener(topic, self._shared)
@@ -349,16 +349,16 @@ class PullSchedule(Startable):
     def _shared(
         self, topic: str, everything: Collection[MessageQueue], ours: Collection[MessageQueue]
     ) -> None:
-        del everything  # a broadcasting consumer has all of them, and ours says so
+        del everything  # a broadcasting consumer has all of them in ``ours``
         for queue in [q for q in self._running if q.topic == topic and q not in ours]:
             self._running.pop(queue).cancel()
         for queue in ours:
             running = self._running.get(queue)
             if running is None or running.done():
-                work = self._go_round(queue, self._callbacks[topic])
+                work = self._call_repeatedly(queue, self._callbacks[topic])
                 self._running[queue] = self._tasks.spawn(work, name=str(queue))
 
-    async def _go_round(self, queue: MessageQueue, callback: PullCallback) -> None:
+    async def _call_repeatedly(self, queue: MessageQueue, callback: PullCallback) -> None:
         clock = self.consumer._session.clock
         task = PullTask(self.consumer)
         while True:
@@ -373,7 +373,7 @@ class PullSchedule(Startable):
                     running = asyncio.current_task()
                     if running is None or running.cancelling():
                         raise
-                    log.exception("what the callback of %s waited for was cancelled", queue)
+                    log.exception("the callback of %s was cancelled", queue)
                 except Exception:
                     log.exception("the callback of %s failed", queue)
             await clock.sleep(delay_s)

@@ -1,10 +1,10 @@
 """Sends messages that a handler failed on back to the broker, for another delivery later.
 
-The broker that a message came from puts it among the retries of the group (36). If it does not, the
-client publishes the message there itself, as the inner producer of Java's client does: three
-attempts, each at another broker if there is one. Only if that fails as well the caller keeps the
-message. Runs on the loop that consumes. Counterpart of Java's ``sendMessageBack`` of
-``DefaultMQPushConsumerImpl``.
+The broker that a message came from stores a copy in the retry topic of the group (36). If it does
+not, the client publishes the message there itself: three attempts, each at another broker if there
+is one. If that fails too, the caller keeps the message. In both cases the broker decides whether it
+becomes a dead letter (:mod:`skylark.core.retry_policy`). Runs on the loop that consumes.
+Counterpart of Java's ``sendMessageBack`` of ``DefaultMQPushConsumerImpl``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ STRAIGHT_TO_DEAD_LETTERS: Final = -1
 
 ATTEMPTS: Final = 3
 SEND_TIMEOUT_S: Final = 3.0
-#: Given to a message by the consumer, or by the stored form: not to be published with it.
+#: Properties that the consumer or the store has added, which are not published.
 _NOT_PUBLISHED: Final = frozenset(
     {names.PROPERTY_MIN_OFFSET, names.PROPERTY_MAX_OFFSET, names.PROPERTY_CRC32}
 )
 
 
 class SendBackClient:
-    """The way back of one consumer's messages."""
+    """Sends the failed messages of one consumer back."""
 
     def __init__(
         self,
@@ -72,33 +72,32 @@ class SendBackClient:
         )
 
     async def give(self, message: MessageExt, delay_level: int = BROKER_DECIDES) -> bool:
-        """Let it be delivered again, later; whether it is somewhere safe now."""
+        """Send a message back; returns whether a broker has stored it."""
         header = send_back_header(message, self._group, delay_level, self._reconsume_times_max)
-        # A message knows where it is stored, also when its broker has left the routes.
+        # The message has the address of its broker, even if that is no longer in any route.
         address = self._link.lookup.routes.master(message.broker_name) or message.store_host
         try:
             await self._link.calls.send_back(address, header, message.broker_name)
         except SkylarkError as error:
-            log.warning("%s does not take %s back: %s", address, message, error)
-        except Exception:  # a hook of the application, say
-            log.exception("%s cannot be asked to take %s back", address, message)
+            log.warning("%s does not accept %s back: %s", address, message, error)
+        except Exception:  # such as an error of a hook
+            log.exception("cannot send %s the message %s back", address, message)
         else:
             return True
         return await self.publish(message)
 
     async def publish(self, message: MessageExt) -> bool:
-        """Put it among the retries without the help of its broker; whether that worked.
-
-        If it was delivered often enough, the broker that gets it moves it to the dead letters.
-        """
+        """Publish a message to the retry topic; returns whether a broker has stored it."""
         try:
             parcel = self._parcel(retry_message(message, self._group, self._reconsume_times_max))
             await self._send(parcel)
         except SkylarkError as error:
-            log.warning("%s stays here, it cannot be published again: %s", message, error)
+            log.warning(
+                "cannot publish %s to the retry topic, the consumer keeps it: %s", message, error
+            )
             return False
         except Exception:
-            log.exception("%s stays here, it cannot be published again", message)
+            log.exception("cannot publish %s to the retry topic, the consumer keeps it", message)
             return False
         return True
 
@@ -163,11 +162,10 @@ def send_back_header(
 def retry_message(
     message: MessageExt, group: str, reconsume_times_max: int = RECONSUME_TIMES_MAX
 ) -> Message:
-    """The message as the client publishes it among the retries of the group by itself.
+    """The message as the client publishes it to the retry topic of the group.
 
-    The broker delays it, or moves it to the dead letters if it was delivered too often. Its
-    properties are names that users may not set, so it takes the inner way through the producer.
-    Raises RemoteProtocolError if the body cannot be decompressed.
+    The broker delays it, or makes it a dead letter if it was delivered too often. Raises
+    RemoteProtocolError if the body cannot be decompressed.
     """
     found = dict(message.record.properties)
     wait_store_ok = found.get(names.PROPERTY_WAIT, "").lower() != "false"
@@ -188,7 +186,7 @@ def retry_message(
 
 
 def _origin_topic(message: MessageExt) -> str:
-    """The topic that it was sent to, as brokers know it, namespace included."""
+    """The topic that it was sent to, as brokers know it, with namespace."""
     record = message.record
     if is_retry_topic(record.topic):
         return record.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)

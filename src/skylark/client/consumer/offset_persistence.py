@@ -1,20 +1,21 @@
 """Persistence of consumer offsets: at the brokers, or in a local file.
 
-Both stores have the same interface and an :class:`OffsetTable` as memory. They run on the control
-loop, so that offsets are saved while an application blocks its own. A periodic save to a broker
-asks for no answer (as in Java): an update that is lost is sent again with the next round, and pulls
-carry the offset as well. Two saves wait for the answers: that of a consumer that leaves, which has
-no next round, and :meth:`OffsetStore.commit`, which an application calls to be sure. A save sends
-the offset that memory holds when the request leaves, so a slow round never overwrites a commit that
-came after it began.
+Both stores have the same interface (:class:`OffsetStore`) and an
+:class:`~skylark.client.consumer.offset_table.OffsetTable` as memory. They run on the control loop,
+so offsets are saved while an application blocks its loop. The periodic save to a broker is one-way,
+as in Java: the next round repeats an update that is lost, and pulls carry the offset as well. Two
+saves wait for responses: the last one of a consumer that leaves, and :meth:`OffsetStore.commit`,
+which an application calls. A save sends the offset in memory at that moment, so a slow round never
+overwrites a later commit.
 
-:meth:`OffsetStore.read` asks the store itself and does not change the memory: the memory is saved,
-and an offset that was only read might take the group back. While a master is away, reads and saves
-go to its slave: it knows what was committed up to some seconds before, and hands the offsets to the
-master when that is back.
+:meth:`OffsetStore.read` reads from the store and does not change the memory: the memory is saved
+periodically, and an offset that was only read could set the group back. While a master is down,
+reads and saves go to its slave, whose offsets are some seconds old; the slave passes the offsets to
+the master when it is back.
 
-The file of a broadcasting consumer is small, and written only if an offset has moved; so this
-happens in place. Counterpart of Java's ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
+The file of a broadcasting consumer is small, and only written if an offset has changed; so the
+write is not moved to a thread. Counterpart of Java's ``RemoteBrokerOffsetStore`` and
+``LocalFileOffsetStore``.
 """
 
 from __future__ import annotations
@@ -37,42 +38,44 @@ OFFSET_TIMEOUT_S: Final = 5.0
 
 
 class OffsetStore(Protocol):
-    """Where the offsets of a group are kept; on the control loop."""
+    """Saves and reads the offsets of a group; on the control loop."""
 
     table: OffsetTable
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """What is stored, None if nothing is; raises SkylarkError or OSError."""
+        """The stored offset, None if there is none; raises SkylarkError or OSError."""
 
     async def commit(self, queues: Collection[MessageQueue]) -> None:
         """Save the offsets of these queues and wait until they are stored.
 
-        Raises SkylarkError or OSError for the first that is not; the others are saved nevertheless,
-        and memory keeps all of them for the next round.
+        Raises SkylarkError or OSError for the first that failed; the others are saved, and memory
+        keeps all of them for the next round.
         """
 
     async def persist(self, queue: MessageQueue) -> None:
-        """Save the offset of one queue, if there is one in memory."""
+        """Save the offset of one queue, if memory has one."""
 
     async def persist_some(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Save the offsets of these queues, the others stay as they are; those that went out."""
+        """Save the offsets of these queues only; returns the offsets that were sent."""
 
     async def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        """Save the offsets of these queues; all others are forgotten."""
+        """Save the offsets of these queues, and forget all others."""
 
     async def persist_last(self, queues: Collection[MessageQueue]) -> None:
-        """Save the offsets of these queues for good: the consumer leaves."""
+        """Save the offsets of these queues and wait, because the consumer leaves."""
 
 
 class RemoteOffsets:
     """Offsets at the brokers, shared by the members of a group."""
 
     def __init__(self, group: str, link: Callable[[], BrokerConnections]) -> None:
-        """``link`` gives that of the control loop."""
+        """``link`` returns the link of the control loop."""
         self.table = OffsetTable()
         self._group = group
         self._link = link
-        self._begun: set[tuple[str, str]] = set()  # broker and topic: it has offsets of ours
+        self._begun: set[tuple[str, str]] = (
+            set()
+        )  # broker and topic that have offsets of this group
 
     async def read(self, queue: MessageQueue) -> int | None:
         link = self._link()
@@ -83,7 +86,7 @@ class RemoteOffsets:
             return None
 
     async def _address(self, queue: MessageQueue) -> str:
-        """Who knows best: the master, also if it is so new that its route must be asked for."""
+        """The address of the master, else of a slave."""
         lookup = self._link().lookup
         try:
             return await lookup.master_of(queue)
@@ -140,11 +143,11 @@ class RemoteOffsets:
     async def _save_in_turn(
         self, place: tuple[str, str], offsets: dict[MessageQueue, int], *, wait: bool
     ) -> dict[MessageQueue, int]:
-        """Save the offsets of one topic at one broker; those that went out.
+        """Save the offsets of one topic at one broker; returns the offsets that were sent.
 
         Apache's broker loses some of the first offsets of a group if they arrive together. So the
-        first one goes alone, and until one was answered its answer is waited for; if there is none,
-        the others are sent without waiting.
+        first one is sent alone, and its response is awaited until a broker has responded once; if
+        there is none, the others are sent without waiting.
         """
         first, *rest = offsets
         sent = await self._save(first, wait=wait or place not in self._begun)
@@ -156,19 +159,19 @@ class RemoteOffsets:
         return {queue: offset for queue, offset in results if offset is not None}
 
     async def _save(self, queue: MessageQueue, *, wait: bool = False) -> int | None:
-        """Send the offset of a queue to its broker: that offset, or None with a warning."""
+        """Send the offset of a queue to its broker; returns it, or None with a warning."""
         try:
             return await self._send(queue, wait=wait)
         except SkylarkError as error:
             offset = self.table.read(queue)
-            log.warning("offset %s of %s is not saved now: %s", offset, queue, error)
+            log.warning("cannot save offset %s of %s now: %s", offset, queue, error)
             return None
 
     async def _send(self, queue: MessageQueue, *, wait: bool) -> int | None:
-        """Send the offset of a queue to its broker; None if memory has forgotten it meanwhile."""
+        """Send the offset of a queue to its broker; None if memory no longer has it."""
         link = self._link()
         target = await link.lookup.reader_of(queue)
-        offset = self.table.read(queue)  # as it is now: it may have moved during the look-up
+        offset = self.table.read(queue)  # read after the look-up, during which it may have moved
         if offset is not None:
             await link.calls.update_offset(
                 target.address, self._group, queue, offset, OFFSET_TIMEOUT_S, oneway=not wait
@@ -179,7 +182,7 @@ class RemoteOffsets:
 def _by_place(
     offsets: Mapping[MessageQueue, int],
 ) -> list[tuple[tuple[str, str], dict[MessageQueue, int]]]:
-    """Offsets by the broker and topic that they belong to."""
+    """Offsets grouped by broker and topic."""
     places: dict[tuple[str, str], dict[MessageQueue, int]] = {}
     for queue, offset in offsets.items():
         places.setdefault((queue.broker_name, queue.topic), {})[queue] = offset
@@ -220,7 +223,7 @@ class LocalOffsets:
         try:
             self._file.save(offsets)
         except (OSError, ClientError) as error:
-            log.warning("offsets are not saved now: %s", error)
+            log.warning("cannot save offsets now: %s", error)
             return {}
         return offsets
 

@@ -1,18 +1,18 @@
 """Consumer offsets in memory, and the offset file of broadcasting consumers.
 
-:class:`OffsetTable` is the memory. Results of handlers raise the offset of a queue; a periodic task
-and the end of a queue save it. An offset may be *frozen*: after a jump (the broker has no such
-offset) the results of messages from before the jump must not take it back. The table is used by the
-loop that consumes and by the one that rebalances, hence the lock; it is held for a few operations.
+:class:`OffsetTable` is the memory. Consumed messages raise the offset of a queue; a periodic task
+and the end of a queue save it. An offset can be *frozen*: after a jump (the broker does not have
+the offset) messages from before the jump must not set it back. Both the loop that consumes and the
+control loop use the table, therefore it has a lock.
 
-Clustering consumers save to brokers: :meth:`OffsetTable.to_save` says what. Broadcasting ones each
-have all messages to themselves and save to a file, :class:`LocalOffsetFile`::
+Clustering consumers save to brokers (:mod:`skylark.client.consumer.offset_persistence`). Each
+broadcasting consumer reads all messages and saves to a file, :class:`LocalOffsetFile`::
 
-    <folder>/<client id>/<group>/offsets.json        ~/.rocketmq_offsets unless told otherwise
+    <folder>/<client id>/<group>/offsets.json        default folder: ~/.rocketmq_offsets
 
-in the form of Java's client, so that either may go on where the other ended. It looks like JSON but
-has objects as keys. Java 5.5.0 writes what is printed below; 4.9.8 had the brace that opens a key
-on the line before. All releases read both, and so do we::
+in the format of Java's client, so each can continue with the file of the other. The format is like
+JSON, but has objects as keys. Java 5.5.0 writes the text below; 4.9.8 has the opening brace of a
+key on the line before. All releases read both, and so do we::
 
     {
         "offsetTable":{
@@ -24,9 +24,9 @@ on the line before. All releases read both, and so do we::
         }
     }
 
-**Crashes.** A new file is written under another name, synced and renamed over the old one, whose
-content was copied to ``offsets.json.bak`` before. A reader falls back to that copy if the file is
-missing, empty or broken. A broken file is never copied over a sound one.
+**Crashes.** A new file is written under another name, synced, and renamed over the old one, after
+the old content was copied to ``offsets.json.bak``. Readers use that copy if the file is missing,
+empty or broken. A broken file is never copied over a good one.
 
 Counterpart of Java's ``OffsetStore``, ``RemoteBrokerOffsetStore`` and ``LocalFileOffsetStore``.
 """
@@ -55,7 +55,7 @@ OFFSET_FILE_SIZE_MAX: Final = 8 * 1024 * 1024  # about 80,000 queues
 
 
 class _OffsetFile(Body, kw_only=True):
-    """What is in the file."""
+    """The content of the file."""
 
     dialect_size_max: ClassVar[int] = OFFSET_FILE_SIZE_MAX
 
@@ -71,7 +71,7 @@ class OffsetTable:
         self._lock = threading.Lock()
 
     def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
-        """The group has come to ``offset``; nothing happens if the queue is frozen."""
+        """Set the offset of a queue; ignored if the queue is frozen."""
         with self._lock:
             if queue in self._frozen:
                 return
@@ -90,20 +90,20 @@ class OffsetTable:
         return self._offsets.get(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """The queue is somebody else's."""
+        """Remove the offset of a queue that another consumer has now."""
         with self._lock:
             self._offsets.pop(queue, None)
             self._frozen.discard(queue)
 
     def retain(self, queues: Collection[MessageQueue]) -> None:
-        """Forget all but ``queues``: those that are assigned."""
+        """Remove all offsets but those of ``queues``."""
         with self._lock:
             for queue in [queue for queue in self._offsets if queue not in queues]:
                 del self._offsets[queue]
             self._frozen.intersection_update(queues)
 
     def to_save(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
-        """What is to be saved of ``queues``. The others stay as they are."""
+        """The offsets of ``queues`` that are to be saved."""
         with self._lock:
             return {queue: self._offsets[queue] for queue in queues if queue in self._offsets}
 
@@ -125,10 +125,10 @@ class LocalOffsetFile:
         self._backup = path.with_name(path.name + ".bak")
 
     def load(self) -> dict[MessageQueue, int]:
-        """All offsets, from the copy if the file is of no use; raises ClientError.
+        """All offsets, from the copy if the file cannot be read; raises ClientError.
 
-        Without either there are none; a copy that is broken too is an error, lest a group should
-        begin anew unnoticed.
+        Without either there are none. A broken copy is an error, because otherwise a group would
+        start over unnoticed.
         """
         table = self._sound()
         if table is not None:
@@ -138,11 +138,11 @@ class LocalOffsetFile:
         except (OSError, RemoteProtocolError) as error:
             raise ClientError(
                 f"the offsets in {self._backup} cannot be read: {error}",
-                hint="put back a good copy, or delete it to begin anew",
+                hint="restore a good copy, or delete it to start over",
             ) from error
         if table is None:
             return {}
-        log.warning("%s is missing or broken, offsets come from %s", self.path, self._backup)
+        log.warning("%s is missing or broken: offsets are read from %s", self.path, self._backup)
         return table
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -163,7 +163,7 @@ class LocalOffsetFile:
         _replace(self.path, data)
 
     def _sound(self) -> dict[MessageQueue, int] | None:
-        """What the file itself holds; None if it is of no use."""
+        """The content of the file; None if it is missing or broken."""
         try:
             return _read(self.path)
         except (OSError, RemoteProtocolError) as error:
@@ -172,8 +172,8 @@ class LocalOffsetFile:
 
 
 def local_offset_path(folder: Path | None, client_id: str, group: str) -> Path:
-    """Where the offsets of a broadcasting consumer are; ``folder`` is None for the usual one."""
-    base = Path(folder or Path.home() / ".rocketmq_offsets")  # plain strings are paths, too
+    """The offset file of a broadcasting consumer; ``folder`` is None for the default one."""
+    base = Path(folder or Path.home() / ".rocketmq_offsets")  # plain strings are accepted too
     return base / client_id / group / OFFSET_FILE
 
 
@@ -192,7 +192,7 @@ def encode_offsets(offsets: Mapping[MessageQueue, int]) -> str:
 
 
 def decode_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """The offsets in a file, in any form that Java's clients have written; RemoteProtocolError."""
+    """The offsets in a file of any Java release; raises RemoteProtocolError."""
     return decode_body(_OffsetFile, data, size_max=OFFSET_FILE_SIZE_MAX).offset_table
 
 
@@ -207,7 +207,7 @@ def _read(path: Path) -> dict[MessageQueue, int] | None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old content or the new, never a part of it."""
+    """Write a file so that a crash leaves the old or the new content, never a part."""
     fresh = path.with_name(path.name + ".tmp")
     with fresh.open("wb") as file:
         file.write(data)

@@ -1,26 +1,26 @@
 """Messages of one queue that were pulled and not yet consumed, and the flow control of its pulls.
 
-The *committable offset* is that of the first message which is still here: everything before it was
-consumed. So a slow message holds the commit back, and after a crash the messages consumed behind it
-is delivered again; at least once is the promise.
+The *committable offset* is that of the first message that is still here: everything before it was
+consumed. A slow message delays the commit, and after a crash the messages consumed behind it are
+delivered again (at-least-once delivery).
 
-**Two ways out.** Concurrent consumers hand messages out as they come and remove them in any order
+**Two modes.** Concurrent consumers hand messages out as they arrive and remove them in any order
 (:meth:`ProcessQueue.remove`). Orderly ones take the lowest (:meth:`ProcessQueue.take`); these are
 *in flight* until they are committed or put back.
 
 **Order.** ``_messages`` maps offsets to messages; ``_order`` has the offsets, ascending, and may
-still hold some that are gone. Pulls bring rising offsets, so both only grow at the end, and the
-lowest offset is found by dropping those at the front that are gone: putting and removing cost the
-same however many messages wait. An offset that comes out of order (put back, or pulled again) has
-the order made anew.
+also have offsets of removed messages. Pulls bring rising offsets, so both grow at the end, and the
+lowest offset is found by dropping removed ones from the front: the cost of put and remove does not
+depend on the number of messages. An offset out of order (put back, or pulled again) rebuilds
+``_order``.
 
-**Sizes** are those of records as they arrived. Bodies are inflated only when a handler looks at
-them, so this is what really is in memory; Java counts inflated bodies.
+**Sizes** are those of records as they arrived. Bodies are decompressed on access, so this is the
+memory in use; Java counts decompressed bodies.
 
-**Threads.** One loop owns the messages. ``dropped`` and ``locked`` may be set by another thread.
-Once dropped a queue stays so: check it before handing out or committing anything.
+**Threads.** One loop owns the messages; another thread may set ``dropped`` and ``locked``. A
+dropped queue stays dropped: check it before handing out or committing messages.
 
-Counterpart of Java's ``ProcessQueue`` and the checks at the head of
+Counterpart of Java's ``ProcessQueue`` and of the checks at the start of
 ``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
@@ -81,10 +81,10 @@ class ProcessQueue:
         self.queue_offset_max = 0  #: offset of the last message that was put
         self.broker_lag = 0  #: messages of the broker behind the last one that was put
         self.size = 0  #: bytes of all messages that are here, in flight ones included
-        self.dropped = False  #: given up: nothing of it may be handed out or committed any more
-        self.locked = locked  #: the broker granted it to us alone
-        self.consuming = False  #: an orderly task is under way
-        self.offset_checked = False  #: the pull offset was looked up after the lock was granted
+        self.dropped = False  #: given up: its messages must not be handed out or committed
+        self.locked = locked  #: the broker has granted the queue lock
+        self.consuming = False  #: an orderly task runs
+        self.offset_checked = False  #: the start offset was read after the lock was granted
         self.last_pull_ms = self.last_consume_ms = self.last_lock_ms = now_ms
         self.try_unlock_times = 0
 
@@ -92,19 +92,19 @@ class ProcessQueue:
         state = "dropped" if self.dropped else "locked" if self.locked else "open"
         return f"<ProcessQueue {state} {self.count} messages, {self.size} bytes>"
 
-    # ---- what is here ----------------------------------------------------------------------------
+    # ---- content ----------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
-        """Messages that are here, in flight ones included."""
+        """The number of messages, with those in flight."""
         return len(self._messages) + len(self._in_flight)
 
     @property
     def span(self) -> int:
-        """How far pulling is ahead of the first message that is still here, in offsets.
+        """Offsets from the first message that is still here to the last that was pulled.
 
-        So many are delivered again if the consumer dies now. Java measures up to the last message
-        that is still here, and thereby never stops while all but one are consumed quickly.
+        So many are delivered again if the consumer crashes. Java measures up to the last message
+        that is still here, so it never stops pulling while all but one are consumed quickly.
         """
         if not self._messages:
             return 0
@@ -116,10 +116,10 @@ class ProcessQueue:
     # ---- putting and removing --------------------------------------------------------------------
 
     def put(self, messages: Sequence[MessageExt], max_offset: int | None = None) -> bool:
-        """Add what was pulled; whether an orderly task must be started.
+        """Add pulled messages; returns whether an orderly task must be started.
 
-        A message that is here already is replaced and not counted again. ``max_offset`` is the end
-        of the queue as the broker gave it with the pull.
+        A message that is already here is replaced. ``max_offset`` is the end of the queue in the
+        response of the broker.
         """
         if messages:
             offsets = [message.record.queue_offset for message in messages]
@@ -152,7 +152,7 @@ class ProcessQueue:
         self._order = deque(sorted(here))
 
     def remove(self, messages: Iterable[MessageExt], now_ms: int) -> int:
-        """Messages are done with; the offset to commit, or -1 if nothing was here."""
+        """Remove settled messages; returns the offset to commit, or -1 if there were none."""
         self.last_consume_ms = now_ms
         here = self._messages
         if not here:
@@ -172,7 +172,7 @@ class ProcessQueue:
         return self._first_offset()
 
     def _first_offset(self) -> int:
-        """The lowest offset that is here, else the one after the last."""
+        """The lowest offset that is still here, else the one after the last."""
         messages, order = self._messages, self._order
         if not messages:
             order.clear()
@@ -183,7 +183,7 @@ class ProcessQueue:
         return order[0]
 
     def call_when_drained(self, count: int, callback: Callable[[], object] | None) -> None:
-        """Call once, when messages were consumed and at most ``count`` are left; None: not more."""
+        """Call ``callback`` once, when at most ``count`` messages are left; None: not any more."""
         self._drained_count = count
         self._drained = callback
 
@@ -194,7 +194,7 @@ class ProcessQueue:
             callback()
 
     def clear(self) -> None:
-        """Forget all messages: the queue jumps elsewhere."""
+        """Remove all messages, because the queue continues at another offset."""
         self._messages.clear()
         self._in_flight.clear()
         self._started.clear()
@@ -204,7 +204,7 @@ class ProcessQueue:
     # ---- in order --------------------------------------------------------------------------------
 
     def take(self, count: int, now_ms: int) -> list[MessageExt]:
-        """The lowest messages, which are in flight from now on; none ends the orderly task."""
+        """Take the lowest messages into flight; an empty list ends the orderly task."""
         self.last_consume_ms = now_ms
         messages, order, in_flight = self._messages, self._order, self._in_flight
         taken: list[MessageExt] = []
@@ -221,7 +221,7 @@ class ProcessQueue:
         return taken
 
     def commit(self) -> int:
-        """What is in flight was consumed; the offset to commit, or -1 if nothing is."""
+        """Remove the messages in flight; returns the offset to commit, or -1 if there are none."""
         in_flight = self._in_flight
         if not in_flight:
             return NOTHING_TO_COMMIT
@@ -233,11 +233,11 @@ class ProcessQueue:
         return offset
 
     def rollback(self) -> None:
-        """Everything in flight will be taken again."""
+        """Put all messages in flight back."""
         self.make_again(list(self._in_flight.values()))
 
     def make_again(self, messages: Iterable[MessageExt]) -> None:
-        """These will be taken again; the rest stays in flight."""
+        """Put these messages back; the others stay in flight."""
         here = self._messages
         for message in messages:
             offset = message.record.queue_offset
@@ -250,7 +250,7 @@ class ProcessQueue:
     # ---- handlers that hang ----------------------------------------------------------------------
 
     def start(self, messages: Iterable[MessageExt], now_ms: int) -> None:
-        """A handler gets these messages."""
+        """Record that a handler gets these messages."""
         started = self._started
         for message in messages:
             started[message.record.queue_offset] = now_ms
@@ -269,27 +269,27 @@ class ProcessQueue:
         return self._messages[offset]
 
     def remove_first(self, message: MessageExt, now_ms: int) -> None:
-        """Remove a message that was sent back, unless its handler did so meanwhile."""
+        """Remove a message that was sent back, unless its handler has ended since."""
         if self._messages and self._first_offset() == message.record.queue_offset:
             self.remove([message], now_ms)
 
     # ---- locks and pulls -------------------------------------------------------------------------
 
     def lock(self, now_ms: int) -> None:
-        """The broker granted the queue to us alone."""
+        """Record that the broker has granted the queue lock."""
         self.locked = True
         self.last_lock_ms = now_ms
 
     def is_lock_valid(self, now_ms: int) -> bool:
-        """Whether no other consumer can have the queue."""
+        """Whether the queue lock is held and has not expired."""
         return self.locked and now_ms - self.last_lock_ms <= LOCK_VALID_MS
 
     def is_pull_expired(self, now_ms: int) -> bool:
-        """Whether its pull loop must be dead."""
+        """Whether its pull loop has stopped."""
         return now_ms - self.last_pull_ms > PULL_EXPIRED_MS
 
     def info(self, commit_offset: int) -> ProcessQueueInfo:
-        """What tools are shown (307)."""
+        """The state of the queue for running info (307)."""
         info = ProcessQueueInfo(
             commit_offset=commit_offset,
             locked=self.locked,
@@ -299,7 +299,7 @@ class ProcessQueue:
             last_pull_timestamp=self.last_pull_ms,
             last_consume_timestamp=self.last_consume_ms,
         )
-        # From another thread than that of the messages: take copies before looking twice.
+        # Called from another thread: copy before reading twice.
         if here := list(self._messages):
             info.cached_msg_min_offset, info.cached_msg_max_offset = min(here), max(here)
         info.cached_msg_count = len(here)
@@ -329,7 +329,7 @@ class HoldReason(enum.Enum):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Do not pull now: look again after ``delay_ms``, or never if it is None."""
+    """Do not pull now: check again after ``delay_ms``; None: never."""
 
     reason: HoldReason
     delay_ms: int | None
@@ -347,7 +347,7 @@ FAILURES_PER_LOG: Final = 60
 
 
 class FlowControl:
-    """When the queues of one consumer may be pulled. The limits may be changed at any time."""
+    """Decides when the queues of one consumer may be pulled; limits may change at any time."""
 
     def __init__(
         self,
@@ -374,10 +374,10 @@ class FlowControl:
         paused: bool = False,
         subscribed: bool = True,
     ) -> Hold | None:
-        """None if the queue may be pulled; counts as a pull, because its loop is alive.
+        """None if the queue may be pulled; counts as a pull, because its loop runs.
 
-        With OFFSET_UNCHECKED the loop looks up where to begin once more, now that the queue is
-        locked, sets ``offset_checked`` and asks again.
+        With OFFSET_UNCHECKED the caller reads the start offset again, now that the queue is
+        locked, sets ``offset_checked`` and calls this again.
         """
         if queue.dropped:
             return Hold(HoldReason.DROPPED, None)
@@ -402,7 +402,7 @@ class FlowControl:
         return None
 
     def room(self, queue: ProcessQueue) -> int:
-        """How many messages more may be pulled at once before a limit is reached; may be none."""
+        """How many more messages may be pulled before a limit is reached."""
         room = self.count_max - queue.count
         return room if self._orderly else min(room, self.span_max - queue.span)
 

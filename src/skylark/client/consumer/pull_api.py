@@ -1,12 +1,17 @@
-"""Requests of pull consumers about queues: their messages, and their first and last offset.
+"""Pulls and offset requests of consumers about single queues, and the decoding of pulled messages.
 
-:class:`QueueAccess` binds a group to the link of the event loop that pulls. Committed offsets are
-elsewhere (:mod:`skylark.client.consumer.offset_persistence`). Topics and groups are names as
-brokers know them, except in the messages, which show those of the application.
+:class:`QueueAccess` sends requests for one group over the link of the event loop that pulls.
+Committed offsets are in :mod:`skylark.client.consumer.offset_persistence`. Topics and groups are
+names as brokers know them, except in messages, which have those of the application.
 
-Pulls name their subscription themselves: a broker need not know the group for them. They never
-carry an offset to be committed. Brokers select by SQL only if they are new enough, which is known
-from their answer to a heartbeat; without one such a pull is refused here.
+Pulls contain their subscription, so the broker need not know the group, and never commit an offset.
+Only brokers since 4.1 filter by SQL; the version of a broker is known from its response to a
+heartbeat, and without one such a pull is refused here.
+
+:func:`decode_messages` serves every kind of consumer. It unpacks inner batches, and adds the lowest
+and highest offset of the queue to the properties of each message, as Java's client does. A message
+that was dispatched to several queues gets the queue from which it was read. Bytes that are not a
+record end the list; the messages before them are valid.
 
 Counterpart of Java's ``PullAPIWrapper`` and of the queries of ``MQAdminImpl``.
 """
@@ -44,7 +49,7 @@ _QUEUE_OFFSET: Final = 5  # index of the field in the head of a record
 
 
 class PullResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pull brought; the next pull begins at ``next_offset``, with any status."""
+    """The result of a pull; the next pull starts at ``next_offset``, with any status."""
 
     status: PullStatus
     next_offset: int
@@ -54,23 +59,23 @@ class PullResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PullTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a consumer pulls."""
+    """The options of a pull."""
 
     count_max: int
     size_max: int | None = None
-    suspend_s: float = 0.0  #: so long the broker may wait for a first message; 0: not at all
+    suspend_s: float = 0.0  #: how long the broker may wait for a first message; 0: not at all
     timeout_s: float = 30.0
-    lite: bool = False  #: the request of lite pull consumers, which brokers of 5.x count apart
+    lite: bool = False  #: use the request of lite pull consumers (361), of brokers since 5.0
 
 
 class QueueAccess:
-    """Requests about queues on behalf of one group, over one link."""
+    """Requests about queues for one group, over one link."""
 
     def __init__(self, instance: ClientInstance, link: BrokerConnections, group: str) -> None:
         self.link = link
         self._instance = instance
         self._group = group
-        self._know_no_lite: set[str] = set()  # addresses of brokers before 5.0
+        self._without_lite: set[str] = set()  # addresses of brokers before 5.0
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -82,9 +87,9 @@ class QueueAccess:
         terms: PullTerms,
         broker_id: int = MASTER_ID,
     ) -> tuple[PullResult, int]:
-        """Messages from ``offset`` on, and the id of the broker that should be asked next time.
+        """Messages from ``offset`` on, and the id of the broker for the next pull.
 
-        Messages before one that cannot be decoded are returned; the next pull, which begins with
+        Returns the messages before one that cannot be decoded; the next pull, which starts with
         it, raises UndecodableError.
         """
         target = await self.link.lookup.reader_of(queue, broker_id)
@@ -111,13 +116,13 @@ class QueueAccess:
         self, address: str, header: PullMessageRequestHeader, broker_name: str, terms: PullTerms
     ) -> Pulled:
         pull, timeout_s = self.link.calls.pull, terms.timeout_s
-        if terms.lite and address not in self._know_no_lite:
+        if terms.lite and address not in self._without_lite:
             try:
                 return await pull(address, header, broker_name, timeout_s, lite=True)
             except BrokerError as error:
                 if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise
-                self._know_no_lite.add(address)
+                self._without_lite.add(address)
         return await pull(address, header, broker_name, timeout_s)
 
     def _require_sql(self, target: Target, queue: MessageQueue) -> None:
@@ -168,21 +173,21 @@ class QueueAccess:
     async def first_offset(
         self, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
     ) -> int:
-        """Where to begin with a queue of which the group has committed ``stored``, if anything."""
+        """The offset to start at; ``stored`` is the committed offset, None if there is none."""
         return await first_offset(
             self.link, queue, start_position(queue.topic, stored, where, time_ms)
         )
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
+        """The offset of the oldest message."""
         return await self.link.calls.min_offset(await self.link.lookup.master_of(queue), queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
+        """The offset of the next message to be stored."""
         return await self.link.calls.max_offset(await self.link.lookup.master_of(queue), queue)
 
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
-        """That of the first message stored at or after this time."""
+        """The offset of the first message stored at or after this time."""
         address = await self.link.lookup.master_of(queue)
         return await self.link.calls.search_offset(address, queue, time_ms)
 
@@ -200,10 +205,10 @@ async def first_offset(link: BrokerConnections, queue: MessageQueue, start: Star
 def _undecodable(
     pulled: Pulled, queue: MessageQueue, offset: int, count_max: int
 ) -> UndecodableError:
-    """The error for an answer that begins with what is no message.
+    """The error for a response that starts with bytes that are not a message.
 
-    Going on at its ``next_offset`` must lose no good message: that is behind the answer if only one
-    was asked for, else behind the offset that the record claims for itself, if it can be that.
+    Its ``next_offset`` must skip no valid message: it is the end of the response if the pull was
+    for one message, else the offset after the one in the record, if that offset is plausible.
     """
     if count_max == 1:
         return UndecodableError(queue, offset, max(offset + 1, pulled.next_offset))
@@ -221,7 +226,7 @@ _INNER_BATCH: Final = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP
 def decode_messages(
     pulled: Pulled, queue: MessageQueue, topic: str | None = None
 ) -> tuple[list[MessageExt], RemoteProtocolError | None]:
-    """The messages in an answer, and the error that ended them; ``topic`` is the one to show."""
+    """The messages in a response, and the error that ended them; ``topic`` is the name to show."""
     broker_name, queue_id, delta = queue.broker_name, queue.queue_id, pulled.offset_delta
     seen = (
         f"{PROPERTY_MIN_OFFSET}\x01{pulled.min_offset}\x02"

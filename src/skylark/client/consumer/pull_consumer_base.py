@@ -1,11 +1,15 @@
-"""Base of both pull consumers: start and stop, hooks, and requests about queues.
+"""Base and session of both pull consumers: start, stop, hooks, group membership, offsets.
 
-A consumer that was started has a
-:class:`~skylark.client.consumer.pull_consumer_session.PullConsumerSession`; its methods belong to
-the loop of the start. Consume hooks count messages as consumed when they are handed out: what
-becomes of them afterwards is not known here.
+:class:`PullClient` is the base class. A started consumer has a :class:`PullConsumerSession`, which
+belongs to the loop of the start: it acquires the client instance, registers a
+:class:`~skylark.client.consumer.pull_member.PullMember` there and opens the link for pulls. At the
+end it undoes this in an order that loses nothing: it saves the offsets before it unregisters.
 
-Counterpart of what Java's ``DefaultMQPullConsumer`` and ``DefaultLitePullConsumer`` have in common.
+Consume hooks are called when messages are handed out, because these consumers do not know when a
+message is consumed.
+
+Counterpart of what Java's ``DefaultMQPullConsumerImpl`` and ``DefaultLitePullConsumerImpl`` have in
+common.
 """
 
 from __future__ import annotations
@@ -43,14 +47,14 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: Told when a topic has other queues than before.
+#: Called when the queues of a topic have changed.
 TopicListener: TypeAlias = Callable[[str, frozenset[MessageQueue]], object]
 
 WATCH_FIRST_S: Final = 10.0
 
 
 class PullConsumerSession:
-    """One pull consumer's membership; see the module."""
+    """The session of one pull consumer; see the module docstring."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class PullConsumerSession:
 
     @asynccontextmanager
     async def starting(self) -> AsyncIterator[None]:
-        """The instance runs and the link is open; all is undone if the block fails."""
+        """Start the instance and open the link; undo both if the block raises."""
         try:
             await self.instance.start()
             self._store = open_offset_store(
@@ -107,10 +111,10 @@ class PullConsumerSession:
             raise
 
     async def join(self, subscriptions: Iterable[Subscription]) -> None:
-        """Register in the group with these subscriptions, and begin to share queues.
+        """Register in the group with these subscriptions, and start to share queues.
 
-        Raises ClientStateError if the instance has the group already, and what brokers say about a
-        condition in SQL that they do not understand.
+        Raises ClientStateError if the instance has the group already, and BrokerError for an
+        invalid SQL condition.
         """
         wanted = {subscription.topic: subscription for subscription in subscriptions}
         for subscription in wanted.values():
@@ -127,7 +131,7 @@ class PullConsumerSession:
         self.access.link.check_loop(f"consumer {self.namespace.unwrap(self.group)}")
 
     def on_undo(self, stop_pulling: Callable[[], Awaitable[None]]) -> None:
-        """What to do first when all ends, or when the start fails."""
+        """Set what to do first at the end, or when the start fails."""
         self._stop_pulling = stop_pulling
 
     async def leave(self) -> None:
@@ -158,17 +162,17 @@ class PullConsumerSession:
     # ---- subscriptions ---------------------------------------------------------------------------
 
     def subscription(self, wire_topic: str) -> Subscription | None:
-        """What the group wants of a topic."""
+        """The subscription to a topic."""
         return self._member.subscriptions.get(wire_topic)
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want a further topic, or another part of it; brokers hear of it soon."""
+        """Add or replace a subscription; a heartbeat sends it to brokers soon."""
         known = self._member.subscriptions
         self._member.subscriptions = {**known, subscription.topic: subscription}
         self._tasks.spawn(self._changed(subscription.topic), name="subscribe")
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up a topic, by the name that the application knows."""
+        """Remove the subscription to a topic, by its name without namespace."""
         wire_topic = self.namespace.wrap(topic)
         known = self._member.subscriptions
         self._member.subscriptions = {t: s for t, s in known.items() if t != wire_topic}
@@ -180,7 +184,7 @@ class PullConsumerSession:
                 await self.instance.refresh_route(wire_topic)
             await self.instance.heartbeat_all(whole=True)
         except SkylarkError as error:
-            log.warning("brokers do not hear of a new subscription yet: %s", error)
+            log.warning("cannot send a changed subscription to brokers yet: %s", error)
         self.instance.rebalance_soon()
 
     async def _check(self, subscription: Subscription) -> None:
@@ -195,7 +199,7 @@ class PullConsumerSession:
             )
 
     def assigned(self, queues: Mapping[MessageQueue, ProcessQueue]) -> None:
-        """The application chose these queues by itself; offsets of former ones are saved soon."""
+        """Set the queues that the application assigned; saves the offsets of former ones soon."""
         left = self._member.assigned.keys() - queues.keys()
         self._member.assigned = queues
         if left:
@@ -208,7 +212,7 @@ class PullConsumerSession:
                 self.offsets.forget(queue)
 
     def my_queues(self, wire_topic: str) -> frozenset[MessageQueue]:
-        """The queues of a topic that rebalancing gave us."""
+        """Our share of the queues of a topic, from rebalancing."""
         found = self._member.process_queues
         return frozenset(queue for queue in found if queue.topic == wire_topic)
 
@@ -220,18 +224,18 @@ class PullConsumerSession:
         return self._store.table
 
     async def stored_offset(self, queue: MessageQueue, *, from_store: bool = False) -> int | None:
-        """The committed offset: from memory if it is there, else from where it is kept."""
+        """The committed offset: from memory if it has one, else from the store."""
         offset = None if from_store else self._store.table.read(queue)
         if offset is None:
             offset = await self.instance.runtime.control.run(self._member.read_offset(queue))
         return offset
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The committed offset as the store has it; memory stays as it is."""
+        """The committed offset in the store; does not change memory."""
         return await self.instance.runtime.control.run(self._store.read(queue))
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Set these offsets and wait until they are stored; raises SkylarkError or OSError."""
+        """Commit these offsets and wait until they are stored; raises SkylarkError or OSError."""
         for queue, offset in offsets.items():
             self._store.table.update(queue, offset, increase_only=False)
         if offsets:
@@ -240,7 +244,7 @@ class PullConsumerSession:
     # ---- topics ----------------------------------------------------------------------------------
 
     async def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """The queues of a topic as of now; raises NoRouteError."""
+        """The current queues of a topic; raises NoRouteError."""
         wire_topic = self.namespace.wrap(topic)
         route = await self.instance.refresh_route(wire_topic)
         if route is None or not route.subscribe:
@@ -248,7 +252,7 @@ class PullConsumerSession:
         return frozenset(map(self.namespace.unwrap_queue, route.subscribe))
 
     def watch(self, topic: str, listener: TopicListener, interval_s: float) -> None:
-        """Tell ``listener`` when the topic has other queues."""
+        """Call ``listener`` when the queues of the topic change."""
         self._tasks.spawn(self._watch(topic, listener, interval_s), name=f"watch {topic}")
 
     async def _watch(self, topic: str, listener: TopicListener, interval_s: float) -> None:
@@ -268,13 +272,13 @@ class PullConsumerSession:
         try:
             return await self.fetch_queues(topic)
         except SkylarkError as error:
-            log.info("no queues of topic %s for now: %s", topic, error)
+            log.info("cannot get the queues of topic %s now: %s", topic, error)
             return None
 
 
 @checks_arguments
 class PullClient(Startable):
-    """See the module. ``_session`` is set by ``start``."""
+    """Base class of pull consumers; ``start`` sets ``_session``."""
 
     _session: PullConsumerSession
 
@@ -318,7 +322,7 @@ class PullClient(Startable):
         return self._session
 
     def _call_consume_hooks(self, messages: list[MessageExt]) -> None:
-        """Messages of one queue are handed out."""
+        """Call the consume hooks for messages of one queue that are handed out."""
         if messages and self._consume_hooks.any:
             group = self._session
             context = ConsumeContext(
@@ -336,17 +340,17 @@ class PullClient(Startable):
     # ---- queues ----------------------------------------------------------------------------------
 
     async def fetch_queues(self, topic: str) -> frozenset[MessageQueue]:
-        """All queues of a topic that can be read, as of now; raises NoRouteError."""
+        """All readable queues of a topic; raises NoRouteError."""
         check_topic(topic)
         return await self._require_running().fetch_queues(topic)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """That of the oldest message still held."""
+        """The offset of the oldest message."""
         group = self._require_running()
         return await group.access.min_offset(group.namespace.wrap_queue(queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
+        """The offset of the next message to be stored."""
         group = self._require_running()
         return await group.access.max_offset(group.namespace.wrap_queue(queue))
 

@@ -1,13 +1,14 @@
 """Group membership of a pull consumer: its heartbeat data and its assigned queues.
 
-Lives on the control loop, as all members do (:mod:`skylark.client.core.member_table`), and carries
-out there what :class:`~skylark.client.consumer.rebalance.Rebalance` decides. The consumer itself,
-on the loop of the application, hears of it by :class:`QueueEvents`, in order. A queue that is taken
-away is marked as dropped and its committed offset saved at once, even while the application blocks
-its loop. If that loop was closed without a stop of the consumer, the member leaves by
-itself: otherwise no member would consume its queues.
+A :class:`PullMember` lives on the control loop, like all members
+(:mod:`skylark.client.core.member_table`), and executes the decisions of
+:class:`~skylark.client.consumer.rebalance.Rebalance`. It notifies the consumer on the loop of the
+application through :class:`QueueEvents`, in order. A queue that is taken away is marked as dropped,
+and its committed offset saved, at once, even while the application blocks its loop. If that loop
+was closed without a stop of the consumer, the member leaves the group, because otherwise no member
+would consume its queues.
 
-``subscriptions`` and ``assigned`` are replaced as a whole by the consumer and read here.
+The consumer replaces ``subscriptions`` and ``assigned`` as a whole; the member reads them.
 
 Counterpart of Java's ``RebalancePullImpl``, ``RebalanceLitePullImpl`` and the ``MQConsumerInner``
 of both pull consumers.
@@ -51,20 +52,20 @@ NO_COMMIT = -1
 
 
 class QueueEvents(Protocol):
-    """Who wants to know; called on the loop of the application."""
+    """Receives changes of the assigned queues, on the loop of the application."""
 
     def queue_opened(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """A queue is ours now."""
+        """A queue was assigned to this consumer."""
 
     def queue_released(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         """A queue was taken away; it is marked as dropped, and its offset is saved."""
 
     def queues_settled(self, settled: Settled) -> None:
-        """The queues of a topic have changed, and all of that was told."""
+        """The queues of a topic have changed, and the events for each queue have been sent."""
 
 
 class PullMember:
-    """See the module; a ``ConsumerMember``."""
+    """A ``ConsumerMember``; see the module docstring."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class PullMember:
         """``group`` as brokers know it."""
         self.group = group
         self.subscriptions: Mapping[str, Subscription] = {}
-        #: Queues that the application chose by itself; without them, rebalancing decides.
+        #: Queues that the application assigned; without them, rebalancing decides.
         self.assigned: Mapping[MessageQueue, ProcessQueue] = {}
         self._instance = instance
         self._clock = instance.runtime.clock
@@ -100,7 +101,7 @@ class PullMember:
     def __repr__(self) -> str:
         return f"<PullMember {self.group} {len(self.process_queues)} queues>"
 
-    # ---- what the instance asks ------------------------------------------------------------------
+    # ---- what the instance needs -----------------------------------------------------------------
 
     def topics(self) -> Collection[str]:
         chosen = {queue.topic for queue in tuple(self.assigned)}
@@ -120,14 +121,14 @@ class PullMember:
 
     @property
     def process_queues(self) -> Mapping[MessageQueue, ProcessQueue]:
-        """The queues that are ours, however they came; from any thread."""
+        """All queues of this consumer, shared or assigned; from any thread."""
         return {**self._rebalance.table, **self.assigned}
 
     async def read_offset(self, queue: MessageQueue) -> int | None:
-        """What is stored; memory takes it over if the queue is our share.
+        """The stored offset; memory gets it if the queue is in our share.
 
-        Of other queues there is only what we commit ourselves: it is saved, and what was merely
-        read would undo what somebody else has committed since.
+        Of other queues memory has only our commits: it is saved periodically, and an offset that
+        was only read could overwrite a later commit of another client.
         """
         offset = await self._store.read(queue)
         if offset is not None and queue in self._rebalance.table:
@@ -135,7 +136,7 @@ class PullMember:
         return offset
 
     async def persist_offsets(self) -> None:
-        """Save what was committed; see :meth:`_unsaved`."""
+        """Save the committed offsets; see :meth:`_unsaved`."""
         ours, changed = self._unsaved()
         saved = await self._store.persist_some([*ours, *changed])
         self._saved.update({queue: saved[queue] for queue in changed if queue in saved})
@@ -147,8 +148,8 @@ class PullMember:
     def _unsaved(self) -> tuple[Collection[MessageQueue], Collection[MessageQueue]]:
         """Our queues, and others (not shared by rebalancing) with offsets to save.
 
-        The latter belong to the client that commits them, so they are saved once for each commit
-        and never again. (Java's classic consumer forgets them if its application registered no
+        Other clients may commit the latter too, so they are saved once for each commit and never
+        again. (Java's classic consumer forgets them if its application registered no
         listener.)
         """
         table, ours = self._store.table, self.process_queues
@@ -166,7 +167,7 @@ class PullMember:
         return self._store.table.snapshot(topic)
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
-        """What tools are shown (307); there are no threads of ours whose stacks would tell."""
+        """Settings, subscriptions and queues for tools (307), without thread stacks."""
         del with_stacks
         committed = self._store.table.snapshot()
         return ConsumerRunningInfo(
@@ -185,7 +186,7 @@ class PullMember:
     # ---- rebalancing -----------------------------------------------------------------------------
 
     async def rebalance(self) -> bool:
-        """Take up and give up queues; whether we have exactly those that we should have."""
+        """Take up and give up queues; returns whether we have exactly those that we should have."""
         if self._handover.loop.is_closed():
             self._abandon()
             return True
@@ -199,7 +200,7 @@ class PullMember:
     async def _rebalance_topic(self, topic: str) -> bool:
         route = self._instance.routes.get(topic)
         if route is None:
-            text = "group %s waits for a route of topic %s"
+            text = "group %s has no route of topic %s yet"
             self._limited_log.log(logging.INFO, ("route", topic), text, self.group, topic)
             return False
         queues = route.subscribe
@@ -207,7 +208,9 @@ class PullMember:
         try:
             share = self._rebalance.share(topic, queues, members)
         except Exception:
-            log.exception("the queues of topic %s stay with whom they are", topic)
+            log.exception(
+                "the allocation strategy failed: the queues of topic %s stay as they are", topic
+            )
             return False
         if share is None:
             return False
@@ -225,7 +228,7 @@ class PullMember:
             return await link.calls.consumer_ids(address, self.group)
         except SkylarkError as error:
             self._limited_log.failed(
-                "members", error, "the members of %s are not known now", self.group
+                "members", error, "cannot get the members of %s now", self.group
             )
             return None
 
@@ -241,7 +244,7 @@ class PullMember:
             if isinstance(instruction, Release):
                 await self._release(instruction.queue, instruction.process_queue)
             elif isinstance(instruction, Open):
-                # The pull task looks up where to begin.
+                # The pull task finds the start offset.
                 self._store.table.forget(instruction.queue)
                 now_ms = self._clock.now_ms()
                 await self._carry_out(self._rebalance.opened(instruction.queue, NO_COMMIT, now_ms))
@@ -269,11 +272,13 @@ class PullMember:
     def _abandon(self) -> None:
         if not self._abandoned:
             self._abandoned = True
-            log.error("the event loop of %s was closed without stop(), it leaves", self.group)
+            log.error(
+                "the event loop of %s was closed without stop(): it leaves the group", self.group
+            )
             self._tasks.spawn(self._leave_alone(), name="leave")
 
     async def _leave_alone(self) -> None:
-        """In a task of its own: the release may end that which rebalances."""
+        """In a separate task, because the release may end the rebalance task."""
         try:
             await self.leave()
         finally:

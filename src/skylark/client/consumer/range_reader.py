@@ -1,19 +1,20 @@
 """Reads a range of a queue, from one offset to another, by repeated pulls without a gap.
 
-For readers of old messages in bulk without a group: Arrow and Spark. Pulls commit nothing and
-do not wait for new messages; the range is known to exist when it is asked for. ``bulk=true`` lets a
-Skylark broker answer with megabytes; an Apache broker ignores it and sends 32 messages at a time,
-or 8 that it must read from disk, which is said once in the log.
+For bulk readers of stored messages without a group: Arrow and Spark. Pulls commit nothing and do
+not wait for new messages. With ``bulk=true`` a Skylark broker responds with megabytes; an Apache
+broker ignores it and sends 32 messages at a time, or 8 that it must read from disk. The reader logs
+a warning once if responses are that small.
 
 ===========================  ======================================================================
-answer                       what is done
+response                     action
 ===========================  ======================================================================
-found, nothing matched       on to the next offset; the next pull is sent before this one is used
-nothing new, or nothing      a replica lags: tried again after 100 ms to 2 s, up to the patience,
-matched and the same offset  at the address that ``find`` gives then
-offset moved forward         messages are gone: told to ``on_missing``, or :class:`MissingError`
-offset moved back            the topic was made anew: the same, and the range ends
-busy, not available,         tried again likewise
+found, nothing matched       continue at the next offset; the next pull starts before this response
+                             is used
+nothing new, or nothing      a replica lags: retry after 100 ms to 2 s, until the patience ends, at
+matched and the same offset  the address that ``find`` returns then
+offset moved forward         messages are gone: call ``on_missing``, or raise :class:`MissingError`
+offset moved back            the topic was created again: the same, and the range ends
+busy, not available,         retry likewise
 connection errors
 no progress, three times     an error
 ===========================  ======================================================================
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 RETRY: Final = Backoff(first_s=0.1, most_s=2.0)
 STUCK_MAX: Final = 3
-#: Answers are called small, and the reader slow, if so many have so few messages on average.
+#: Responses are too small if so many of them have at most so few messages on average.
 SLOW_PULLS: Final = 50
 SLOW_COUNT: Final = 8
 
@@ -63,24 +64,24 @@ _RETRIED: Final = frozenset(
 
 
 class RangeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How ranges are read."""
+    """The options of reading a range."""
 
     expression: str = "*"  #: tags, ``A || B``, or a condition in SQL
     expression_type: str = "TAG"
-    group: str = TOOLS_GROUP  #: named in requests; must exist where groups are not made by use
+    group: str = TOOLS_GROUP  #: group in requests; must exist if brokers do not create groups
     count_max: int = 65_536  #: messages of one pull
     size_max: int = 1024 * 1024  #: bytes of one pull
     timeout_s: float = 30.0  #: of one pull
-    patience_s: float = 30.0  #: how long one pull is tried again
+    patience_s: float = 30.0  #: how long one pull is retried
 
 
-#: Where to pull; the argument counts the attempts of one pull, from 0.
+#: Returns the address to pull from; the argument counts the attempts of one pull, from 0.
 Find: TypeAlias = Callable[[int], Awaitable[str]]
 OnMissing: TypeAlias = Callable[[Missing], None]
 
 
 def fixed_address(address: str) -> Find:
-    """A broker that stays where it is."""
+    """A function for a broker with a fixed address."""
 
     async def find(attempt: int) -> str:
         del attempt
@@ -99,7 +100,7 @@ async def pull_range(
     terms: RangeTerms = RangeTerms(),  # noqa: B008 - never changes
     on_missing: OnMissing | None = None,
 ) -> AsyncGenerator[Pulled, None]:
-    """The answers that hold messages of [start, end), in order; they may hold more than that.
+    """The responses with messages of [start, end), in order; they may have more messages.
 
     Raises MissingError without ``on_missing``, BrokerError, TransportError, ClientError.
     """
@@ -111,7 +112,7 @@ async def pull_range(
             pulled = await (pending or puller.pull(offset))
             pending = None
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
-                _tell(queue, offset, end, pulled.next_offset, on_missing)
+                _report_missing(queue, offset, end, pulled.next_offset, on_missing)
                 if pulled.next_offset <= offset:
                     return
             stuck = stuck + 1 if pulled.next_offset <= offset else 0
@@ -124,7 +125,7 @@ async def pull_range(
             offset = pulled.next_offset
             if offset < end:
                 pending = asyncio.get_running_loop().create_task(puller.pull(offset))
-                await yield_once()  # the request leaves before this answer is decoded
+                await yield_once()  # the request is sent before this response is decoded
             if pulled.body:
                 yield pulled
     finally:
@@ -135,7 +136,7 @@ async def pull_range(
 def _is_behind(pulled: Pulled, offset: int) -> bool:
     """Whether a broker does not have the offset yet.
 
-    A slave that lacks more than one message says that nothing matched, and not how far it is.
+    A slave that lacks more than one message responds that nothing matched.
     """
     if pulled.status is PullStatus.NO_MATCHED_MSG:
         return pulled.next_offset == offset
@@ -143,13 +144,13 @@ def _is_behind(pulled: Pulled, offset: int) -> bool:
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel them and wait; what they raise is of no interest any more."""
+    """Cancel tasks and wait for them; ignores their errors."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tell(
+def _report_missing(
     queue: MessageQueue, offset: int, end: int, next_offset: int, on_missing: OnMissing | None
 ) -> None:
     until = min(next_offset, end) if next_offset > offset else end
@@ -160,7 +161,7 @@ def _tell(
 
 
 class _Puller:
-    """Pulls of one range, each tried until it is answered or patience is used up."""
+    """Pulls of one range, each retried until the patience ends."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class _Puller:
         self._message_count = 0
 
     async def pull(self, offset: int) -> Pulled:
-        """One answer that says something about the range."""
+        """One response about the range; retries transient errors."""
         outage = Outage(RETRY, self._clock, self._terms.patience_s)
         while True:
             problem: Exception
@@ -208,7 +209,7 @@ class _Puller:
             pause_s = outage.next_pause_s()
             if pause_s is None:
                 raise problem
-            log.info("the pull at %d of %s is repeated: %s", offset, self._queue, problem)
+            log.info("retrying the pull at offset %d of %s: %s", offset, self._queue, problem)
             await self._clock.sleep(pause_s)
 
     def _header(self, offset: int) -> PullMessageRequestHeader:
@@ -230,14 +231,14 @@ class _Puller:
         )
 
     def count(self, pulled: Pulled, advanced: int) -> None:
-        """Notice brokers that answer in small pieces, and say once what can be done about it."""
+        """Count messages per response, and warn once if the broker sends few."""
         if not pulled.body:
             return
         self._pull_count += 1
         self._message_count += advanced
         if self._pull_count == SLOW_PULLS and self._message_count <= SLOW_PULLS * SLOW_COUNT:
             log.warning(
-                "%s answers with %d messages per pull; its settings maxTransferCountOnMessageInDisk"
+                "%s sends %d messages per pull; its settings maxTransferCountOnMessageInDisk"
                 ", maxTransferBytesOnMessageInDisk, maxTransferCountOnMessageInMemory and"
                 " maxTransferBytesOnMessageInMemory allow more",
                 self._queue.broker_name,

@@ -2,31 +2,30 @@
 
 A :class:`Rebalance` holds the process queues of one consumer. Each round, for each topic::
 
-    share = rebalance.share(topic, queues, members)              # what should be ours; None: skip
-    for each instruction of rebalance.apply(topic, share, now_ms): carry it out
+    share = rebalance.share(topic, queues, members)              # our queues; None: skip
+    for each instruction of rebalance.apply(topic, share, now_ms): execute it
 
-    rebalance.settled(topic, queues, share, now_ms)              # what has changed, to be told
-    rebalance.is_balanced(topic, share)                          # else the next round comes soon
+    rebalance.settled(topic, queues, share, now_ms)              # what has changed, to announce
+    rebalance.is_balanced(topic, share)                          # else the next round follows soon
 
-Carrying out an instruction may lead to more: the executor reports back by the method that the
-instruction names, and does what comes of that too.
+After executing an instruction the caller reports its result by the method that the instruction
+names, and executes the instructions that this returns.
 
-**Giving up.** A queue is *dropped* at once: from then on nothing of it is handed out or committed.
-Then its offset is saved for the next owner, and forgotten here. An orderly queue is locked at the
-broker and must not be unlocked while a handler runs, or another consumer would run at the same
-time: one waits for it, 500 ms in this round and again in the next ones, and gives up waiting 20 s
-after the last renewal of the lock. Queues whose loop has not pulled for 120 s are given up as well,
-and taken up anew in the same round; not so while a handler blocks the loop that consumes, or its
-message would never be done with.
+**Giving up.** A queue is *dropped* at once: from then on its messages are neither handed out nor
+committed. Then its offset is saved for the next owner, and removed here. The lock of an orderly
+queue must not be released while a handler runs, or another consumer would run at the same time: the
+caller waits for the handler, 500 ms in this round and again in the next ones, and stops waiting
+20 s after the last renewal of the lock. A queue that was not pulled for 120 s is given up too, and
+taken up again in the same round, unless a handler blocks the loop that consumes.
 
-**Taking up.** An orderly queue is locked first; a queue that could not be locked is tried again 500
-ms later. Then the first offset is looked up (:mod:`skylark.client.consumer.start_position`); if
-that fails the next round tries again. Broadcasting consumers have all queues and lock none.
+**Taking up.** An orderly queue is locked first; if that fails, the next attempt follows after
+500 ms. Then the start offset is read (:mod:`skylark.client.consumer.start_position`); if that
+fails, the next round tries again. Broadcasting consumers have all queues and lock none.
 
-``dropped`` is set here and read by the loop that consumes: all of this may run in another thread,
-but only in one.
+``dropped`` is set here and read by the loop that consumes: this may run in another thread, but only
+in one.
 
-Counterpart of Java's ``RebalanceImpl``, ``RebalancePushImpl`` and their siblings of pull consumers.
+Counterpart of Java's ``RebalanceImpl``, ``RebalancePushImpl`` and the classes of pull consumers.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ RELOCK_INTERVAL_MS: Final = 20_000
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Save the offset of the queue, if there is one in memory."""
+    """Save the offset of the queue, if memory has one."""
 
     queue: MessageQueue
 
@@ -81,16 +80,16 @@ class Lock(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Forget any offset of the queue, look up the first one, then :meth:`Rebalance.opened`.
+    """Remove any offset of the queue, read the start offset, then :meth:`Rebalance.opened`.
 
-    If that fails there is nothing to report: the queue is not ours, and the next round tries again.
+    If that fails, report nothing: the next round tries again.
     """
 
     queue: MessageQueue
 
 
 class StartPull(msgspec.Struct, frozen=True):
-    """Start the loop of the queue."""
+    """Start the pull loop of the queue."""
 
     queue: MessageQueue
     process_queue: ProcessQueue
@@ -99,14 +98,14 @@ class StartPull(msgspec.Struct, frozen=True):
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """Set the offset of the queue, and let nothing change it until it is forgotten."""
+    """Set the offset of the queue, and ignore updates until it is removed."""
 
     queue: MessageQueue
     offset: int
 
 
 class WakeRebalance(msgspec.Struct, frozen=True):
-    """Rebalance after this time instead of waiting for the interval."""
+    """Rebalance after this time, before the interval ends."""
 
     delay_ms: int = 0
 
@@ -119,8 +118,8 @@ Instruction: TypeAlias = (
 class Settled(msgspec.Struct, frozen=True):
     """The queues of a topic have changed.
 
-    The version of the subscription becomes ``sub_version``, the limits of a queue those given here
-    if any, all brokers get a heartbeat, and the user's listener (topic, all_queues, my_queues).
+    The caller sets the version of the subscription and the limits of a queue (unless None), sends
+    a heartbeat to all brokers, and calls the listener with (topic, all_queues, my_queues).
     """
 
     topic: str
@@ -156,7 +155,7 @@ class Rebalance:
         self._push = push
         self._topic_count_max = topic_count_max
         self._topic_size_max = topic_size_max
-        self._changed: set[str] = set()  # topics whose queues are others than was told
+        self._changed: set[str] = set()  # topics with changes that are not announced yet
 
     # ---- a round ---------------------------------------------------------------------------------
 
@@ -166,22 +165,22 @@ class Rebalance:
         queues: Collection[MessageQueue] | None,
         members: Collection[str] | None,
     ) -> frozenset[MessageQueue] | None:
-        """The queues that should be ours; None to leave the topic as it is in this round.
+        """The queues that should be ours; None to skip the topic in this round.
 
-        ``queues`` is None without a route, ``members`` None if no broker told them. Raises what the
-        strategy raises: the old assignment stays, and the consumer is not balanced.
+        ``queues`` is None without a route, ``members`` None if no broker responded. Raises errors
+        of the strategy: then the old assignment stays, and the consumer is not balanced.
         """
         if queues is None:
             return None
         if not self._clustering:
             return frozenset(queues)
         if members is None:
-            log.debug("the members of group %s on topic %s are not known", self._group, topic)
+            log.debug("the members of group %s in topic %s are unknown", self._group, topic)
             return None
         found = self._strategy.allocate(
             self._group, self._client_id, sorted(queues), sorted(members)
         )
-        # A configured share names queues of any topic; each topic is a round of its own.
+        # A configured share has queues of any topic, and a round is about one topic.
         return frozenset(queue for queue in found if queue.topic == topic)
 
     def apply(
@@ -193,7 +192,7 @@ class Rebalance:
     ) -> list[Instruction]:
         """Give up what is not in ``share``, and take up what is missing.
 
-        ``alive_ms`` is until when queues could be pulled, if that is not now.
+        ``alive_ms``: until when the loop that consumes could pull, if it is blocked now.
         """
         instructions: list[Instruction] = []
         until_ms = now_ms if alive_ms is None else alive_ms
@@ -201,7 +200,7 @@ class Rebalance:
             if queue in share and not process_queue.dropped:
                 if not (self._push and process_queue.is_pull_expired(until_ms)):
                     continue
-                log.error("%s was not pulled for two minutes, and is taken up anew", queue)
+                log.error("%s was not pulled for two minutes: it is taken up again", queue)
             instructions += self._give_up(queue, process_queue, now_ms)
         missing = sorted(queue for queue in share if queue not in self.table)
         if self._locks:
@@ -226,7 +225,7 @@ class Rebalance:
         share: Collection[MessageQueue],
         now_ms: int,
     ) -> Settled | None:
-        """What is to be told after the instructions for a topic, if its queues have changed."""
+        """What to announce after the instructions for a topic, if its queues have changed."""
         if topic not in self._changed:
             return None
         self._changed.discard(topic)
@@ -251,7 +250,7 @@ class Rebalance:
     def awaited(
         self, queue: MessageQueue, process_queue: ProcessQueue, *, idle: bool
     ) -> list[Instruction]:
-        """After :class:`AwaitIdle`; if a handler still runs, the next round comes back to it."""
+        """After :class:`AwaitIdle`; if a handler still runs, the next round waits again."""
         if self.table.get(queue) is not process_queue:
             return []
         if not idle:
@@ -279,12 +278,12 @@ class Rebalance:
     # ---- giving up -------------------------------------------------------------------------------
 
     def drop(self, queue: MessageQueue, now_ms: int) -> list[Instruction]:
-        """Give up one queue, for any reason."""
+        """Give up one queue."""
         process_queue = self.table.get(queue)
         return [] if process_queue is None else [*self._give_up(queue, process_queue, now_ms)]
 
     def drop_all(self) -> None:
-        """The consumer ends: nothing is handed out any more. Offsets were saved before."""
+        """Drop all queues at the end of the consumer; offsets were saved before."""
         for process_queue in self.table.values():
             process_queue.dropped = True
         self.table.clear()
@@ -292,7 +291,7 @@ class Rebalance:
     def offset_illegal(
         self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int, now_ms: int
     ) -> list[Instruction]:
-        """The broker has no such offset: go on at ``next_offset``; late results do not count."""
+        """The broker does not have the offset: continue at ``next_offset``, ignore late results."""
         process_queue.dropped = True
         if self.table.get(queue) is not process_queue:
             return []
@@ -322,7 +321,7 @@ class Rebalance:
     # ---- renewing locks --------------------------------------------------------------------------
 
     def lock_requests(self) -> list[Lock]:
-        """All queues that are to stay locked; the answers go to :meth:`relocked`."""
+        """Lock requests for all orderly queues; :meth:`relocked` gets the responses."""
         if not self._locks:
             return []
         return locks_by_broker(
@@ -331,7 +330,7 @@ class Rebalance:
 
     @property
     def lacks_locks(self) -> bool:
-        """Whether a queue that should be ours alone is not, as far as is known."""
+        """Whether a queue lacks its lock."""
         return self._locks and any(
             not each.locked and not each.dropped for each in tuple(self.table.values())
         )
@@ -339,7 +338,7 @@ class Rebalance:
     def relocked(
         self, asked: Collection[MessageQueue], held: Collection[MessageQueue], now_ms: int
     ) -> None:
-        """The broker keeps ``held`` for us, and has given the rest to somebody else."""
+        """Record that the broker has renewed the locks of ``held`` only."""
         for queue in asked:
             process_queue = self.table.get(queue)
             if process_queue is None:
@@ -347,7 +346,9 @@ class Rebalance:
             if queue in held:
                 process_queue.lock(now_ms)
             elif process_queue.locked:
-                log.warning("the broker no longer keeps %s for group %s", queue, self._group)
+                log.warning(
+                    "the broker no longer grants the lock of %s to group %s", queue, self._group
+                )
                 process_queue.locked = False
 
     def _of_topic(self, topic: str) -> list[tuple[MessageQueue, ProcessQueue]]:

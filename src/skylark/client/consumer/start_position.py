@@ -1,19 +1,19 @@
 """Start position of a consumer in a queue that it takes up.
 
-A committed offset wins over all settings. Without one it depends on where the group
-was told to begin, and retries are never skipped::
+A committed offset has precedence over all settings. Without one the setting ``consume_from_where``
+decides, and retries are never skipped::
 
-    begin at     normal topic                             retries of the group
+    setting      normal topic                             retry topic of the group
     last         the end of the queue                     0
-    first        0 (moved by the broker if gone)          0
+    first        0 (the broker corrects it)               0
     a time       first message stored at or after it      the end of the queue
 
-The question for the committed offset must be answered by the store: the broker, or the file of a
-broadcasting consumer. If it fails the queue is not taken up; the next round asks again. To begin
-somewhere by guess would skip or repeat messages.
+The committed offset must come from the store: the broker, or the file of a broadcasting consumer.
+If it cannot be read, the queue is not taken up, and the next round tries again; a guess would skip
+or repeat messages.
 
-A broker that has no offset of the group answers 0 instead of "none", while the queue still has its
-first message in memory: a new group on a young topic reads from the beginning, also with *last*.
+A broker without an offset of the group responds with 0 while the queue still has its first message
+in memory. So a new group on a new topic reads from the beginning, also with *last*.
 
 Counterpart of Java's ``RebalancePushImpl.computePullFromWhereWithException``.
 """
@@ -34,17 +34,17 @@ _START_BEFORE_MS: Final = 30 * 60 * 1000
 
 
 class UseOffset(msgspec.Struct, frozen=True):
-    """Begin here."""
+    """Start at this offset."""
 
     offset: int
 
 
 class AskMaxOffset(msgspec.Struct, frozen=True):
-    """Begin at the end of the queue: ask the master for it."""
+    """Start at the end of the queue, as the master reports it."""
 
 
 class AskOffsetByTime(msgspec.Struct, frozen=True):
-    """Begin with the first message stored at or after this time: ask the master for it."""
+    """Start at the first message stored at or after this time, as the master reports it."""
 
     time_ms: int
 
@@ -55,9 +55,9 @@ Start: TypeAlias = UseOffset | AskMaxOffset | AskOffsetByTime
 def start_position(
     topic: str, stored_offset: int | None, where: ConsumeFromWhere, time_ms: int
 ) -> Start:
-    """How to find the first offset; ``stored_offset`` is None if the store has none.
+    """How to find the start offset; ``stored_offset`` is None if the store has none.
 
-    ``time_ms`` counts with CONSUME_FROM_TIMESTAMP only.
+    ``time_ms`` is for CONSUME_FROM_TIMESTAMP only.
     """
     if stored_offset is not None and stored_offset >= 0:
         return UseOffset(stored_offset)
@@ -81,7 +81,7 @@ def parse_consume_timestamp(text: str) -> int:
 
 
 def consume_timestamp(given: str | datetime | None, created_ms: int) -> str:
-    """Where to begin, as text: half an hour before the consumer was made, unless it was given."""
+    """The start time as text; default: half an hour before the consumer was made."""
     if isinstance(given, str):
         return given
     if given is None:

@@ -1,13 +1,13 @@
 """Subscription to a topic: all messages, those with certain tags, or those that match SQL.
 
 A :class:`Subscription` goes to brokers as :class:`~skylark.wire.bodies.heartbeat.SubscriptionData`,
-in heartbeats and on demand in pulls. Its version is the time at which it was made: of two
-heartbeats brokers believe the newer one. All members of a group must subscribe alike, tags
-included, because each broker keeps one subscription per group and topic.
+in heartbeats and on demand in pulls. Its version is the time at which it was made; brokers use the
+newest version. All members of a group must have the same subscriptions, with the same tags, because
+each broker stores one subscription per group and topic.
 
-Brokers compare hashes of tags, so messages of another tag may come along.
-:meth:`Subscription.select` drops them, and looks for the tag in the raw properties: no message is
-parsed for it.
+Brokers compare hashes of tags, so a pull may have messages with other tags.
+:meth:`Subscription.select` removes them; it finds the tag in the raw properties, without parsing
+the message.
 
 Counterpart of Java's ``FilterAPI`` and ``SubscriptionData``.
 """
@@ -33,14 +33,14 @@ _TAGS_NEEDLE: Final = needle_of(PROPERTY_TAGS.encode())
 
 
 class Subscription:
-    """One topic as a group consumes it. ``data`` is replaced, never changed, when it is renewed."""
+    """The subscription of a group to one topic; a renewal replaces ``data``."""
 
     __slots__ = ("_raw_tags", "_tags", "data", "pull_version")
 
     def __init__(self, data: SubscriptionData) -> None:
         self.data = data
-        #: What pulls say. Brokers refuse a newer version than they have heard of, and a renewed one
-        #: wants nothing else: so pulls need not wait for the heartbeat that tells of it.
+        #: The version in pulls. Brokers refuse a version that is newer than the last heartbeat; a
+        #: renewal changes nothing else, so pulls keep the old version.
         self.pull_version = data.sub_version
         self._tags = frozenset(data.tags_set)
         self._raw_tags = frozenset(tag.encode() for tag in data.tags_set)
@@ -56,7 +56,7 @@ class Subscription:
 
     @property
     def is_sql(self) -> bool:
-        """Whether brokers must be new enough, and asked beforehand whether they understand it."""
+        """Whether it needs brokers that support SQL, and a check before the start."""
         return self.data.expression_type != TAG
 
     def renew(self, now_ms: int) -> None:
@@ -64,11 +64,11 @@ class Subscription:
         self.data = msgspec.structs.replace(self.data, sub_version=now_ms)
 
     def matches(self, tag: str | None) -> bool:
-        """Whether a message with this tag is wanted; SQL was decided by the broker."""
+        """Whether a message with this tag matches; true with SQL, which the broker evaluates."""
         return not self._tags or tag in self._tags
 
     def select(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """The messages that are wanted, in their order; the same list if nothing is filtered."""
+        """The messages that match, in order; the same list if nothing is filtered."""
         wanted = self._raw_tags
         if not wanted:
             return messages
@@ -84,7 +84,7 @@ def make_subscription(
 ) -> Subscription:
     """A subscription by tags (``A || B``; nothing or ``*`` for all) or by an SQL condition.
 
-    Raises ClientError. That SQL is right is for brokers to say.
+    Raises ClientError. Brokers validate the SQL.
     """
     if sql is not None:
         if tags is not None:
@@ -113,5 +113,5 @@ def make_subscription(
 
 
 def retry_subscription(group: str, now_ms: int) -> Subscription:
-    """What clustering consumers subscribe beside the rest: messages of theirs that failed."""
+    """The subscription of a clustering consumer to the retry topic of its group."""
     return make_subscription(retry_topic(group), now_ms=now_ms)

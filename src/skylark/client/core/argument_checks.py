@@ -1,19 +1,18 @@
-"""Checks of arguments against their annotations: wrong ones are refused at the call, by name.
+"""Checks of arguments against their annotations.
 
-What a parameter or a setting may be is written once, in its annotation; here it is held against the
-value. ``seek(None, 3)`` is then a :class:`~skylark.core.errors.ClientError` that says "queue must
-be a MessageQueue, not None", instead of an AttributeError from somewhere inside.
+The annotation of a parameter or a setting defines its type; these functions compare the value with
+it. So ``seek(None, 3)`` raises a :class:`~skylark.core.errors.ClientError` "queue must be a
+MessageQueue, not None", instead of an AttributeError from inside the client.
 
 - :func:`checks_arguments` on a class checks the calls of its public methods, and
-  :func:`checks_call` those of a single one. It costs a few microseconds a call, so what is on the
-  way of every message (``Producer.send``) looks by itself.
+  :func:`checks_call` those of a single one. This costs a few microseconds per call, so methods that
+  are called for every message (``Producer.send``) have separate checks.
 - :func:`check_fields` does the same for the fields of settings, with a ConfigError.
-- :func:`settings_of` makes settings of keywords and refuses names that are none.
+- :func:`settings_of` makes settings from keywords and refuses unknown names.
 
-Numbers: True is none, and NaN neither; whole numbers must fit into 64 bits, as they travel. Text in
-place of a list of texts is refused: its letters would be taken for the items. Whether a value makes
-sense is for the method to say. Annotations that say nothing about a value (protocols, type
-variables) let everything pass.
+True and NaN are not numbers; integers must fit into 64 bits, as on the wire. Text instead of a list
+of texts is refused, because its letters would become the items. Ranges are checked by the methods.
+Annotations without a type to check (protocols, type variables) accept everything.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _NAMES: Final[Mapping[object, str]] = {
 
 
 def refused(name: str, value: object, wanted: str) -> ClientError:
-    """The error for an argument that is not what is wanted."""
+    """The error for an argument of the wrong type."""
     wrong = _wrong_field(value)
     if wrong is not None:
         field, kind = wrong
@@ -83,7 +82,7 @@ def refuse_generator(name: str, function: Callable[..., object]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value in an error; long ones are cut, and what is no plain value is named by its type."""
+    """A value for an error message; long ones are cut, objects are shown by their type."""
     if value is None or isinstance(value, (int, float, str, bytes, enum.Enum)):
         text = (
             repr(value) if not isinstance(value, int) or abs(value) < 1 << 80 else "a huge number"
@@ -96,7 +95,7 @@ def shown(value: object) -> str:
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Whether a value is what an annotation says."""
+    """Whether a value has the type of an annotation."""
     if kind is Any:
         return True
     if kind is None:
@@ -130,7 +129,7 @@ def _is_text(value: str) -> bool:
 
 def _is_number(value: float) -> bool:
     try:
-        return math.isfinite(value)  # event loops know no time without end
+        return math.isfinite(value)  # event loops have no infinite timeouts
     except OverflowError:  # an integer beyond all floats
         return False
 
@@ -210,7 +209,7 @@ def describe(kind: Any) -> str:
 
 
 def checks_arguments(kind: type[T]) -> type[T]:
-    """Class decorator: public methods refuse arguments that are not what they are annotated as."""
+    """Class decorator: public methods check the types of their arguments."""
     for name, function in tuple(vars(kind).items()):
         if inspect.isfunction(function) and not name.startswith("_"):
             setattr(kind, name, checks_call(function))
@@ -218,7 +217,7 @@ def checks_arguments(kind: type[T]) -> type[T]:
 
 
 def checks_call(function: CallT) -> CallT:
-    """Decorator for a method: the same for its calls."""
+    """Decorator: one method checks the types of its arguments."""
     signature = inspect.signature(function)
     if len(signature.parameters) == 1:  # only self
         return function
@@ -229,7 +228,7 @@ def checks_call(function: CallT) -> CallT:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # says it in Python's words
+            return function(*args, **kwargs)  # raises Python's error
         for name, value in given.items():
             hint = hints.get(name, Any)
             if not fits(value, hint):
@@ -258,7 +257,7 @@ def _field_types(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
 
 
 def check_fields(settings: msgspec.Struct) -> None:
-    """Raise ConfigError for a field that is not what it is annotated as."""
+    """Raise ConfigError for a field of the wrong type."""
     wrong = _wrong_field(settings)
     if wrong is not None:
         name, kind = wrong
@@ -267,9 +266,9 @@ def check_fields(settings: msgspec.Struct) -> None:
 
 
 def _wrong_field(struct: object) -> tuple[str, Any] | None:
-    """The first field of a struct that is not what it is annotated as.
+    """The first field of a struct that has the wrong type.
 
-    A message has checks of its own, which bear more than its annotations say.
+    Messages have separate checks, which accept more types.
     """
     if isinstance(struct, msgspec.Struct) and not isinstance(struct, Message):
         for name, kind in _field_types(type(struct)):
@@ -279,7 +278,7 @@ def _wrong_field(struct: object) -> tuple[str, Any] | None:
 
 
 def settings_of(kind: type[StructT], given: Mapping[str, Any]) -> StructT:
-    """Settings made of keywords; raises ConfigError for names and values that are none."""
+    """Settings from keywords; raises ConfigError for unknown names and wrong values."""
     for name in given:
         if name not in kind.__struct_fields__:
             close = difflib.get_close_matches(name, kind.__struct_fields__, 1)

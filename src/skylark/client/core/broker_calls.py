@@ -1,21 +1,20 @@
-"""Typed requests to brokers: each function builds one, sends it, checks the reply and decodes it.
+"""Typed requests to brokers: each method builds a request, sends it, and decodes the response.
 
-:class:`BrokerCalls` works over anything that can call an address (:class:`Caller`): a
+:class:`BrokerCalls` needs an object that sends requests (:class:`Caller`): a
 :class:`~skylark.client.core.broker_connections.BrokerConnections` in producers and consumers, or
-plain connections for callers that need neither::
+plain connections::
 
     async with open_caller() as caller:
         end = await BrokerCalls(caller).max_offset("127.0.0.1:10911", queue)
 
-An answer with a code that the request does not know raises the
-:class:`~skylark.core.errors.BrokerError` of that code with the broker's address, no answer a
-:class:`~skylark.core.errors.TransportError`, and an answer that cannot be read a
-:class:`~skylark.core.errors.RemoteProtocolError`. Topics and groups are names as brokers know them
-(:mod:`skylark.client.core.namespace`). ``bname`` goes with every request about a queue: proxies
-route by it. Sends are not here: they are built by hand (:mod:`skylark.client.producer.producer`).
+A response with an unexpected code raises the :class:`~skylark.core.errors.BrokerError` of that code
+with the broker's address, a missing response a :class:`~skylark.core.errors.TransportError`, and an
+invalid one a :class:`~skylark.core.errors.RemoteProtocolError`. Topics and groups are names as
+brokers know them (:mod:`skylark.client.core.namespace`). Every request about a queue has ``bname``,
+by which proxies route. SEND requests are in :mod:`skylark.client.producer.send_request`.
 
 With ``vip`` requests go to the second port of a broker, two below the first, except heartbeats,
-goodbyes, pulls and the ends of transactions. Counterpart of Java's ``MQClientAPIImpl``.
+unregistrations, pulls and decisions of transactions. Counterpart of Java's ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
@@ -78,24 +77,24 @@ from skylark.wire.headers.txn import EndTransactionRequestHeader
 from skylark.wire.message import MessageRecord, decode_record, iter_records
 
 BROKER_NAME: Final = "bname"
-#: What small requests get (mqClientApiTimeout).
+#: Default timeout of small requests (mqClientApiTimeout).
 TIMEOUT_S: Final = 3.0
-#: What questions of tools get: offsets by time, single messages.
+#: Timeout of requests of tools: offsets by time, single messages.
 ADMIN_TIMEOUT_S: Final = 6.0
 LOCK_TIMEOUT_S: Final = 1.0
 SEND_BACK_TIMEOUT_S: Final = 5.0
-#: What a pull gets that the broker may hold for 15 or 20 seconds.
+#: Timeout of a pull that the broker may hold for 15 or 20 seconds.
 PULL_TIMEOUT_S: Final = 30.0
 
 
 class Caller(Protocol):
-    """Sends a request to ``host:port`` and returns the reply, with any code."""
+    """Sends a request to ``host:port`` and returns the response, with any code."""
 
     async def call(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> Command:
-        """Raises TransportError when there is no answer."""
+        """Raises TransportError if there is no response."""
 
     async def oneway(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> None:
-        """Sends what gets no answer; raises TransportError if it could not be sent."""
+        """Sends a one-way request; raises TransportError if it could not be sent."""
 
 
 @asynccontextmanager
@@ -108,11 +107,11 @@ async def open_caller() -> AsyncIterator[Caller]:
         await client.close()
 
 
-# ---- answers -------------------------------------------------------------------------------------
+# ---- responses -----------------------------------------------------------------------------------
 
 
 class PullStatus(enum.Enum):
-    """What a pull brought."""
+    """The status of a pull."""
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
@@ -129,7 +128,7 @@ PULL_STATUS: Final[Mapping[int, PullStatus]] = {
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to a pull; ``body`` holds the records one after the other."""
+    """The response to a pull; ``body`` holds the records one after the other."""
 
     status: PullStatus
     next_offset: int
@@ -141,7 +140,7 @@ class Pulled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a broker says to a heartbeat."""
+    """The response of a broker to a heartbeat."""
 
     version: int  #: of the broker
     supports_v2: bool
@@ -149,14 +148,14 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FoundMessages(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Messages by key, and how far the index reaches."""
+    """Messages by key, and the time of the last index update."""
 
     records: list[MessageRecord]
     index_time_ms: int
 
 
 def checked(answer: Command, address: str, *also: int) -> Command:
-    """The answer, if it is success or one of ``also``; else raises the error of its code."""
+    """The response, if its code is success or one of ``also``; else raises its error."""
     if answer.code != ResponseCode.SUCCESS and answer.code not in also:
         remark = answer.remark or f"answered with code {answer.code}"
         if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
@@ -168,7 +167,7 @@ def checked(answer: Command, address: str, *also: int) -> Command:
 def make_request(
     code: int, header: Header | None = None, body: object | None = None, broker_name: str = ""
 ) -> Command:
-    """A request with a typed header and a JSON body, where it has them."""
+    """A request with an optional typed header and JSON body."""
     ext = encode_ext(header) if header is not None else {}
     if broker_name:
         ext[BROKER_NAME] = broker_name
@@ -185,7 +184,7 @@ def vip_address(address: str) -> str:
 
 
 class BrokerCalls:
-    """The typed requests; ``timeout_s`` is that of small ones that are given none."""
+    """The typed requests; ``timeout_s`` is the default timeout."""
 
     def __init__(self, caller: Caller, timeout_s: float = TIMEOUT_S, *, vip: bool = False) -> None:
         self._caller = caller
@@ -195,7 +194,7 @@ class BrokerCalls:
     async def _call(
         self, address: str, request: Command, timeout_s: float | None = None, *also: int
     ) -> Command:
-        """Ask where the VIP channel is used; the checked answer."""
+        """Send to the VIP port if that is used; returns the checked response."""
         if self._vip:
             address = vip_address(address)
         answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
@@ -204,7 +203,7 @@ class BrokerCalls:
     async def _command(
         self, address: str, request: Command, timeout_s: float | None, *, oneway: bool
     ) -> None:
-        """Send a request whose answer holds nothing; with ``oneway`` without waiting for it."""
+        """Send a request without a result; with ``oneway`` without waiting for the response."""
         if oneway:
             to = vip_address(address) if self._vip else address
             await self._caller.oneway(to, request, timeout_s or self._timeout_s)
@@ -214,7 +213,7 @@ class BrokerCalls:
     async def _call_main(
         self, address: str, request: Command, timeout_s: float | None = None, *also: int
     ) -> Command:
-        """Ask at the first port, with any settings."""
+        """Send to the main port; returns the checked response."""
         answer = await self._caller.call(address, request, timeout_s or self._timeout_s)
         return checked(answer, address, *also)
 
@@ -269,7 +268,7 @@ class BrokerCalls:
         *,
         namespace: str | None = None,
     ) -> None:
-        """CHECK_CLIENT_CONFIG (46): raises if the broker cannot filter by this subscription."""
+        """CHECK_CLIENT_CONFIG (46): raises if the broker refuses the filter of a subscription."""
         body = CheckClientRequestBody(
             client_id=client_id, group=group, namespace=namespace, subscription_data=subscription
         )
@@ -286,7 +285,7 @@ class BrokerCalls:
         queues: Iterable[MessageQueue],
         timeout_s: float = LOCK_TIMEOUT_S,
     ) -> frozenset[MessageQueue]:
-        """LOCK_BATCH_MQ (41): those of the queues that this client holds now."""
+        """LOCK_BATCH_MQ (41): returns the queues whose locks this client holds now."""
         body = LockBatchRequestBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         request = make_request(RequestCode.LOCK_BATCH_MQ, body=body, broker_name=_broker_of(body))
         answer = await self._call(address, request, timeout_s)
@@ -357,7 +356,7 @@ class BrokerCalls:
         *,
         committed: bool = True,
     ) -> int:
-        """GET_MAX_OFFSET (30): the offset that the next message will get."""
+        """GET_MAX_OFFSET (30): the offset of the next message to be stored."""
         header = GetMaxOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, committed=committed
         )
@@ -366,7 +365,7 @@ class BrokerCalls:
     async def min_offset(
         self, address: str, queue: MessageQueue, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> int:
-        """GET_MIN_OFFSET (31): that of the oldest message still held."""
+        """GET_MIN_OFFSET (31): the offset of the oldest message."""
         header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id)
         return await self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue, timeout_s)
 
@@ -452,7 +451,7 @@ class BrokerCalls:
         *,
         remark: str | None = None,
     ) -> None:
-        """END_TRANSACTION (37), one-way: the broker asks again if it gets lost."""
+        """END_TRANSACTION (37), one-way: the broker sends a check-back if it is lost."""
         request = make_request(RequestCode.END_TRANSACTION, header, broker_name=broker_name)
         request.remark = remark
         await self._caller.oneway(address, request, timeout_s or self._timeout_s)
@@ -464,7 +463,7 @@ class BrokerCalls:
         broker_name: str,
         timeout_s: float | None = None,
     ) -> str:
-        """RECALL_MESSAGE (370): take back a timer message; its unique id."""
+        """RECALL_MESSAGE (370): recall a timed message; returns its unique id."""
         request = make_request(RequestCode.RECALL_MESSAGE, header, broker_name=broker_name)
         answer = await self._call(address, request, timeout_s)
         return decode_ext(RecallMessageResponseHeader, answer.ext).msg_id

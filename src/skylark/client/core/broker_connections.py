@@ -1,15 +1,20 @@
-"""Connections to brokers from one event loop: signing, back-pressure, typed requests, look-up.
+"""Connections to brokers from one event loop, with signing, back-pressure and typed requests.
 
-A :class:`BrokerConnections` is a :class:`~skylark.net.client.RemotingClient` and around it: the
-additions to every request (:mod:`skylark.client.core.request_signing`), back-pressure
-(:mod:`skylark.client.core.permits`), the typed requests (``link.calls``) and the way to routes and
-addresses (``link.lookup``).
+A :class:`BrokerConnections` (a *link*) wraps a :class:`~skylark.net.client.RemotingClient`: it adds
+the fields of :mod:`skylark.client.core.request_signing` to every request and limits the requests in
+flight (:mod:`skylark.client.core.permits`). ``link.calls`` has the typed requests, ``link.lookup``
+the routes and addresses.
 
-Every client instance has one on its control loop, which also serves what brokers ask, and one on
-each event loop that sends or pulls (:meth:`ClientInstance.open_link
-<skylark.client.core.client_instance.ClientInstance.open_link>`). Those who share one count, and the
-last who leaves closes it. A link belongs to its loop and is not thread-safe; in a forked child
-every use of it raises ClientStateError, before it could touch a socket that the parent uses.
+Every client instance has one link on its control loop, which also serves the requests of brokers,
+and one on each event loop that sends or pulls (:meth:`ClientInstance.open_link
+<skylark.client.core.client_instance.ClientInstance.open_link>`). Clients on one loop share a link;
+the last one to release it closes it. A link belongs to its loop and is not thread-safe. In a forked
+child every use raises ClientStateError before it touches a socket of the parent.
+
+**Connection events.** A broker forgets a client when the connection of its heartbeats ends. So a
+:class:`ChannelWatcher` is called when a connection is made (the broker needs a heartbeat now) and
+when one is lost (it must be made again before the next heartbeat is due). Counterpart of Java's
+``ChannelEventListener``.
 """
 
 from __future__ import annotations
@@ -41,17 +46,17 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class ChannelWatcher(Protocol):
-    """Hears of connections, each by its address ``host:port``; on their loop, in a later turn."""
+    """Called for connections, by their address ``host:port``; on their loop, in a later turn."""
 
     def channel_opened(self, address: str) -> None:
-        """There is a connection, and it is in use already."""
+        """A connection was made, and may already be in use."""
 
     def channel_lost(self, address: str) -> None:
-        """A connection has ended, by either side; there may be another already."""
+        """A connection has ended; there may already be a new one."""
 
 
 class WatchedNetwork:
-    """``network``, with news of the connections made through it."""
+    """A network that calls ``watcher`` for the connections made through it."""
 
     def __init__(self, network: Network, watcher: ChannelWatcher) -> None:
         self._network = network
@@ -96,7 +101,7 @@ IN_FLIGHT_BYTES_MAX: Final = 100 * 1024 * 1024
 
 
 class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the links of one client instance have in common."""
+    """The settings that all links of a client instance share."""
 
     control: Control
     network: Network
@@ -112,7 +117,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerConnections:
-    """Calls from the running loop; see the module."""
+    """The connections of the running loop; see the module docstring."""
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class BrokerConnections:
         watcher: ChannelWatcher | None = None,
         on_close: Callable[[BrokerConnections], None] | None = None,
     ) -> None:
-        """``dispatcher`` serves what brokers ask; ``on_close`` hears when the last user leaves."""
+        """``dispatcher`` serves the requests of brokers; ``on_close`` is called at the end."""
         self.loop = asyncio.get_running_loop()
         self.lookup = settings.lookup
         self.clock = settings.clock
@@ -132,7 +137,7 @@ class BrokerConnections:
         if watcher is not None:
             network = WatchedNetwork(network, watcher)
         self._check_process = settings.control.check_process
-        # The permits of this link are its window: connections must not have a narrower one.
+        # The permits of this link are the window, so a connection must not have a smaller one.
         calls_max = max(settings.limits.calls_max, settings.in_flight_max)
         limits = msgspec.structs.replace(settings.limits, calls_max=calls_max)
         self._client = RemotingClient(network, settings.clock, limits=limits, dispatcher=dispatcher)
@@ -172,7 +177,7 @@ class BrokerConnections:
             self.permits.give(size)
 
     async def oneway(self, address: str, request: Command, timeout_s: float = TIMEOUT_S) -> None:
-        """Send a request that gets no answer; returns when a connection has taken it."""
+        """Send a one-way request; returns when a connection has accepted it."""
         self._check_process()
         self._chain.before(address, request)
         await self._client.oneway(address, request, timeout_s)
@@ -180,7 +185,7 @@ class BrokerConnections:
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
     ) -> Command:
-        """As :meth:`call`, with what name servers get besides."""
+        """As :meth:`call`, with the additions for name servers."""
         self._check_process()
         self._chain.before_name_server(address, request)
         answer = await self._client.call(address, request, timeout_s)
@@ -188,7 +193,7 @@ class BrokerConnections:
         return answer
 
     def send_address(self, address: str) -> str:
-        """Where messages for the broker at ``address`` go: its second port, if that is used."""
+        """The address to send messages to: the second port of the broker, if that is used."""
         return vip_address(address) if self._vip else address
 
     def check_loop(self, owner: str) -> None:
@@ -214,30 +219,30 @@ class BrokerConnections:
         return self._client.connected(address)
 
     def backs_off(self, address: str) -> bool:
-        """Whether a call would have to wait before it may even try to connect."""
+        """Whether the back-off after a failed connection attempt still runs."""
         return self._client.backs_off(address)
 
     def disconnect(self, address: str) -> None:
-        """Close the connection to an address; a later call makes a new one."""
+        """Close the connection to an address; the next call makes a new one."""
         self._client.disconnect(address)
 
     # ---- users -----------------------------------------------------------------------------------
 
     def add_user(self) -> None:
-        """One more shares this link."""
+        """Count one more user of this link."""
         if self._closed:
             raise ClientStateError("the link is closed")
         self._users += 1
 
     async def release(self) -> None:
-        """One of the users leaves; after the last one everything is closed."""
+        """Count one user less; the last one closes all connections."""
         self._check_process()
         self._users -= 1
         if self._users <= 0:
             await self.close()
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail with ConnectionClosedError."""
+        """Close all connections; calls in flight fail with ConnectionClosedError."""
         if self._closed:
             return
         self._closed = True

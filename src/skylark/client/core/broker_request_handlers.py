@@ -1,15 +1,15 @@
 """Handlers of the requests that brokers send to a client: one per code, routed by group.
 
-Each request goes to the producer or consumer of its group, if that knows how to serve it. What a
-member can do is a small protocol below; a member has those that fit and no others (a pull consumer
-cannot consume on demand). Handlers run on the control loop.
+Each request goes to the producer or consumer of its group. The protocols below are what a member
+may serve; a member implements those that apply to it (a pull consumer cannot consume on demand).
+Handlers run on the control loop.
 
 ====  ====================================  ==================================================
 39    transaction check                     :class:`ChecksTransactions`; no answer
 40    members of a group changed            rebalance; no answer
 220   reset offsets                         :class:`ResetsOffsets`, as a task; no answer
-221   offsets as the client sees them       :class:`ShowsStatus`
-307   all about a consumer                  :class:`ShowsRunningInfo`
+221   committed offsets in memory           :class:`ShowsStatus`
+307   running info of a consumer            :class:`ShowsRunningInfo`
 309   consume one message on demand         :class:`ConsumesDirectly`
 326   a reply to a request of ours          :class:`ReplyReceiver`
 ====  ====================================  ==================================================
@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 
 
 class TransactionCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker asks how a transaction ended."""
+    """A check-back: a broker asks how a transaction ended."""
 
-    address: str  #: of the broker that asks; the answer goes there
+    address: str  #: of the broker; the decision is sent there
     broker_name: str | None
     header: CheckTransactionStateRequestHeader
     record: MessageRecord
@@ -70,31 +70,31 @@ class ChecksTransactions(Protocol):
     """A producer of transactions."""
 
     def check_transaction(self, check: TransactionCheck) -> None:
-        """Queue the check; must not wait."""
+        """Queue the check and return at once."""
 
 
 @runtime_checkable
 class ResetsOffsets(Protocol):
-    """A consumer whose offsets can be set from outside."""
+    """A consumer whose offsets a broker can reset."""
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at these offsets, which may lie before or behind the present ones."""
+        """Continue at these offsets, which may be lower or higher than the current ones."""
 
 
 @runtime_checkable
 class ShowsStatus(Protocol):
-    """A consumer that shows its offsets."""
+    """A consumer that reports its offsets."""
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
-        """The offsets in memory."""
+        """The committed offsets in memory."""
 
 
 @runtime_checkable
 class ShowsRunningInfo(Protocol):
-    """A consumer that tells about itself."""
+    """A consumer that reports its state."""
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
-        """All there is to know; with the stacks of all threads if wanted."""
+        """Settings, subscriptions, queues and rates; with the stacks of all threads if wanted."""
 
 
 @runtime_checkable
@@ -104,16 +104,16 @@ class ConsumesDirectly(Protocol):
     async def consume_directly(
         self, record: MessageRecord, broker_name: str | None
     ) -> ConsumeMessageDirectlyResult:
-        """Give one message to the handler; no offset moves."""
+        """Call the handler with one message; no offset moves."""
 
 
 class ReplyReceiver(Protocol):
-    """Who waits for replies to requests."""
+    """Receives replies to requests of an application (request-reply)."""
 
     def reply_arrived(self, address: str, header: ReplyMessageRequestHeader, body: bytes) -> None:
-        """A reply, perhaps of another client, or one that is not waited for any more.
+        """Called for every reply, also for those of other clients and those that came too late.
 
-        What this raises makes the answer a failure.
+        If this raises, the broker gets an error response.
         """
 
 
@@ -131,11 +131,11 @@ class BrokerRequestHandlers:
         self._consumer = consumer
         self._rebalance = rebalance
         self._tasks = tasks
-        #: All of them are told of every reply; replaced as a whole, from any thread.
+        #: All of them get every reply; replaced as a whole, from any thread.
         self.replies: tuple[ReplyReceiver, ...] = ()
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each request code."""
         dispatcher.add_hot(RequestCode.CHECK_TRANSACTION_STATE, self.check_transaction)
         dispatcher.add_hot(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.group_changed)
         dispatcher.add_hot(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset_offsets)
@@ -151,7 +151,7 @@ class BrokerRequestHandlers:
         group = record.properties.get(PROPERTY_PGROUP, "")
         member = self._producer(group)
         if not isinstance(member, ChecksTransactions):
-            log.warning("a transaction of group %s is to be checked, which is not here", group)
+            log.warning("no producer of group %s here can answer a transaction check", group)
             return
         member.check_transaction(
             TransactionCheck(
@@ -165,14 +165,19 @@ class BrokerRequestHandlers:
     def group_changed(self, connection: Connection, request: Command) -> None:
         """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         group = decode_ext(ConsumerGroupRequestHeader, request.ext).consumer_group
-        log.info("broker %s says that the members of %s changed", _peer(connection), group)
+        log.info("broker %s reports that the members of %s changed", _peer(connection), group)
         self._rebalance()
 
     def reset_offsets(self, connection: Connection, request: Command) -> None:
         """RESET_CONSUMER_CLIENT_OFFSET (220)."""
         header = decode_ext(ResetOffsetRequestHeader, request.ext)
         offsets = decode_body(ResetOffsetBody, request.body or b"{}").offset_table
-        log.info("broker %s resets %s on %s", _peer(connection), header.group, header.topic)
+        log.info(
+            "broker %s resets the offsets of group %s in topic %s",
+            _peer(connection),
+            header.group,
+            header.topic,
+        )
         member = self._consumer(header.group)
         if isinstance(member, ResetsOffsets) and not self._tasks.closed:
             name = f"reset {header.group}"
@@ -213,7 +218,7 @@ class BrokerRequestHandlers:
             for listener in self.replies:
                 listener.reply_arrived(_peer(connection), header, request.body or b"")
         except Exception:
-            log.exception("a reply from %s cannot be taken", _peer(connection))
+            log.exception("cannot process a reply from %s", _peer(connection))
             remark = "process reply message fail"
             return response_to(request, ResponseCode.SYSTEM_ERROR, remark)
         return success(request)

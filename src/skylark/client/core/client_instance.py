@@ -1,15 +1,15 @@
-"""Client instance: what producers and consumers with one client id share (routes, heartbeats).
+"""Client instance: the routes, heartbeats and connections that clients with one client id share.
 
 An instance lives on the control loop (:mod:`skylark.client.core.control_loop`). There it refreshes
-routes, sends heartbeats, serves what brokers ask and lets its consumers rebalance and persist their
-offsets, each by a part of its own. Its methods may be awaited on any loop, unless they say
-otherwise; ``routes``, ``lookup`` and ``versions`` may be read from any thread. Sends and pulls go
-over a :class:`~skylark.client.core.broker_connections.BrokerConnections` of the loop that they are
-called on (:meth:`open_link`).
+routes, sends heartbeats, serves the requests of brokers, and lets its consumers rebalance and save
+their offsets. Its methods may be awaited on any loop unless their docstring names one; ``routes``,
+``lookup`` and ``versions`` may be read from any thread. Sends and pulls use the
+:class:`~skylark.client.core.broker_connections.BrokerConnections` of the loop on which they are
+called (:meth:`open_link`).
 
-Life: :func:`skylark.client.core.instance_registry.acquire_instance` gives one, new or shared;
-``start`` any number of times; members register and unregister; ``release`` as often as it was
-acquired. After the last release all tasks have ended and all connections are closed.
+:func:`skylark.client.core.instance_registry.acquire_instance` returns one, new or shared. ``start``
+may be called any number of times; ``release`` must be called as often as it was acquired. After the
+last release all tasks have ended and all connections are closed.
 
 =====================================================  ========  ==========================
 task                                                   first     then every
@@ -65,12 +65,12 @@ Ts = TypeVarTuple("Ts")
 ROUTES_FIRST_S = 0.01
 HEARTBEAT_FIRST_S = 1.0
 OFFSETS_FIRST_S = 10.0
-#: What a handler of a broker's request gets to end after it was cancelled.
+#: How long to wait for cancelled handlers of requests of brokers.
 SERVED_GRACE_S = 1.0
 
 
 class _Running:
-    """The parts that live on the control loop, from start to stop."""
+    """The parts of an instance that run on the control loop, from start to stop."""
 
     def __init__(self, instance: ClientInstance) -> None:
         options, runtime = instance.options, instance.runtime
@@ -124,11 +124,11 @@ class _Running:
             async with self.link.clock.timeout(SERVED_GRACE_S):
                 await asyncio.wait(served)
         except TimeoutError:
-            log.warning("%d handlers of requests do not end although cancelled", len(served))
+            log.warning("%d cancelled handlers of broker requests have not ended", len(served))
 
 
 class ClientInstance:
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class ClientInstance:
         zone: Mapping[str, str] | None = None,
         on_release: Callable[[ClientInstance], bool] = lambda _: True,
     ) -> None:
-        """``stream``: requests are marked as those of a pull consumer; ``zone``: entries for name
-        servers; ``on_release`` says whether that was the last release."""
+        """``stream`` marks requests as those of a pull consumer; ``zone`` has entries for name
+        servers; ``on_release`` returns whether that was the last release."""
         self.client_id = client_id
         self.options = options
         self.endpoint = endpoint
@@ -184,11 +184,11 @@ class ClientInstance:
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to work; does nothing if it does already."""
+        """Start the tasks; does nothing if they run already."""
         await self.runtime.control.run(self._start())
 
     async def release(self) -> None:
-        """One of those who acquired it leaves; the last one stops it.
+        """Undo one acquire; the last release stops the instance.
 
         A cancellation ends the wait, not the stop.
         """
@@ -207,7 +207,7 @@ class ClientInstance:
         options = self.options
         routes_s, brokers_s = seconds(options.route_interval), seconds(options.heartbeat_interval)
         self._every("routes", ROUTES_FIRST_S, routes_s, self._refresh_routes)
-        self._every("brokers", HEARTBEAT_FIRST_S, brokers_s, self._see_brokers)
+        self._every("brokers", HEARTBEAT_FIRST_S, brokers_s, self._send_heartbeats)
         offsets_s = seconds(options.offset_interval)
         self._every("offsets", OFFSETS_FIRST_S, offsets_s, self._persist_offsets)
         running.tasks.spawn(running.rebalance.run(), name="rebalance")
@@ -241,12 +241,12 @@ class ClientInstance:
         await self._on_control(self.members.add_consumer, member)
 
     async def unregister_producer(self, member: ProducerMember) -> None:
-        """Leave the group at every broker that knows this client."""
+        """Unregister from every broker that is connected."""
         if await self._on_control(self.members.remove_producer, member):
             await self.runtime.control.run(self._leave(producer_group=member.group))
 
     async def unregister_consumer(self, member: ConsumerMember) -> None:
-        """Leave the group at every broker that knows this client."""
+        """Unregister from every broker that is connected."""
         if await self._on_control(self.members.remove_consumer, member):
             await self.runtime.control.run(self._leave(consumer_group=member.group))
 
@@ -273,12 +273,12 @@ class ClientInstance:
         await asyncio.gather(*(leave(a) for a in sorted(addresses) if running.link.connected(a)))
 
     def add_reply_listener(self, listener: ReplyReceiver) -> None:
-        """Tell it, on the control loop, of replies to requests (326); from any thread."""
+        """Call it for every reply to a request (326), on the control loop; from any thread."""
         with self._lock:
             self._set_reply_listeners((*self._replies, listener))
 
     def remove_reply_listener(self, listener: ReplyReceiver) -> None:
-        """Tell it no more; from any thread."""
+        """Undo :meth:`add_reply_listener`; from any thread."""
         with self._lock:
             self._set_reply_listeners(tuple(o for o in self._replies if o is not listener))
 
@@ -309,14 +309,14 @@ class ClientInstance:
         return self.versions.get(address, 0)
 
     async def heartbeat_all(self, *, whole: bool = False) -> bool:
-        """A heartbeat to all brokers; whether one took it.
+        """Send a heartbeat to all brokers; returns whether one accepted it.
 
-        ``whole`` after a change of subscriptions or of the assignment.
+        ``whole``: the subscriptions or the assignment have changed.
         """
         return await self._with_parts(lambda parts: parts.heartbeats.send_all(whole=whole))
 
     def rebalance_soon(self) -> None:
-        """Let the consumers rebalance; from any thread."""
+        """Wake the rebalance loop; from any thread."""
         self.runtime.control.post(self._wake_rebalance)
 
     def _wake_rebalance(self) -> None:
@@ -332,7 +332,7 @@ class ClientInstance:
     async def refresh_default_route(
         self, topic: str, queue_count: int = DEFAULT_QUEUE_COUNT, model: str = AUTO_CREATE_TOPIC
     ) -> Route | None:
-        """Ask for the route of the topic that ``topic`` would be created after."""
+        """Fetch the route of ``model``, after which a send creates ``topic``."""
         return await self._with_parts(
             lambda parts: parts.routes.refresh_default(topic, queue_count, model)
         )
@@ -342,7 +342,7 @@ class ClientInstance:
         return await self._with_parts(lambda parts: parts.name_servers.cluster_info())
 
     async def call_name_server(self, request: Command, timeout_s: float | None = None) -> Command:
-        """The reply of a name server to any other request, with any code."""
+        """Send any other request to a name server; returns the response, with any code."""
         return await self._with_parts(lambda parts: parts.name_servers.call(request, timeout_s))
 
     def route_changed(self, route: Route) -> None:
@@ -353,7 +353,7 @@ class ClientInstance:
     # ---- links -----------------------------------------------------------------------------------
 
     def open_link(self) -> BrokerConnections:
-        """The link of the running loop, shared by all who open it; ``await link.release()``."""
+        """The link of the running loop, shared by all clients on it; ``await link.release()``."""
         self.runtime.control.check_process()
         require_running(self.state, f"client {self.client_id}")
         loop = asyncio.get_running_loop()
@@ -380,19 +380,19 @@ class ClientInstance:
                 del self._links[link.loop]
 
     def _close_links(self) -> None:
-        """Close what users forgot to release, each link on its own loop."""
+        """Close links that were not released, each on its loop."""
         with self._lock:
             left = [link for loop, link in self._links.items() if loop.is_running()]
         for link in left:
-            log.warning("client %s stops while a link of it is in use", self.client_id)
+            log.warning("client %s stops although a link of it was not released", self.client_id)
             asyncio.run_coroutine_threadsafe(link.close(), link.loop)
 
-    # ---- what is done again and again ------------------------------------------------------------
+    # ---- periodic tasks ------------------------------------------------------------
 
     async def add_periodic(
         self, name: str, first_s: float, period_s: float, work: Callable[[], Awaitable[object]]
     ) -> Callable[[], None]:
-        """Do ``work`` on the control loop every so often; a function, for any thread, to end it."""
+        """Repeat ``work`` on the control loop; returns a function that ends it, for any thread."""
         task = await self._on_control(self._every, name, first_s, period_s, work)
         return lambda: self.runtime.control.post(task.cancel)
 
@@ -409,18 +409,20 @@ class ClientInstance:
             try:
                 await work()
             except Exception:
-                log.exception("client %s: %s failed, to be tried again", self.client_id, name)
+                log.exception(
+                    "client %s: periodic task %s failed, the next run follows", self.client_id, name
+                )
             await self.runtime.clock.sleep(period_s)
 
     async def _refresh_routes(self) -> None:
         topics = dict.fromkeys((*self.members.topics(), *self.routes.topics))
         await self._parts().routes.refresh_all(topics)
 
-    async def _see_brokers(self) -> None:
+    async def _send_heartbeats(self) -> None:
         running = self._parts()
         dropped = self.routes.drop_unrouted()
         for address in dropped:
-            log.info("broker %s is in no route any more", address)
+            log.info("broker %s is no longer in any route", address)
             running.link.disconnect(address)
         running.heartbeats.drop(dropped)
         await running.heartbeats.send_all()
@@ -430,9 +432,9 @@ class ClientInstance:
             try:
                 await member.persist_offsets()
             except SkylarkError as error:
-                log.warning("offsets of %s are not stored: %s", member.group, error)
-            except Exception:  # a hook of the application, say; the other groups have theirs stored
-                log.exception("offsets of %s are not stored", member.group)
+                log.warning("offsets of %s are not saved: %s", member.group, error)
+            except Exception:  # such as an error of a hook; the other groups are saved anyway
+                log.exception("offsets of %s are not saved", member.group)
 
     async def _with_parts(self, call: Callable[[_Running], Awaitable[T]]) -> T:
         """Call a part of the running instance on the control loop; from any loop."""

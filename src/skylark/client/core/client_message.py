@@ -1,9 +1,9 @@
 """Messages and results of the client: to send, received, and the outcomes of both.
 
-A :class:`Message` never changes: the client makes its own copy of the properties, so the same
-object can be sent again. A :class:`MessageExt` is a view of the record that the broker stored; body
-and properties are decoded when they are asked for. Topic and properties are as the application sent
-them: a message that comes back for another try has its own topic again, not that of its retries.
+A :class:`Message` never changes: the client copies its properties, so the same object can be sent
+again. A :class:`MessageExt` is a view of the record that the broker stored; body and properties are
+decoded on access. Its topic is that of the send, also for a retry, which is stored in the retry
+topic.
 
 Counterpart of Java's ``Message``, ``MessageExt``, ``SendResult`` and ``MessageQueue``.
 """
@@ -29,12 +29,12 @@ KEY_SEPARATOR: Final = " "
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message to be sent."""
+    """A message to send."""
 
     topic: str
     body: bytes
     tag: str | None = None
-    keys: Sequence[str] = ()  #: found again by these: ``skylark message query``
+    keys: Sequence[str] = ()  #: words by which ``skylark message query`` finds it
     properties: Mapping[str, str] = _NOTHING
     flag: int = 0
     wait_store_ok: bool = True  #: wait until disk and replicas have it, where the broker does so
@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def checked_tag(tag: str) -> str:
-    """The tag; raises InvalidMessageError for what would be sent as the name of its type."""
+    """The tag; raises InvalidMessageError unless it is text."""
     if not isinstance(tag, str):
         raise InvalidMessageError(f"tag is text, not {type(tag).__name__}")
     return tag
@@ -73,7 +73,7 @@ def joined_keys(keys: Sequence[str]) -> str:
 
 
 class SendStatus(enum.Enum):
-    """What became of a message; all four are stored, so sending again would duplicate."""
+    """The status of a stored message; sending it again would duplicate it."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -112,19 +112,19 @@ class RetryLater(SkylarkError):
 
 
 class DeadLetter(SkylarkError):
-    """Raised by a handler: put the message to the dead letters of the group at once."""
+    """Raised by a handler: make the message a dead letter of the group at once."""
 
     def __init__(self, reason: str = "for the dead letters") -> None:
         super().__init__(reason)
 
 
 class MessageExt:
-    """A message received. Attributes are read-only; ``record`` is what the broker sent."""
+    """A received message. Attributes are read-only; ``record`` is what the broker sent."""
 
     __slots__ = ("_inflated", "_topic", "broker_name", "record")
 
     def __init__(self, record: MessageRecord, broker_name: str, topic: str | None = None) -> None:
-        """``topic`` is the name to show, where it differs from the stored one (namespaces)."""
+        """``topic`` is the name to show, if it differs from the stored one (namespaces)."""
         self.record = record
         self.broker_name = broker_name
         self._topic = topic
@@ -138,7 +138,7 @@ class MessageExt:
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also when it was stored among retries."""
+        """The topic it was sent to, also for a retry."""
         if self._topic is None:
             stored = self.record.topic
             if is_retry_topic(stored):
@@ -168,7 +168,7 @@ class MessageExt:
 
     @property
     def msg_id(self) -> str:
-        """The unique id drawn by the producer, or the place in the log where there is none."""
+        """The unique id of the producer, or the offset message id if there is none."""
         return self.record.properties.get(names.PROPERTY_UNIQ_KEY) or self.record.offset_id
 
     @property

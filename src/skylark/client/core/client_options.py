@@ -3,15 +3,15 @@
 :class:`ClientOptions` never changes; producers and consumers with the same client id share
 connections and routes. Name servers come from ``namesrv`` (addresses, or one connection URL), else
 from the environment, see :func:`skylark.core.names.resolve_namesrv`. Credentials and a namespace
-given here win over those in the URL. What Java's client can and we refuse by name: fetching the
-list of name servers by HTTP, and (so far) TLS.
+given here override those in the URL. Not supported, with an error: fetching the list of name
+servers by HTTP, and (so far) TLS.
 
-**Client id.** Brokers tell the members of a group apart by it: ``<address>@<instance>``, then
+**Client id.** It identifies the members of a group: ``<address>@<instance>``, then
 ``@<unit>`` and ``@STREAM`` where they apply. Unless a name was given, the instance of producers and
 of clustering consumers is ``<pid>#<random>``: two in one process are two members, and two processes
-with the same number behind one address as well (Java draws the time in nanoseconds). Broadcasting
-consumers keep ``DEFAULT``, because their offsets are saved in a file under this id, and it must be
-the same after a restart. Counterpart of Java's ``ClientConfig`` and ``MQClientManager``.
+with the same number behind one address as well (Java uses the time in nanoseconds). Broadcasting
+consumers keep ``DEFAULT``, because their offset file has this id in its path, which must be the
+same after a restart. Counterpart of Java's ``ClientConfig`` and ``MQClientManager``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Duration: TypeAlias = float | timedelta
 
 DEFAULT_INSTANCE: Final = "DEFAULT"
 TEXT_SIZE_MAX: Final = 255  # of namespaces and of the parts of a client id
-# An endpoint has nothing behind its address; what has is the service that lists name servers.
+# A URL with a path is the service that lists name servers, not a name server.
 _HTTP_LOOKUP: Final = re.compile(r"https?://[^/]+/+[^/]", re.IGNORECASE)
 _URL_SECRET: Final = re.compile(r"(://[^:/@]*:)[^@]*@")
 
 
 def seconds(duration: Duration, name: str = "a duration") -> float:
-    """A duration in seconds; raises ClientError, with its name, for what is none."""
+    """A duration in seconds; raises ClientError with ``name`` if it is not one."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if not fits(duration, float):
@@ -69,31 +69,31 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     acl: tuple[str, str] | tuple[str, str, str] | None = None
     namespace: str | None = None  #: put before every topic and group on the wire
     namespace_v2: str | None = None  #: sent as a field of every request instead
-    client_ip: str | None = None  #: clientIP: our address in the client id; found out unless given
+    client_ip: str | None = None  #: clientIP: our address in the client id; determined unless given
     instance_name: str = DEFAULT_INSTANCE  #: instanceName: clients with one name share connections
     unit_name: str | None = None  #: unitName: part of the client id
-    unit_mode: bool = False  #: unitMode: told to brokers with heartbeats
+    unit_mode: bool = False  #: unitMode: sent to brokers with heartbeats
     vip_channel: bool = False  #: use the brokers' second port, two below the first
     request_timeout: Duration = 3.0  #: heartbeats, routes and other small requests
-    route_interval: Duration = 30.0  #: pollNameServerInterval: between two looks at routes
+    route_interval: Duration = 30.0  #: pollNameServerInterval: between two refreshes of routes
     heartbeat_interval: Duration = 30.0  #: heartbeatBrokerInterval: between two heartbeats
     offset_interval: Duration = 5.0  #: persistConsumerOffsetInterval: how often offsets are saved
     #: pullTimeDelayMillsWhenException: pause after a pull that failed
     pull_error_delay: Duration = 1.0
     heartbeat_v2: bool = False  #: useHeartbeatV2: short heartbeats where nothing has changed
-    trace: bool = False  #: enableTrace: tell the trace topic about each message
+    trace: bool = False  #: enableTrace: write a trace of each message to the trace topic
     trace_topic: str | None = None  #: traceTopic: RMQ_SYS_TRACE_TOPIC unless given
     trace_batch: int = 10  #: traceMsgBatchNum: sends or handler calls in one trace; 20 at most
-    access_channel: str = "LOCAL"  #: CLOUD: traces go where the cloud product looks for them
+    access_channel: str = "LOCAL"  #: CLOUD: traces go to the topics of the cloud product
     send_latency: bool = False  #: avoid brokers that were slow or failed, for a while
-    start_detector: bool = False  #: ask avoided brokers whether they are back
-    detect_timeout: Duration = 0.2  #: detectTimeout: of such a question
+    start_detector: bool = False  #: probe avoided brokers
+    detect_timeout: Duration = 0.2  #: detectTimeout: of such a probe
     detect_interval: Duration = 2.0  #: detectInterval: between two of them
-    in_flight_max: int = 65_535  #: requests of one event loop that may wait for their answer
+    in_flight_max: int = 65_535  #: requests of one event loop without a response
     in_flight_bytes_max: int = 100 * 1024 * 1024  #: bytes of their bodies
     zone: str | None = None  #: name of the zone whose brokers are preferred; ROCKETMQ_ZONE
-    rpc_hooks: Sequence[object] = ()  #: objects like :class:`RpcHook`: see every request
-    metrics: Registry | bool = True  #: where to count: the registry of the process, one, nowhere
+    rpc_hooks: Sequence[object] = ()  #: objects like :class:`RpcHook`, called for every request
+    metrics: Registry | bool = True  #: registry of the process (True), another one, or none (False)
     #: OpenTelemetry spans: None if the application has set a tracer provider; or one to use
     telemetry: object = None
     #: network and clock of a test broker (``skylark.testing``); None: TCP and real time
@@ -126,7 +126,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
         _check_texts(self)
 
     def __repr__(self) -> str:
-        """What differs from the defaults, without secrets."""
+        """The options that differ from the defaults, without secrets."""
         shown = []
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
@@ -139,7 +139,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
         return f"ClientOptions({', '.join(shown)})"
 
     def endpoint(self, environ: Mapping[str, str] | None = None) -> Endpoint:
-        """The name servers, with what these options say about credentials and namespace."""
+        """The name servers, credentials and namespace of these options."""
         environ = os.environ if environ is None else environ
         given = self.namesrv
         if given is not None and not isinstance(given, str):
@@ -160,7 +160,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def zone_entries(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What name servers are told about the zone: from these options or the environment."""
+        """The request fields of the zone, from these options or the environment."""
         environ = os.environ if environ is None else environ
         zone = self.zone or environ.get("ROCKETMQ_ZONE", "").strip()
         mode = "true" if self.zone else environ.get("ROCKETMQ_ZONE_MODE", "").strip()
@@ -168,7 +168,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in found.items() if value}
 
     def credentials(self, endpoint: Endpoint) -> Credentials | None:
-        """What requests are signed with, if they are."""
+        """The credentials for signatures; None: requests are not signed."""
         if endpoint.access_key is None or endpoint.secret_key is None:
             return None
         token = self.acl[2] if self.acl is not None and len(self.acl) > 2 else None
@@ -202,7 +202,7 @@ def given_options(options: ClientOptions | None) -> ClientOptions:
 
 
 def _check_texts(options: ClientOptions) -> None:
-    """Raise ConfigError for what would make a client id or a name on the wire that is none."""
+    """Raise ConfigError for texts that would make an invalid client id or name."""
     for name in ("namespace", "namespace_v2", "client_ip", "instance_name", "unit_name", "zone"):
         if len(getattr(options, name) or "") > TEXT_SIZE_MAX:
             raise ConfigError(f"{name} must have at most {TEXT_SIZE_MAX} characters")

@@ -1,8 +1,8 @@
 """Runtime of a client: its control loop, network and clock.
 
-Applications never see it: the default is the control thread of the process, TCP and the machine's
-clock. Tests give another one, with everything on one loop; brokers of :mod:`skylark.testing` put it
-into their ``options``.
+Applications do not use it: the default is the control thread of the process, TCP and the machine's
+clock. The test brokers of :mod:`skylark.testing` put another one into their ``options``, with
+everything on one loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skylark.net.transport import Network, TcpNetwork
 
 
 class ClientRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """One for all parts of a client."""
+    """Control loop, network and clock, shared by all parts of a client."""
 
     control: Control
     network: Network
@@ -30,7 +30,7 @@ def default_runtime() -> ClientRuntime:
 
 
 def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> ClientRuntime | None:
-    """The one that a client was given, else that of its options, else None: the default."""
+    """The given runtime, else that of the options, else None for the default."""
     runtime = given or options.runtime
     if runtime is not None and not isinstance(runtime, ClientRuntime):
         raise ConfigError(
@@ -41,7 +41,7 @@ def runtime_of(options: ClientOptions, given: ClientRuntime | None = None) -> Cl
 
 
 def inline_runtime(network: Network | None = None, clock: Clock | None = None) -> ClientRuntime:
-    """Both planes on the running loop, which must not be blocked."""
+    """Control and data plane on the running loop, which must not be blocked."""
     return ClientRuntime(
         control=InlineControl(), network=network or TcpNetwork(), clock=clock or LoopClock()
     )

@@ -1,23 +1,22 @@
 """The control loop of clients, and calls between it and the loops of applications.
 
-Heartbeats, lock renewals and rebalancing must go on while an application blocks its own event loop,
-so they run on a loop of their own: :class:`ControlThread`, one daemon thread for the whole process,
-started when the first client needs it. Sends and pulls (the *data plane*) run on the loop they are
-called on. What crosses between the two::
+Heartbeats, lock renewals and rebalancing must continue while an application blocks its event loop.
+So they run on a separate loop: :class:`ControlThread`, one daemon thread per process, started with
+the first client. Sends and pulls (the *data plane*) run on the loop on which they are called. Calls
+between the two::
 
     data -> control   await control.run(coroutine)      control.post(callback, ...)
     control -> data   Handover(data_loop).post(callback, ...)
 
-:class:`InlineControl` has the same interface and runs everything on the loop it is made on: for
-tests, which put both planes on one loop with virtual time. The blocking interface has a loop of its
-own for the data plane (:mod:`skylark.client.blocking.event_loop_thread`) and the same control
-thread as all others, because hooks of an application run on the former.
+:class:`InlineControl` has the same interface and runs everything on the current loop, for tests on
+virtual time. The blocking clients have another private loop for their data plane
+(:mod:`skylark.client.blocking.event_loop_thread`), because hooks of an application run on it.
 
-**Fork.** Threads do not survive a fork, sockets do and would be shared. So a child must not use
-what its parent made: :meth:`Control.run` and :meth:`Control.post` raise ClientStateError there. New
-clients that the child makes get a control thread of their own.
+**Fork.** A child inherits the sockets of its parent but not its threads. So it must not use the
+clients of its parent: :meth:`Control.run` and :meth:`Control.post` raise ClientStateError there.
+Clients that the child makes get a new control thread.
 
-The thread is a daemon: it never keeps a program from ending, and nothing waits for it at the end.
+The thread is a daemon: it never keeps a program from ending.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _this_thread = threading.local()
 
 
 def in_control_thread() -> bool:
-    """Whether the calling thread is the control thread, which must not wait for a client."""
+    """Whether this is the control thread, which must not wait for a client."""
     return hasattr(_this_thread, "is_control")
 
 
 class Control:
-    """A loop that nothing blocks, and the way to it from other loops."""
+    """A loop that no application blocks, and calls to it from other loops."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._pid = os.getpid()
@@ -64,7 +63,7 @@ class Control:
             )
 
     def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Start ``work`` there, and wait for it here; to be awaited, on any running loop.
+        """Run ``work`` on the control loop; the result is awaited on the calling loop.
 
         Cancelling the wait cancels the work. Raises ClientStateError in a forked child.
         """
@@ -81,13 +80,13 @@ class Control:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_seen(work), self.loop))
 
     def post(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Call ``callback(*args)`` there soon; from any thread."""
+        """Call ``callback(*args)`` on the control loop soon; from any thread."""
         self.check_process()
         self.loop.call_soon_threadsafe(callback, *args)
 
 
 async def _seen(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work``; its error counts as seen, also when the waiting task was cancelled meanwhile."""
+    """Run ``work``; its error counts as retrieved even if the waiting task was cancelled."""
     task = asyncio.current_task()
     assert task is not None
     task.add_done_callback(_retrieve)
@@ -101,7 +100,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 @final
 class ControlThread(Control):
-    """Control work on a daemon thread; :func:`shared_control` gives that of the process."""
+    """A control loop on a daemon thread; :func:`shared_control` returns that of the process."""
 
     def __init__(self) -> None:
         super().__init__(new_event_loop())
@@ -113,20 +112,20 @@ class ControlThread(Control):
         while True:
             try:
                 self.loop.run_forever()
-            except BaseException:  # a hook that calls sys.exit() ends nothing for all others
-                log.exception("the control loop was interrupted, and goes on")
+            except BaseException:  # a hook that calls sys.exit() must not stop the other clients
+                log.exception("a callback interrupted the control loop, which continues")
 
 
 @final
 class InlineControl(Control):
-    """Control work on the loop that is running now."""
+    """Control work on the running loop."""
 
     def __init__(self) -> None:
         super().__init__(asyncio.get_running_loop())
 
 
 class Handover:
-    """Calls from other threads into one event loop, in order, woken once for many."""
+    """Calls from other threads into one event loop, in order; one wake-up serves many."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -143,7 +142,7 @@ class Handover:
                 self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
                 self._woken = False
-                log.debug("%r is closed, nothing is handed over any more", self.loop)
+                log.debug("%r is closed: calls are dropped", self.loop)
                 self._waiting.clear()
                 return False
             except BaseException:  # an interrupt: the loop may not have been woken
@@ -152,23 +151,22 @@ class Handover:
         return True
 
     def _deliver(self) -> None:
-        # First the flag, then the queue: what is added from here on wakes the loop again.
+        # The flag first: calls that are added from here on wake the loop again.
         self._woken = False
         for _ in range(len(self._waiting)):
             callback, args = self._waiting.popleft()
             try:
                 callback(*args)
             except Exception:
-                log.exception("a call that was handed over failed: %r", callback)
+                log.exception("a call from another thread failed: %r", callback)
 
 
 class PerProcess(Generic[T]):
-    """An object of which each process has one, made at the first call.
+    """One object per process, made at the first call; for module level.
 
-    A forked child inherits the memory of its parent but none of its threads: the parent's object
-    would never answer. So the child makes its own, and keeps the parent's without touching it, lest
-    the garbage collector close a loop that belongs to another process. Make it at the top of a
-    module.
+    A forked child inherits the memory of its parent but not its threads, so the parent's object
+    would never respond. The child makes another one, and keeps the parent's unused, so that the
+    garbage collector does not close a loop that belongs to another process.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

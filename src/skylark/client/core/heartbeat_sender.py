@@ -1,15 +1,26 @@
-"""Sends heartbeats: to all brokers in rounds, to one at once when its connection is new or lost.
+"""Sends heartbeats: to all brokers periodically, to one broker as soon as its connection is new.
 
-Runs on the control loop. A broker forgets a client with the connection of its heartbeats, so:
+A heartbeat (34) lists the producer and consumer groups of a client with their subscriptions. A
+client without groups sends none. A client with producers only sends it to masters; one with
+consumers also to slaves, because consumers read from them.
 
-* when a connection to a broker appears, that broker gets a heartbeat at once, and then the members
-  rebalance, for it may not have known them a moment ago;
-* when one is lost or cannot be made, the broker gets a heartbeat every second until it answers or
-  is in no route any more. Java's client waits for the next pull or the next round.
+A broker forgets a client when the connection of its heartbeats ends. So, on the control loop:
 
-All brokers of a round are asked at the same time: a dead one does not delay the others. While a
-round is under way, another one that is asked for follows it and is not lost (Java skips it, and
-with it perhaps a new subscription, for half a minute). Counterpart of Java's
+* a broker gets a heartbeat as soon as a connection to it is made, and then the members rebalance,
+  because the broker may not have known them;
+* after a connection is lost or cannot be made, the broker gets a heartbeat every second until it
+  responds or is no longer in any route. Java's client waits for the next pull or the next round.
+
+The brokers of a round get their heartbeats concurrently, so one that is down delays no other. If
+another round is requested meanwhile, it follows (Java skips it, and with it perhaps a new
+subscription, for half a minute).
+
+**Version 2** (:class:`HeartbeatPlan`) leaves out the subscriptions if the broker has acknowledged
+their *fingerprint*: then only the fingerprint is sent (``withoutSub``). The response decides about
+the next heartbeat: after ``IS_SUB_CHANGE`` it is whole. It is also whole after a change of the
+assignment and on a new connection, because the broker may have restarted.
+
+Counterpart of Java's ``MQClientInstance.prepareHeartbeatData``, ``sendHeartbeatToBrokerV2`` and
 ``sendHeartbeatToAllBrokerWithLock``.
 """
 
@@ -52,7 +63,7 @@ def heartbeat_targets(
 
 
 class HeartbeatPlan:
-    """Which heartbeat each broker gets."""
+    """Decides which heartbeat each broker gets; sends nothing."""
 
     def __init__(self, client_id: str, *, use_v2: bool = False) -> None:
         self._client_id = client_id
@@ -63,7 +74,7 @@ class HeartbeatPlan:
     def whole(
         self, producer_groups: Iterable[str], consumers: Iterable[ConsumerData]
     ) -> HeartbeatData | None:
-        """All that this client is; None if there is nothing to tell."""
+        """The heartbeat with all groups; None if there are none."""
         heartbeat = HeartbeatData(
             client_id=self._client_id,
             producer_data_set=[ProducerData(group_name=group) for group in producer_groups],
@@ -76,7 +87,7 @@ class HeartbeatPlan:
         return heartbeat
 
     def body_for(self, address: str, whole: HeartbeatData) -> HeartbeatData:
-        """What this broker gets: everything, or the fingerprint of it."""
+        """The heartbeat for one broker: everything, or only the fingerprint."""
         if not self._use_v2 or address not in self._supports_v2:
             return whole
         if self._acknowledged.get(address) != whole.heartbeat_fingerprint:
@@ -88,7 +99,7 @@ class HeartbeatPlan:
         return msgspec.structs.replace(whole, consumer_data_set=consumers, without_sub=True)
 
     def answered(self, address: str, sent: HeartbeatData, answer: HeartbeatAnswer) -> None:
-        """The broker has taken ``sent``."""
+        """Record the response of a broker to ``sent``."""
         if not self._use_v2:
             return
         if answer.supports_v2:
@@ -101,11 +112,11 @@ class HeartbeatPlan:
             self._acknowledged[address] = sent.heartbeat_fingerprint
 
     def forget(self, address: str) -> None:
-        """The next heartbeat to this broker is whole."""
+        """Make the next heartbeat to this broker whole."""
         self._acknowledged.pop(address, None)
 
     def forget_all(self) -> None:
-        """The next heartbeats are whole."""
+        """Make the next heartbeats to all brokers whole."""
         self._acknowledged.clear()
 
 
@@ -115,7 +126,7 @@ RECONNECT_INTERVAL_S: Final = 1.0
 
 
 class Members(Protocol):
-    """Who a heartbeat is about."""
+    """The groups that a heartbeat lists."""
 
     def producer_groups(self) -> Iterable[str]:
         """Names as brokers know them."""
@@ -168,10 +179,10 @@ class Heartbeats:
         self.versions: dict[str, int] = {}
 
     async def send_all(self, *, whole: bool = False) -> bool:
-        """A heartbeat to every broker that should have one; whether one of them took it.
+        """Send a heartbeat to every broker; returns whether one of them accepted it.
 
-        ``whole``: the subscriptions or the assignment have changed, so that no broker gets the
-        short form.
+        ``whole``: the subscriptions or the assignment have changed, so no broker gets the short
+        form.
         """
         if whole:
             self._plan.forget_all()
@@ -201,7 +212,7 @@ class Heartbeats:
         return any(taken)
 
     async def send_to(self, address: str) -> bool:
-        """A heartbeat to one broker; whether it took it."""
+        """Send a heartbeat to one broker; returns whether it accepted it."""
         whole = self._whole()
         return whole is not None and await self._send(address, whole)
 
@@ -216,21 +227,21 @@ class Heartbeats:
             answer = await self._link().calls.heartbeat(address, body)
         except SkylarkError as error:
             level = logging.DEBUG if address in self._silent else logging.WARNING
-            log.log(level, "no heartbeat to %s: %s", address, error)
+            log.log(level, "cannot send a heartbeat to %s: %s", address, error)
             self._count(address, taken=False)
             self._silent.add(address)
             if isinstance(error, TransportError):
                 self._begin_reconnect(address, RECONNECT_INTERVAL_S)
             return False
-        except Exception:  # a hook of the application, say; the other brokers get theirs
-            log.exception("no heartbeat to %s", address)
+        except Exception:  # such as an error of a hook; the other brokers get theirs
+            log.exception("cannot send a heartbeat to %s", address)
             self._count(address, taken=False)
             return False
         finally:
             self._opening.discard(address)
         if address in self._silent:
             self._silent.discard(address)
-            log.info("broker %s takes heartbeats again", address)
+            log.info("broker %s accepts heartbeats again", address)
         self._count(address, taken=True)
         self.versions[address] = answer.version
         self._plan.answered(address, body, answer)
@@ -241,13 +252,13 @@ class Heartbeats:
             self._metrics.heartbeat(address, taken=taken)
 
     def drop(self, addresses: Iterable[str]) -> None:
-        """These are in no route any more."""
+        """Forget brokers that are no longer in any route."""
         for address in addresses:
             self._plan.forget(address)
             self._silent.discard(address)
             self.versions.pop(address, None)
 
-    # ---- news of connections ---------------------------------------------------------------------
+    # ---- connection events ---------------------------------------------------------------------
 
     def channel_opened(self, address: str) -> None:
         target = self._target_at(address)
@@ -255,11 +266,11 @@ class Heartbeats:
             return
         self._plan.forget(target)
         if target in self._opening:
-            self._opening.discard(target)  # the heartbeat that waits for it is its first
-        else:  # also while one is under way: it went over a connection that is given up
-            self._tasks.spawn(self._greet(target), name=f"heartbeat {target}")
+            self._opening.discard(target)  # the heartbeat that opened it is its first
+        else:  # also during another heartbeat, which uses a connection that is being closed
+            self._tasks.spawn(self._send_first(target), name=f"heartbeat {target}")
 
-    async def _greet(self, target: str) -> None:
+    async def _send_first(self, target: str) -> None:
         if await self.send_to(target):
             self._rebalance()
 
@@ -293,7 +304,7 @@ class Heartbeats:
         return heartbeat_targets(self._routes.brokers, with_consumers=bool(whole.consumer_data_set))
 
     def _target_at(self, address: str) -> str | None:
-        """The broker at an address, in the words of its route; None if it gets no heartbeats."""
+        """The address as the route writes it; None if that broker gets no heartbeats."""
         if self._tasks.closed:
             return None
         for target in self._targets():

@@ -1,21 +1,21 @@
 """Hooks: objects of an application whose methods a client calls at sends, pulls and requests.
 
 ======================  ================================================================
-:class:`RpcHook`        before and after every request, of both planes
+:class:`RpcHook`        before and after every request, of the control and the data plane
 :class:`SendHook`       before and after every attempt to send a message
-:class:`EndTransactionHook`  after the outcome of a transaction was sent
+:class:`EndTransactionHook`  after the decision of a transaction was sent
 :class:`ForbiddenHook`  before a send; may raise to stop it
-:class:`ConsumeHook`    before and after a handler gets messages
-:class:`FilterHook`     takes out of what was pulled what no handler shall get
+:class:`ConsumeHook`    before and after a handler call
+:class:`FilterHook`     removes pulled messages before handlers get them
 ======================  ================================================================
 
-A hook is any object; methods that it does not have are not called. What a hook raises is logged and
-ignored, except by RpcHook.before and ForbiddenHook, whose errors reach the caller. RPC hooks run on
-both planes, so they may be called from two threads.
+A hook is any object; methods that it lacks are not called. The client logs errors of hooks and
+ignores them, except those of RpcHook.before_request and ForbiddenHook, which reach the caller. RPC
+hooks may be called from two threads.
 
-Other than Java's client, which runs ``after_send`` of an asynchronous send twice (once without a
-result), each hook runs once, with the outcome. Counterpart of Java's ``RPCHook``,
-``SendMessageHook``, ``EndTransactionHook``, ``CheckForbiddenHook`` and ``ConsumeMessageHook``.
+Each hook runs once, with the outcome. Java's client runs ``after_send`` of an asynchronous send
+twice, once without a result. Counterpart of Java's ``RPCHook``, ``SendMessageHook``,
+``EndTransactionHook``, ``CheckForbiddenHook`` and ``ConsumeMessageHook``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class RpcHook(Protocol):
-    """Sees every request; ``request`` may be changed before it is signed and sent."""
+    """Called for every request; may change it before it is signed and sent."""
 
     def before_request(self, address: str, request: Command) -> None:
         """Called before a request is signed."""
@@ -59,17 +59,17 @@ class SendContext(msgspec.Struct, kw_only=True):
 
 
 class SendHook(Protocol):
-    """Sees every attempt to send."""
+    """Called for every attempt to send."""
 
     def before_send(self, context: SendContext) -> None:
-        """The request is about to leave."""
+        """Called before the request is sent."""
 
     def after_send(self, context: SendContext) -> None:
-        """It has its result or its error."""
+        """Called with the result or the error."""
 
 
 class EndTransactionContext(msgspec.Struct, kw_only=True):
-    """The outcome of a transaction, sent to ``broker_address``."""
+    """The decision of a transaction, sent to ``broker_address``."""
 
     group: str
     message: Message | MessageExt
@@ -81,10 +81,10 @@ class EndTransactionContext(msgspec.Struct, kw_only=True):
 
 
 class EndTransactionHook(Protocol):
-    """Sees how transactions end."""
+    """Called for decisions of transactions."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """The outcome was sent."""
+        """Called after the decision was sent."""
 
 
 class ForbiddenHook(Protocol):
@@ -103,23 +103,23 @@ class ConsumeContext(msgspec.Struct, kw_only=True):
     client_id: str
     namespace: str | None = None
     success: bool = False
-    status: str | None = None  #: what the handler's end amounts to
+    status: str | None = None  #: the result of the handler
     return_type: str | None = None  #: SUCCESS, TIME_OUT, EXCEPTION, RETURNNULL or FAILED
     values: dict[str, object] = msgspec.field(default_factory=dict)  #: free for the hook
 
 
 class ConsumeHook(Protocol):
-    """Sees every call of a handler."""
+    """Called for every handler call."""
 
     def before_consume(self, context: ConsumeContext) -> None:
-        """The handler is about to be called."""
+        """Called before the handler."""
 
     def after_consume(self, context: ConsumeContext) -> None:
-        """It has ended."""
+        """Called after the handler."""
 
 
 class FilterHook(Protocol):
-    """Sees what was pulled before handlers do."""
+    """Filters pulled messages before handlers get them."""
 
     def filter_messages(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
         """Remove unwanted messages from the list; they count as consumed."""
@@ -147,7 +147,7 @@ def hook_methods(hooks: Iterable[object], method: str) -> tuple[Callable[..., An
 
 
 def call_hooks(methods: Sequence[Callable[..., Any]], *args: object) -> None:
-    """Call all of them; what one raises is logged, and the others are called nevertheless."""
+    """Call all hooks; logs the error of one and continues with the others."""
     for method in methods:
         try:
             method(*args)

@@ -1,13 +1,13 @@
 """The client instances of this process, by client id.
 
-Clients with the same client id share one instance, and with it connections and routes; each group
-can be registered there once. That happens when an instance name is given, and to broadcasting
-consumers, whose id must be the same after a restart. All others have an id of their own.
+Clients with the same client id share one instance, and with it connections and routes; an instance
+has each group once. Clients share an id if they have the same instance name, and if they are
+broadcasting consumers, whose id must be the same after a restart. All others have different ids.
 
-Two clients with one id must mean the same thing by it: other name servers, credentials or anything
-else that shows in requests is an error, where Java's client quietly talks to the cluster of the
-first. The instance is stopped when the last who acquired it has released it. A forked child starts
-with an empty table. Counterpart of Java's ``MQClientManager``.
+Two clients with one id must use the same name servers, credentials and other settings that requests
+show; otherwise the second one gets an error. (Java's client silently uses the cluster of the
+first.) The instance stops when everyone who acquired it has released it. A forked child starts with
+an empty table. Counterpart of Java's ``MQClientManager``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skylark.core.errors import ClientStateError
 
 
 class _Identity(msgspec.Struct, frozen=True):
-    """What clients with one id must agree about."""
+    """The settings that must be equal for all clients with one id."""
 
     name_servers: frozenset[str]
     credentials: Credentials | None
@@ -47,7 +47,7 @@ class _Entry(msgspec.Struct):
 
 
 class InstanceTable:
-    """Instances by client id, and how many use each; for any thread."""
+    """Instances by client id, with the number of their users; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class InstanceTable:
     ) -> ClientInstance:
         """The instance with this id, made if there is none; not started.
 
-        Raises ConfigError, and ClientStateError if its present users mean another cluster.
+        Raises ConfigError, and ClientStateError if it is in use with other settings.
         """
         endpoint = options.endpoint()
         credentials = options.credentials(endpoint)

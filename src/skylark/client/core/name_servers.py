@@ -1,11 +1,11 @@
-"""Name servers of a client: the choice of one, and the requests to it.
+"""Name servers of a client: chooses one, and sends requests to it.
 
-All name servers know the same. One is chosen and kept while the connection to it lives; when it is
-gone, the others are tried one after the other, from a random start, so that the clients of a
-cluster spread over its name servers. A call fails when all of them have (Java's client since 5.0
-tries only one per call). Runs on the control loop. The list is fixed when the client is made:
-fetching it by HTTP, as Java's client can, is refused by name in
-:class:`~skylark.client.core.client_options.ClientOptions`. Counterpart of Java's
+All name servers have the same data. The client keeps one while the connection to it is open; then
+it tries the others one after the other, from a random start, so that the clients of a cluster are
+spread over its name servers. A call fails when all of them have failed. (Java's client since 5.0
+tries only one per call.) Runs on the control loop. The list is fixed when the client is made;
+fetching it by HTTP, as Java's client can, is not supported
+(:class:`~skylark.client.core.client_options.ClientOptions` refuses it). Counterpart of Java's
 ``NettyRemotingClient`` (name server part) and ``MQClientAPIImpl``.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class NameServerCaller(Protocol):
-    """The part of a link that is needed here."""
+    """The part of a link that is used here."""
 
     async def call_name_server(
         self, address: str, request: Command, timeout_s: float = TIMEOUT_S
@@ -44,7 +44,7 @@ class NameServerCaller(Protocol):
 
 
 class NameServers:
-    """Questions to whichever name server answers."""
+    """Requests to a name server that responds."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class NameServers:
 
     @property
     def chosen(self) -> str | None:
-        """The one that answered last."""
+        """The one that responded last."""
         return self._chosen
 
     def update(self, addresses: Sequence[Address]) -> None:
-        """Use these from now on; a list with the same members changes nothing."""
+        """Replace the list; the same addresses in another order change nothing."""
         texts = [str(address) for address in dict.fromkeys(addresses)]
         if set(texts) == set(self._addresses):
             return
@@ -84,14 +84,14 @@ class NameServers:
             self._chosen = None
 
     async def call(self, request: Command, timeout_s: float | None = None) -> Command:
-        """The reply of a name server, with any code; raises NoNameServerError."""
+        """The response of a name server, with any code; raises NoNameServerError."""
         timeout_s = timeout_s or self._timeout_s
         problems: list[str] = []
         for address in self._in_turn():
             try:
                 answer = await self._caller.call_name_server(address, request, timeout_s)
             except TransportError as error:
-                log.info("name server %s does not answer: %s", address, error)
+                log.info("name server %s does not respond: %s", address, error)
                 problems.append(str(error))
                 last = error
                 continue
@@ -107,7 +107,7 @@ class NameServers:
         ) from last
 
     def _in_turn(self) -> list[str]:
-        """All of them, in the order in which this call tries them."""
+        """All addresses, in the order in which this call tries them."""
         chosen, addresses = self._chosen, self._addresses
         if chosen is not None and self._caller.connected(chosen):
             start = addresses.index(chosen)
@@ -115,10 +115,10 @@ class NameServers:
             start = self._index = (self._index + 1) % len(addresses) if addresses else 0
         return addresses[start:] + addresses[:start]
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------
 
     async def route(self, topic: str, timeout_s: float | None = None) -> TopicRouteData | None:
-        """GET_ROUTEINFO_BY_TOPIC (105); None for a topic that they do not know (17)."""
+        """GET_ROUTEINFO_BY_TOPIC (105); None if there is no such topic (17)."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         request = make_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         answer = await self.call(request, timeout_s)

@@ -1,10 +1,10 @@
 """Namespaces: converts topic and group names between application and wire.
 
-An application in namespace ``ns`` says ``T`` and ``G``; brokers see ``ns%T``, ``ns%G`` and
-``%RETRY%ns%G``. Every name is wrapped on its way out and unwrapped on its way in; without a
-namespace both do nothing. This is namespace v1. Version 2 leaves the names alone and adds two
-fields to every request (:mod:`skylark.client.core.request_signing`). Counterpart of Java's
-``NamespaceUtil`` and of ``ClientConfig.withNamespace``/``withoutNamespace``.
+An application in namespace ``ns`` uses ``T`` and ``G``; brokers see ``ns%T``, ``ns%G`` and
+``%RETRY%ns%G``. The client wraps every name that it sends and unwraps every name that it receives;
+without a namespace names stay as they are. This is namespace v1. Version 2 does not change names,
+but adds two fields to every request (:mod:`skylark.client.core.request_signing`). Counterpart of
+Java's ``NamespaceUtil`` and of ``ClientConfig.withNamespace``/``withoutNamespace``.
 """
 
 from __future__ import annotations

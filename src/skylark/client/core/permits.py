@@ -1,18 +1,18 @@
-"""Back-pressure: how many requests or messages, and how many bytes of them, may be under way.
+"""Back-pressure: limits the messages or requests in flight, by number and by bytes.
 
 A send passes two of these and no more::
 
-    producer memory     messages that have no outcome yet     pending_max, pending_bytes_max
-    connection window   requests that have no answer yet      in_flight_max, in_flight_bytes_max
+    producer memory     messages without an outcome       pending_max, pending_bytes_max
+    connection window   requests without a response       in_flight_max, in_flight_bytes_max
 
 The first belongs to the producer, whether tasks or threads send with it; the second to the
-:class:`~skylark.client.core.broker_connections.BrokerConnections` of an event loop. (Below it there
-is only the socket, which takes no more than its buffer.)
+:class:`~skylark.client.core.broker_connections.BrokerConnections` of an event loop. Below it there
+is only the buffer of the socket.
 
-Takers wait in the order in which they came, within their time, and then give up with
-TooManyRequestsError. A request larger than the limit of bytes is let through when it is alone, for
-it would wait for ever otherwise. All methods may be called from any thread; :meth:`Permits.take`
-needs a running event loop. Counterpart of the semaphores of Java's ``NettyRemotingAbstract`` and of
+Takers get permits in the order of their calls, and fail with TooManyRequestsError when their time
+is over. A request larger than the limit of bytes may pass when no other is in flight; otherwise it
+would wait forever. All methods may be called from any thread; :meth:`Permits.take` needs a running
+event loop. Counterpart of the semaphores of Java's ``NettyRemotingAbstract`` and of
 ``backPressureForAsyncSendNum``/``Size`` of its producer.
 """
 
@@ -29,7 +29,7 @@ from skylark.core.errors import TooManyRequestsError
 
 
 class _Waiter:
-    """Who waits, and whether a permit was given to it."""
+    """A taker that waits, and whether it has been granted its permit."""
 
     __slots__ = ("granted", "size", "wake")
 
@@ -40,7 +40,7 @@ class _Waiter:
 
 
 class Permits:
-    """A number of requests and a number of bytes."""
+    """A limit of requests and of their bytes."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class Permits:
         size_max: int,
         settings: str = "in_flight_max and in_flight_bytes_max",
     ) -> None:
-        """``settings`` names those that the limits come from."""
+        """``settings`` names the settings of the limits, for error messages."""
         self._clock = clock
         self._settings = settings
         self._count_max = count_max
         self._size_max = size_max
         self._lock = threading.Lock()
         self._waiting: deque[_Waiter] = deque()
-        self.count = 0  #: requests under way
+        self.count = 0  #: requests in flight
         self.size = 0  #: their bytes
 
     def try_take(self, size: int) -> bool:
@@ -71,7 +71,7 @@ class Permits:
             return True
 
     async def take(self, size: int, timeout_s: float) -> None:
-        """Take a permit, after those who came before; raises TooManyRequestsError."""
+        """Take a permit, in order of arrival; raises TooManyRequestsError."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         thread_id = threading.get_ident()
@@ -119,7 +119,7 @@ class Permits:
 
     def _none_in_time(self, timeout_s: float) -> TooManyRequestsError:
         return TooManyRequestsError(
-            f"{self.count} requests of {self.size} bytes are under way, and none ended"
+            f"{self.count} requests of {self.size} bytes are in flight, and none ended"
             f" within {timeout_s:g} s",
             hint=f"send more slowly, or raise {self._settings}",
         )
@@ -135,14 +135,14 @@ class Permits:
             return waiter
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """A taker gives up, perhaps with a permit that came too late."""
+        """Remove a taker that gave up; it may have been granted a permit too late."""
         with self._lock:
             if waiter.granted:
                 self.count -= 1
                 self.size -= waiter.size
             else:
                 self._waiting.remove(waiter)
-            self._let_in()  # those behind may be smaller
+            self._let_in()  # the next ones may need fewer bytes
 
     # ---- under the lock --------------------------------------------------------------------------
 

@@ -1,14 +1,14 @@
-"""Additions to every request before it is sent, in this order:
+"""Fields that a client adds to every request before it is sent, in this order:
 
 1. namespace v2: ``nsd=true`` and ``ns=<namespace>``;
 2. stream type: ``ReqT=0``, for clients that pull;
-3. hooks of the application (:class:`~skylark.client.core.hooks.RpcHook`);
+3. changes by hooks of the application (:class:`~skylark.client.core.hooks.RpcHook`);
 4. access key and signature over all of that;
 5. the zone, ``__ZONE_NAME`` and ``__ZONE_MODE``, for name servers only.
 
-The zone is not signed. Java's client adds it to requests for brokers too, which refuse them if they
-check signatures, because they sign all fields they find; only a name server reads it. A request
-may pass here again when it is sent again: everything is set, nothing is added twice. Counterpart of
+The zone is not signed. Java's client adds it to requests for brokers too; a broker that checks
+signatures refuses them, because it signs all fields that it finds. Only name servers use the zone.
+A request that is sent again passes here again: fields are set, never added twice. Counterpart of
 Java's ``NamespaceRpcHook``, ``StreamTypeRPCHook``, ``AclClientRPCHook`` and
 ``DynamicalExtFieldRPCHook``.
 """
@@ -29,7 +29,7 @@ STREAM: Final = "0"
 
 
 class RequestChain:
-    """The additions of one client; used from both planes."""
+    """The additions of one client; used from the control and the data plane."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class RequestChain:
         self._after = hook_methods(hooks, "after_response")
         self._credentials = credentials
         self._zone = dict(zone or {})
-        #: Whether anything is added to requests for brokers; otherwise they may skip this.
+        #: Whether requests for brokers get no additions, so that callers may skip this.
         self.is_empty = not (self._fixed or self._before or self._after or credentials)
 
     def before(self, address: str, request: Command) -> None:
-        """Complete a request for a broker; raises what a hook raises."""
+        """Add the fields to a request for a broker; raises errors of hooks."""
         if self._fixed:
             request.ext = {**(request.ext or {}), **self._fixed}
         for hook in self._before:
@@ -64,7 +64,7 @@ class RequestChain:
             add_signature(request, self._credentials)
 
     def before_name_server(self, address: str, request: Command) -> None:
-        """Complete a request for a name server."""
+        """Add the fields to a request for a name server."""
         if self._zone and request.ext:
             request.ext = {k: v for k, v in request.ext.items() if k not in self._zone}
         self.before(address, request)
@@ -72,6 +72,6 @@ class RequestChain:
             request.ext = {**(request.ext or {}), **self._zone}
 
     def after(self, address: str, request: Command, response: Command) -> None:
-        """Show an answer to the hooks."""
+        """Call the hooks with a response."""
         if self._after:
             call_hooks(self._after, address, request, response)

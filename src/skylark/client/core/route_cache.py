@@ -1,16 +1,20 @@
-"""Cache of topic routes and broker addresses.
+"""Cache of topic routes and broker addresses, and look-ups that fetch what it lacks.
 
-A route (105) lists the queues of a topic per broker group, and the addresses of each group. From
-it come two lists of queues: those one may send to (:attr:`Route.publish`) and those one may read
+A route (105) lists the queues of a topic per broker name, and the addresses of its brokers. It
+gives two lists of queues: those to send to (:attr:`Route.publish`) and those to read
 (:attr:`Route.subscribe`). Sending needs write permission and a master; reading needs only read
-permission, for a slave can be read. An order configuration (``broker-a:4;broker-b:4``) pins the
-publish list, so that a key stays in its queue while a broker is away.
+permission, because slaves can be read. An order configuration (``broker-a:4;broker-b:4``) fixes
+the publish list, so that a sharding key keeps its queue while a broker is down.
 
-:class:`RouteTable` holds the routes of one client and is read from several threads without locks:
-a :class:`Route` never changes, and a newer one replaces it as a whole. The thread that asks the
-name servers is the only one that writes.
+:class:`RouteTable` holds the routes of one client. Several threads read it without locks: a
+:class:`Route` never changes, and a newer one replaces it as a whole. Only the control loop writes
+it (:mod:`skylark.client.core.route_refresh`).
 
-Counterpart of Java's ``MQClientInstance`` (topicRouteTable, brokerAddrTable) and
+:class:`Lookup` answers from the table on any loop; if the table lacks a route, it has the control
+loop fetch it from the name servers.
+
+Counterpart of Java's ``MQClientInstance`` (topicRouteTable, brokerAddrTable,
+findBrokerAddressInPublish, findBrokerAddressInSubscribe, tryToFindTopicPublishInfo) and
 ``TopicPublishInfo``.
 """
 
@@ -32,25 +36,25 @@ MASTER_ID: Final = 0
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One topic, as of one answer of a name server."""
+    """The route of one topic, as one response of a name server has it."""
 
     topic: str
     publish: tuple[MessageQueue, ...]
     subscribe: tuple[MessageQueue, ...]
     order_topic: bool  # the publish list is pinned
     brokers: Mapping[str, Mapping[int, str]]  # name -> id -> address
-    data: TopicRouteData  # as it came, sorted: what the next one is compared with
+    data: TopicRouteData  # as received, sorted, to compare the next one with
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
-    """An address of a broker group, and whether a slave listens there."""
+    """The address of a broker, and whether it is a slave."""
 
     address: str
     is_slave: bool
 
 
 def make_route(topic: str, data: TopicRouteData) -> Route:
-    """Take an answer apart; raises ConfigError if its order configuration cannot be read."""
+    """The route in a response; raises ConfigError if its order configuration is invalid."""
     data = _sorted(data)
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     ordered = bool(data.order_topic_conf)
@@ -69,7 +73,7 @@ def make_route(topic: str, data: TopicRouteData) -> Route:
 
 
 def default_route(topic: str, data: TopicRouteData, queue_count_max: int) -> Route:
-    """The route of a topic that will be created by the first send, from that of its model.
+    """The route of a topic that the first send will create, from that of its model.
 
     ``data`` is the route of the topic that new ones inherit from (TBW102); a broker makes at most
     ``queue_count_max`` queues.
@@ -136,7 +140,7 @@ class RouteTable:
     # ---- one thread writes -----------------------------------------------------------------------
 
     def update(self, route: Route) -> bool:
-        """Take over a route; whether it differs from the one before."""
+        """Store a route; returns whether it differs from the one before."""
         known = self._routes.get(route.topic)
         if known is not None and known.data == route.data:
             return False
@@ -146,11 +150,11 @@ class RouteTable:
         return True
 
     def forget(self, topic: str) -> None:
-        """The topic is of no interest any more."""
+        """Remove the route of a topic."""
         self._routes.pop(topic, None)
 
     def drop_unrouted(self) -> list[str]:
-        """Forget what stands in no route any more; the addresses that no route names any more."""
+        """Remove brokers that are in no route; returns the addresses that no route has any more."""
         routed = {
             (name, id_, address)
             for route in self._routes.values()
@@ -179,17 +183,17 @@ class RouteTable:
 
     @property
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
-        """All known broker groups: name -> id -> address."""
+        """All known brokers: name -> id -> address."""
         return self._brokers
 
     def master(self, broker_name: str) -> str | None:
-        """Where to send, and to ask for what only a master decides."""
+        """The address of a master, for sends and for requests that only masters serve."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def reader(
         self, broker_name: str, broker_id: int = MASTER_ID, *, only_this: bool = False
     ) -> Target | None:
-        """Where to read: the broker with this id, the next id, or else any of the group."""
+        """The broker to read from: that with this id, the next id, or any with this name."""
         addresses = self._brokers.get(broker_name)
         if not addresses:
             return None
@@ -202,7 +206,7 @@ class RouteTable:
         return Target(addresses[found], found != MASTER_ID)
 
     def any_of_topic(self, topic: str, rng: random.Random) -> str | None:
-        """A broker of the topic for questions that each of them can answer."""
+        """Any broker of the topic, for requests that all of them can answer."""
         route = self._routes.get(topic)
         if route is None or not route.brokers:
             return None
@@ -217,10 +221,10 @@ DEFAULT_QUEUE_COUNT = 4
 
 
 class RouteSource(Protocol):
-    """Who asks the name servers; from any loop."""
+    """Fetches routes from the name servers; from any loop."""
 
     async def refresh_route(self, topic: str) -> Route | None:
-        """The route as of now, also into the table; None (or the old one) if there is none.
+        """Fetch a route and store it in the table; None, or the old one, if there is none.
 
         Raises NoNameServerError.
         """
@@ -283,7 +287,7 @@ class Lookup:
     async def reader_of(
         self, queue: MessageQueue, broker_id: int = MASTER_ID, *, only_this: bool = False
     ) -> Target:
-        """Where to read a queue, preferably at this broker id; raises ClientError."""
+        """The broker to read a queue from, preferably that with this id; raises ClientError."""
         target = self.routes.reader(queue.broker_name, broker_id, only_this=only_this)
         if target is None:
             await self._source.refresh_route(queue.topic)
@@ -293,7 +297,7 @@ class Lookup:
         return target
 
     async def broker_of_topic(self, topic: str) -> str:
-        """Any broker of a topic, for what each of them knows; raises NoRouteError."""
+        """Any broker of a topic, for data that all of them have; raises NoRouteError."""
         address = self.routes.any_of_topic(topic, self._rng)
         if address is None:
             await self._source.refresh_route(topic)
@@ -304,7 +308,7 @@ class Lookup:
 
 
 def no_route(topic: str) -> NoRouteError:
-    """What a topic without brokers ends in."""
+    """The error for a topic without brokers."""
     hint = "create the topic, or check its name and that its brokers run"
     if is_retry_topic(topic):
         hint = "the topic appears when the group has been seen by a broker"
@@ -312,7 +316,7 @@ def no_route(topic: str) -> NoRouteError:
 
 
 def no_broker(broker_name: str) -> ClientError:
-    """What a queue of an unknown broker ends in."""
+    """The error for a queue of an unknown broker."""
     return ClientError(
         f"The broker[{broker_name}] not exist",
         hint="it is in no route that the name servers know: is it up, and has it a master?",

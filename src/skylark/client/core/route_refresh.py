@@ -1,14 +1,14 @@
-"""Refreshes the routes of a client: asks the name servers, compares, notifies listeners.
+"""Fetches the routes of a client from the name servers, and stores those that changed.
 
-Runs on the control loop, which alone writes the route table. Callers that want the same route at
-the same time share one question, and none of them can cancel it for the others; who comes while it
-is under way, and learns that there is no such topic, asks again. Errors are for
-those who ask; the periodic round logs them and goes on with the next topic.
+Runs on the control loop, the only writer of the route table. Callers that need the same route at
+the same time share one request, and cancelling one of them does not cancel it. If that request
+finds no such topic, callers that came after its start send another one. Errors go to the callers;
+the periodic round logs them and continues with the next topic.
 
-A topic that the name servers do not know keeps its old route: it may have been created by a send
-and not be announced yet, or its last broker may be restarting. While somebody waits for it, it is
-asked for again after 1, 2, 4, 8 and 16 seconds; later the periodic round finds it, as all others.
-Counterpart of Java's ``updateTopicRouteInfoFromNameServer``.
+A topic that the name servers do not know keeps its old route: a send may have created it just now,
+or its last broker may be restarting. If a consumer subscribes to it, the client asks again after 1,
+2, 4, 8 and 16 seconds; then the periodic round finds it. Counterpart of Java's
+``updateTopicRouteInfoFromNameServer``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RETRY: Final = Backoff(first_s=1.0, most_s=16.0)
 RETRIES: Final = 5
 
 #: Topic, and for a topic that does not exist yet the number of its queues and its model.
-_Question: TypeAlias = tuple[str, int, str]
+_Request: TypeAlias = tuple[str, int, str]
 _Outcome: TypeAlias = Route | SkylarkError | None
 
 
 class RouteKeeper:
-    """The one who writes a route table."""
+    """Fetches routes and writes them to a route table."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class RouteKeeper:
         clock: Clock,
         is_wanted: Callable[[str], bool],
     ) -> None:
-        """``changed`` is told of every route that differs from the one before.
+        """``changed`` is called with every route that differs from the one before.
 
-        ``is_wanted``: whether somebody waits for a topic that does not exist yet.
+        ``is_wanted``: whether a consumer subscribes to a topic that may not exist yet.
         """
         self._routes = routes
         self._name_servers = name_servers
@@ -59,11 +59,11 @@ class RouteKeeper:
         self._changed = changed
         self._clock = clock
         self._is_wanted = is_wanted
-        self._under_way: dict[_Question, asyncio.Task[_Outcome]] = {}
+        self._under_way: dict[_Request, asyncio.Task[_Outcome]] = {}
         self._unknown: set[str] = set()  # topics that were not found last time
 
     async def refresh(self, topic: str) -> Route | None:
-        """The route as of now, or the one before where the topic is unknown."""
+        """The current route, or the old one if the topic is unknown."""
         return await self._shared(topic, 0, "")
 
     async def refresh_default(self, topic: str, queue_count: int, model: str) -> Route | None:
@@ -76,10 +76,10 @@ class RouteKeeper:
             try:
                 await self.refresh(topic)
             except NoNameServerError as error:
-                log.warning("routes are not refreshed: %s", error)
+                log.warning("cannot refresh routes: %s", error)
                 return  # it would be the same for all of them
             except SkylarkError as error:
-                log.warning("the route of %s is not refreshed: %s", topic, error)
+                log.warning("cannot refresh the route of %s: %s", topic, error)
 
     async def _shared(self, topic: str, queue_count: int, model: str) -> Route | None:
         key = (topic, queue_count, model)
@@ -87,24 +87,24 @@ class RouteKeeper:
             route = _route_of(await join(asked_before))
             if route is not None:
                 return route
-            # The topic may be younger than that question.
+            # The topic may have been created after that request.
         under_way = self._under_way.get(key)
-        if under_way is None or under_way.done():  # its answer is from before we asked
+        if under_way is None or under_way.done():  # it began before this call
             under_way = self._begin(key)
         return _route_of(await join(under_way))
 
-    def _begin(self, key: _Question) -> asyncio.Task[_Outcome]:
+    def _begin(self, key: _Request) -> asyncio.Task[_Outcome]:
         task = self._tasks.spawn(self._outcome(*key), name=f"route {key[0]}")
         self._under_way[key] = task
         task.add_done_callback(lambda ended: self._ended(key, ended))
         return task
 
-    def _ended(self, key: _Question, task: asyncio.Task[_Outcome]) -> None:
+    def _ended(self, key: _Request, task: asyncio.Task[_Outcome]) -> None:
         if self._under_way.get(key) is task:
             del self._under_way[key]
 
     async def _outcome(self, topic: str, queue_count: int, model: str) -> _Outcome:
-        """The route or why there is none: callers may all have gone when the error comes."""
+        """The route or the error as a value: when it fails, no caller may be left to raise it."""
         try:
             return await self._ask(topic, queue_count, model)
         except SkylarkError as error:
@@ -146,7 +146,7 @@ class RouteKeeper:
             try:
                 await self.refresh(topic)
             except SkylarkError as error:
-                log.info("the route of %s is not found: %s", topic, error)
+                log.info("cannot find the route of %s: %s", topic, error)
 
 
 def _route_of(outcome: _Outcome) -> Route | None:

@@ -1,10 +1,10 @@
-"""States of a client: created, running, stopped; a stopped one never starts again.
+"""States of a client: created, running, stopped; a stopped client cannot start again.
 
 ::
 
-    CREATE_JUST --start--> START_FAILED --all is well--> RUNNING --stop--> SHUTDOWN_ALREADY
+    CREATE_JUST --start--> START_FAILED --start succeeded--> RUNNING --stop--> SHUTDOWN_ALREADY
 
-While it starts it counts as failed, so that a start which raises leaves the truth behind.
+During a start the state is START_FAILED, so a start that raises leaves the right state behind.
 Counterpart of Java's ``ServiceState``.
 """
 
@@ -19,7 +19,7 @@ from skylark.core.errors import ClientStateError
 
 
 class ServiceState(enum.Enum):
-    """Where a client stands; the values are Java's."""
+    """The state of a client; the values are Java's."""
 
     CREATE_JUST = "CREATE_JUST"
     START_FAILED = "START_FAILED"
@@ -34,11 +34,11 @@ class Startable(abc.ABC):
 
     @abc.abstractmethod
     async def start(self) -> None:
-        """Connect and begin; once."""
+        """Connect and start; once."""
 
     @abc.abstractmethod
     async def stop(self) -> None:
-        """End in order; again does nothing."""
+        """Stop in order; a second call does nothing."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -55,7 +55,7 @@ class Startable(abc.ABC):
 
 _PROBLEMS = {
     ServiceState.CREATE_JUST: ("has not been started", "call start(), or use `(async) with`"),
-    ServiceState.START_FAILED: ("did not start, or is starting", "look at the error of start()"),
+    ServiceState.START_FAILED: ("did not start, or is starting", "see the error of start()"),
     ServiceState.SHUTDOWN_ALREADY: ("has been stopped", "make a new one: it cannot start again"),
 }
 
@@ -68,13 +68,13 @@ def require_running(state: ServiceState, what: str) -> None:
 
 
 def require_not_stopped(state: ServiceState, what: str) -> None:
-    """Raise ClientStateError if ``stop`` was called while it started."""
+    """Raise ClientStateError if ``stop`` was called during the start."""
     if state is ServiceState.SHUTDOWN_ALREADY:
         raise ClientStateError(f"{what} was stopped while it started")
 
 
 def require_new(state: ServiceState, what: str) -> None:
-    """Raise ClientStateError unless it was never started."""
+    """Raise ClientStateError if the client was started before."""
     if state is ServiceState.RUNNING:
         raise ClientStateError(f"{what} runs already")
     if state is not ServiceState.CREATE_JUST:

@@ -1,8 +1,8 @@
-"""Ends a program on SIGTERM or Ctrl-C while ``run()`` is active.
+"""Ends ``run()`` of a client on SIGTERM or Ctrl-C.
 
-Nothing else in a client touches signals, and this only in the main thread; elsewhere ``run()`` goes
-on until it is cancelled or its client is stopped. The first signal asks for the end and gives the
-signals back, so that a second one ends the program at once.
+Only this module uses signals, and only in the main thread; in other threads ``run()`` continues
+until it is cancelled or its client is stopped. The first signal requests the end and restores the
+old handlers, so a second one ends the program at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def call_on_signal(callback: Callable[[], object]) -> AbstractContextManager[Non
 def on_signal(callback: Callable[[], object]) -> Iterator[None]:
     """Within the block the first SIGINT or SIGTERM calls ``callback``, in the main thread.
 
-    That is between any two steps of what the thread does there: take no lock in it.
+    The call may interrupt the thread anywhere, so it must not take locks.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

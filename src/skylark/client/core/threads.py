@@ -1,12 +1,11 @@
-"""Threads for what must not block an event loop; all of them are daemons.
+"""Daemon threads for work that must not block an event loop.
 
-A daemon never keeps a program from ending, however long its work takes. That is why neither the
-threads of ``asyncio.to_thread`` nor those of a plain ``ThreadPoolExecutor`` will do: the
-interpreter waits for them at its end.
+A daemon thread never keeps a program from ending. The threads of ``asyncio.to_thread`` and of a
+plain ``ThreadPoolExecutor`` do: the interpreter waits for them at its end.
 
 ======================  ========================================================================
-:func:`call_in_thread`  a function of the application, in a thread of its own
-:class:`DaemonExecutor`  short work of ours (compression, name look-ups), a few threads for all
+:func:`call_in_thread`  a function of the application, in a new thread
+:class:`DaemonExecutor`  short work of the client (compression, DNS), in a few shared threads
 :class:`SerialThread`   callbacks of the application, one after the other
 ======================  ========================================================================
 """
@@ -35,8 +34,8 @@ DAEMON_THREADS_MAX = 4
 async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a function that may block, in a new thread; a cancellation ends only the wait.
 
-    A thread of its own rather than one of a pool: a function that hangs, or that needs another one
-    to go on, holds up no other call.
+    A new thread rather than one of a pool, so that a function that hangs, or waits for another
+    call, delays no other call.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -63,7 +62,7 @@ async def call_in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            log.debug("%r is closed, the result of %r is dropped", loop, function)
+            log.debug("%r is closed: the result of %r is dropped", loop, function)
 
     threading.Thread(target=work, name=f"skylark-{_name(function)}", daemon=True).start()
     return await outcome
@@ -74,7 +73,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """An executor for loops whose thread is a daemon as well; loops insist on this base class."""
+    """An executor with daemon threads; event loops require this base class."""
 
     def __init__(self, threads_max: int = DAEMON_THREADS_MAX) -> None:
         super().__init__(threads_max)
@@ -116,7 +115,7 @@ def _complete(future: Future[T], function: Callable[[], T]) -> None:
 
 
 class SerialThread:
-    """Calls functions in a thread of its own, in the order given; it starts with the first."""
+    """Calls functions in one thread, in order; the first call starts the thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -126,7 +125,7 @@ class SerialThread:
         self._closed = False
 
     def post(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Call ``function(*args)`` soon; what it raises is logged. Nothing after :meth:`close`."""
+        """Call ``function(*args)`` soon and log its errors; ignored after :meth:`close`."""
         with self._lock:
             if self._closed:
                 return
@@ -136,7 +135,7 @@ class SerialThread:
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Let the thread end, after the calls that wait; returns at once."""
+        """End the thread after the calls that wait; returns at once."""
         with self._lock:
             self._closed = True
             self._calls.put(None)

@@ -1,7 +1,7 @@
-"""Validation of names, bodies and properties before anything is sent.
+"""Validation of names, bodies and properties before a message is sent.
 
-Names are checked as the application gives them. The body is measured before it is compressed. All
-errors say what is wrong in Java's words. Counterpart of Java's ``Validators`` and of the checks of
+Names are checked as the application gives them, bodies before compression. Errors have the texts of
+Java's client. Counterpart of Java's ``Validators`` and of the checks of
 ``Message.putUserProperty``.
 """
 
@@ -52,14 +52,14 @@ def check_topic(topic: str) -> None:
 
 
 def check_hooks(hooks: Iterable[object]) -> tuple[object, ...]:
-    """The hooks that a client was given; raises ConfigError if that is no list."""
+    """The hooks of a client as a tuple; raises ConfigError if it is not a list."""
     if isinstance(hooks, (str, bytes)) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a list of objects, not {shown(hooks)}")
     return tuple(hooks)
 
 
 def not_a_message(given: object) -> InvalidMessageError:
-    """The error for something else in place of a message to send."""
+    """The error for an argument that is not a Message."""
     hint = "Message(topic, body)"
     if isinstance(given, MessageExt):
         hint = "a message that was received is sent again as Message(m.topic, m.body, tag=m.tag)"
@@ -67,7 +67,7 @@ def not_a_message(given: object) -> InvalidMessageError:
 
 
 def checked_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The messages of a batch; raises InvalidMessageError if that is no list."""
+    """The messages of a batch as a tuple; raises InvalidMessageError if it is not a list."""
     if isinstance(messages, (str, bytes, Message)) or not isinstance(messages, Iterable):
         raise InvalidMessageError(
             f"messages must be a list of Message, not {shown(messages)}", hint="[message]"
@@ -76,7 +76,7 @@ def checked_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def check_message(message: Message, size_max: int = MESSAGE_SIZE_MAX) -> None:
-    """Raise ClientError for its topic, InvalidMessageError for the rest."""
+    """Raise ClientError for an invalid topic, InvalidMessageError for other problems."""
     if not isinstance(message, Message):
         raise not_a_message(message)
     topic, body = message.topic, message.body
@@ -128,7 +128,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
         if is_reserved(name):
             raise InvalidMessageError(
                 f"The Property<{name}> is used by system, input another please",
-                hint="tag, keys and delay have parameters of their own",
+                hint="use the parameters tag, keys and delay",
             )
     dispatch = properties.get(PROPERTY_INNER_MULTI_DISPATCH, "")
     if _PATH_SEPARATOR in dispatch:

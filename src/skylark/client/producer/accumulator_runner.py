@@ -1,16 +1,16 @@
-"""Runs the send accumulator: collects small messages, sends batches, gives each its own result.
+"""Runs the send accumulator: collects small messages, sends batches, gives each message its result.
 
-:mod:`skylark.client.producer.send_accumulator` says what goes when; here are the loop, the timer
-and the tasks. A batch of one goes as a plain message. When a batch fails, everyone whose message
-was in it gets the error, each as an object of its own. A cancelled waiter does not
-take the message back: others are in the same batch.
+:mod:`skylark.client.producer.send_accumulator` decides when a batch is sent; this module has the
+loop, the timer and the tasks. A batch of one message is sent as a single message. If a batch fails,
+each of its sends raises a separate copy of the error. Cancelling a send does not remove its message
+from the batch.
 
-Who awaits one send after the other has nothing to gain here. So when the last batch was a single
-message and nothing is under way, the next one goes by itself, at once (:meth:`begin_alone`), until
-a second one comes while it is under way.
+A caller that awaits each send gains nothing from batching. So if the last batch had one message and
+nothing is in flight, the next message is sent alone and at once (:meth:`Collector.begin_alone`),
+until a second message comes while it is in flight.
 
 Messages of one batch keep their order, and so do batches of one key. A large message may overtake
-small ones that were begun before it and still wait: who needs an order awaits each send.
+small ones that still wait for their batch: await each send if you need an order.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from skylark.wire.properties import (
     PROPERTY_SHARDING_KEY,
 )
 
-#: About what the client adds to a message in a batch: lengths, unique id, WAIT.
+#: Estimated bytes that the client adds to a message in a batch: lengths, unique id, WAIT.
 OVERHEAD_SIZE: Final = BATCH_MESSAGE_SIZE_MIN + 80
-#: Brokers look for these in single messages only.
+#: Brokers support these in single messages only.
 _GO_ALONE: Final = frozenset({PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_PRIORITY})
 STOPPED: Final = "the producer was stopped meanwhile"
 
 
 class _Entry(msgspec.Struct):
-    """A message that waits for its batch, and who waits for its result.
+    """A message that waits for its batch, with the future of its result.
 
-    Seen by the garbage collector: the error of a failed batch leads, by its traceback, to the
-    entries and from their futures back to itself.
+    Tracked by the garbage collector: the traceback of a failed batch refers to the entries, and
+    their futures refer to the error.
     """
 
     message: Message
@@ -72,7 +72,7 @@ _Key: TypeAlias = tuple[TopicState, MessageQueue | None, bool, str | None, bool,
 
 
 class Collector:
-    """Batches for one producer, on its loop."""
+    """Collects and sends the batches of one producer, on its loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Collector:
         tasks: Tasks,
         permits: Permits,
     ) -> None:
-        """``permits`` are given back here, one for each message that was collected."""
+        """Gives back one of ``permits`` for each collected message."""
         self._sender = sender
         self._clock = clock
         self._tasks = tasks
@@ -107,11 +107,11 @@ class Collector:
 
     @property
     def size(self) -> int:
-        """Bytes that wait or are on their way."""
+        """Bytes of messages that wait or are in flight."""
         return self._accumulator.size
 
     def suits(self, state: TopicState, message: Message) -> bool:
-        """Whether this message may go with others."""
+        """Whether this message may be part of a batch."""
         size = len(message.body)
         properties = message.properties
         return (
@@ -122,14 +122,14 @@ class Collector:
         )
 
     def begin_alone(self) -> bool:
-        """Whether a message had better go by itself; then tell :meth:`end_alone`."""
+        """Whether to send the next message alone; :meth:`end_alone` must follow."""
         if self._expects_company or self._lingers or self._accumulator.size:
             return False
-        self._expects_company = True  # for messages that come meanwhile
+        self._expects_company = True  # for messages that come during this send
         return True
 
     def end_alone(self) -> None:
-        """A message that went by itself has its outcome."""
+        """A message that was sent alone has its outcome."""
         if not self._accumulator.size:
             self._expects_company = False
 
@@ -143,12 +143,12 @@ class Collector:
         timeout_s: float,
         held_size: int,
     ) -> asyncio.Future[SendResult]:
-        """Take a message that suits; the future has its result.
+        """Add a message for which :meth:`suits` is true; returns the future of its result.
 
-        A permit of ``held_size`` was taken for it, and is given back when it has its outcome.
+        The caller has taken a permit of ``held_size``; it is given back with the outcome.
         Raises ClientStateError after :meth:`close`, InvalidMessageError.
         """
-        if self._closed:  # after a wait for a permit it may be too late
+        if self._closed:  # the producer may have stopped during the wait for a permit
             raise ClientStateError(STOPPED)
         sender = self._sender
         unique_id = sender.next_id()
@@ -173,7 +173,7 @@ class Collector:
     # ---- when ------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """See to it that what waits will go."""
+        """Schedule the end of the turn, or the timer, for batches that wait."""
         accumulator = self._accumulator
         if accumulator.wants_turn:
             if not self._turn_scheduled:
@@ -197,22 +197,22 @@ class Collector:
         self._schedule()
 
     def flush(self) -> None:
-        """Let all go that waits."""
+        """Send all batches that wait."""
         for batch in self._accumulator.drain():
             self._start(batch)
 
     def close(self) -> None:
-        """Let all go that waits, and take nothing more."""
+        """Send all batches that wait, and refuse further messages."""
         self.flush()
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # ---- batches on their way --------------------------------------------------------------------
+    # ---- batches in flight --------------------------------------------------------------------
 
     def _start(self, batch: Batch[_Key, _Entry]) -> None:
-        """Send a batch; never raises, for the message that its caller brings may be in another."""
+        """Start to send a batch; never raises, because the caller may have another one."""
         try:
             self._tasks.spawn(self._send(batch), name="batch")
         except LifecycleError as error:
@@ -241,7 +241,7 @@ class Collector:
             self._ended(batch)
 
     def _ended(self, batch: Batch[_Key, _Entry]) -> None:
-        """A batch has its outcome: what it held is free, and the next may go."""
+        """A batch has its outcome: give back its permits, and let the next batch be sent."""
         entries = batch.entries
         self._permits.give(sum([entry.held_size for entry in entries]), len(entries))
         self._accumulator.ended(batch)
@@ -258,7 +258,7 @@ class Collector:
         self._expects_company = False
         entry = entries[0]
         body = entry.message.body
-        if type(body) is not bytes:  # it may have changed since
+        if type(body) is not bytes:  # the application may have changed it since
             body = entry.part[BATCH_HEAD_SIZE : BATCH_HEAD_SIZE + len(body)]
         return Parcel(
             messages=(entry.message,),
@@ -275,10 +275,10 @@ class Collector:
 
 
 def own_copy(error: Exception) -> Exception:
-    """The same error for somebody else: each who raises it adds a traceback of his own."""
+    """A copy of an error, because each raise adds a traceback to it."""
     try:
         copied = copy.copy(error)
-    except Exception:  # noqa: BLE001 - an application's error with a constructor of its own
+    except Exception:  # noqa: BLE001 - an error class that cannot be copied
         return error
     copied.__cause__ = error.__cause__
     copied.__traceback__ = error.__traceback__

@@ -1,20 +1,20 @@
-"""Latency fault tolerance: which brokers to avoid for a while, because they were slow or failed.
+"""Latency fault tolerance: avoids brokers for a while that were slow or failed.
 
-After each attempt to send its latency is noted. The slower it was, the longer its broker counts as
-not available; a failure counts as ten seconds:
+The producer records the latency of each attempt. The slower it was, the longer the broker counts as
+not available; a failure counts as a latency of ten seconds:
 
 ===================  ====  ====  ====  =====  =====  ======  ======
 latency at least ms    50   100   550   1800   3000    5000   15000
 not available for ms    0     0  2000   5000   6000  10000   30000
 ===================  ====  ====  ====  =====  =====  ======  ======
 
-A broker that is not *reachable* is avoided even more, until an attempt succeeds or the detector has
-had an answer from it. The detector asks each unreachable broker every ``detect_interval`` seconds
-and forgets those that are in no route any more.
+A broker that is not *reachable* is avoided until an attempt succeeds or the detector gets a
+response from it. The detector sends a request to each unreachable broker every ``detect_interval``
+seconds, and forgets brokers that are no longer in any route.
 
-Everything here is plain state, ``now`` comes from the caller. Sends and the detector may use it
-from two threads: each update replaces a whole item. Counterpart of Java's
-``LatencyFaultToleranceImpl`` and ``MQFaultStrategy``.
+Pure state; the caller passes the time. Sends and the detector may use it from two threads, because
+each update replaces a whole item. Counterpart of Java's ``LatencyFaultToleranceImpl`` and
+``MQFaultStrategy``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import msgspec
 
 LATENCY_MS: Final = (50, 100, 550, 1800, 3000, 5000, 15000)
 NOT_AVAILABLE_MS: Final = (0, 0, 2000, 5000, 6000, 10000, 30000)
-#: What a failed attempt counts as, in seconds.
+#: The latency that a failed attempt counts as.
 ISOLATED_S: Final = 10.0
-#: How often the detector looks what is due.
+#: How often the detector checks which brokers are due.
 DETECTOR_PERIOD_S: Final = 3.0
 
 
@@ -40,7 +40,7 @@ def avoid_s(latency_s: float) -> float:
 
 
 class FaultItem(msgspec.Struct, frozen=True, gc=False):
-    """What is known of one broker; times are monotonic."""
+    """The state of one broker; times are monotonic."""
 
     available_from: float
     reachable: bool
@@ -58,7 +58,7 @@ class FaultTable:
     def update(
         self, broker_name: str, latency_s: float, *, isolated: bool, reachable: bool
     ) -> None:
-        """An attempt has ended."""
+        """Record the end of an attempt."""
         now = self._now()
         item = self._items.get(broker_name)
         known_from = item.available_from if item is not None else now
@@ -70,19 +70,19 @@ class FaultTable:
         )
 
     def is_available(self, broker_name: str) -> bool:
-        """Whether it was not slow lately; brokers that were never tried are."""
+        """Whether it was not slow recently; true for brokers that were never tried."""
         item = self._items.get(broker_name)
         return item is None or self._now() >= item.available_from
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether it answered when it was last tried."""
+        """Whether the last attempt reached it."""
         item = self._items.get(broker_name)
         return item is None or item.reachable
 
     # ---- detector --------------------------------------------------------------------------------
 
     def take_due(self) -> list[str]:
-        """Unreachable brokers to be asked now; each is due again after the interval."""
+        """Unreachable brokers to probe now; each is due again after the interval."""
         now = self._now()
         due = []
         for name, item in tuple(self._items.items()):

@@ -6,25 +6,25 @@
         result = await producer.send(Message("T", b"hello", tag="A", keys=["k"]))
         await producer.send(message, shard="order-1")           # equal keys: the same queue
         await producer.send(message, delay=timedelta(minutes=3))
-        futures = [await producer.submit(m) for m in messages]  # not waiting for the answers
+        futures = [await producer.submit(m) for m in messages]  # without waiting for responses
 
 Ways to send, and what they do about failures (:mod:`skylark.client.producer.send_retry`):
 
 =============  ==================================  ==========================================
 ``send``       waits for the result                tries other brokers
-``submit``     a future has the result             tries others when no answer comes
+``submit``     a future has the result             tries others if no response comes
 ``send_batch`` many messages, one request          as ``send``
-``send_oneway``  no result                         only errors on this side are seen
+``send_oneway``  no result                         raises only errors on this side
 =============  ==================================  ==========================================
 
-Many sends may be under way at once. Small ones that are begun at the same time travel in one
-request (:mod:`skylark.client.producer.send_accumulator`); ``batching=False`` gives each its own.
-Messages under way are bounded by number and bytes: then ``send`` and ``submit`` wait for room,
-within their time.
+Many sends may be in flight at once. Small messages that are sent at the same time share a request
+(:mod:`skylark.client.producer.send_accumulator`), unless ``batching=False``. The messages in flight
+are limited by number and bytes; at the limit ``send`` and ``submit`` wait, and the wait counts
+against their timeout.
 
-A producer belongs to the event loop on which it was started. ``stop`` lets what was submitted get
-its outcome. Cancelling a send does not undo it. Counterpart of Java's ``DefaultMQProducer`` and
-``TransactionMQProducer``.
+A producer belongs to the event loop on which it was started. ``stop`` waits for the outcome of
+submitted messages. Cancelling a send does not undo it. Counterpart of Java's
+``DefaultMQProducer`` and ``TransactionMQProducer``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ CheckerT = TypeVar("CheckerT", bound=Checker)
 
 
 class Producer(Startable):
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Producer(Startable):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin; raises ClientStateError if it has begun before."""
+        """Connect and start; raises ClientStateError if it was started before."""
         require_new(self.state, f"producer {self.group}")
         self.state = ServiceState.START_FAILED
         instance = acquire_instance(self.options, self.options.client_id(), self._runtime)
@@ -159,9 +159,9 @@ class Producer(Startable):
         return parts
 
     async def stop(self) -> None:
-        """End: what was submitted gets its outcome first, within ``send_timeout``.
+        """Stop after submitted messages have their outcome, within ``send_timeout``.
 
-        Sends that others wait for meanwhile fail. Does nothing if it does not run.
+        New sends fail. Does nothing if the producer does not run.
         """
         if self._stopping is None:
             parts = self._parts
@@ -201,8 +201,8 @@ class Producer(Startable):
         """Send and wait until it is stored.
 
         Raises InvalidMessageError, NoRouteError, BrokerError, SendFailedError, SendTimeoutError or
-        another SkylarkError; after a TimeoutError or a SendFailedError it may be stored
-        nevertheless.
+        another SkylarkError; after a TimeoutError or a SendFailedError the
+        message may be stored anyway.
         """
         parts = self._use()
         if self._spans is None:
@@ -244,9 +244,9 @@ class Producer(Startable):
     async def submit(
         self, message: Message, **how: Unpack[SendKeywords]
     ) -> asyncio.Future[SendResult]:
-        """Send without waiting for the answer: the future has the result, or the error.
+        """Send without waiting for the response: the future has the result or the error.
 
-        Waits only while too many messages are under way (``pending_max``,
+        Waits only while too many messages are in flight (``pending_max``,
         ``pending_bytes_max``); raises TooManyRequestsError if that lasts longer than the timeout.
         """
         return await self._submit_in_span(self._use(), message, how)
@@ -280,10 +280,10 @@ class Producer(Startable):
         began: float | None,
         held_size: int | None,
     ) -> asyncio.Future[SendResult]:
-        """Submit a message whose time runs since ``began``, or from now on.
+        """Submit a message; its timeout runs since ``began``, or from now on.
 
-        ``held_size``: of the permit that a thread has taken for it already. A permit is given
-        back with the outcome, or when this raises.
+        ``held_size``: size of the permit that a thread has already taken for it. The permit is
+        given back with the outcome, or when this raises.
         """
         clock, permits = parts.clock, parts.permits
         has_waited = began is not None
@@ -305,7 +305,7 @@ class Producer(Startable):
                 return parts.collector.collect(
                     state, message, queue, shard, SendMode.ASYNC, timeout_s, held_size
                 )
-            _check_open(parts)  # it may have been stopped while this waited for a permit
+            _check_open(parts)  # the producer may have stopped during the wait for a permit
             future: asyncio.Future[SendResult] = parts.link.loop.create_future()
             extra = with_shard(delay, shard)
             work = _send_alone(parts.sender, state, message, extra, timeout_s, began, queue)
@@ -319,10 +319,10 @@ class Producer(Startable):
     async def send_batch(
         self, messages: Sequence[Message], **how: Unpack[SendKeywords]
     ) -> list[SendResult]:
-        """Send messages of one topic in one request, into one queue; their results in order.
+        """Send messages of one topic in one request to one queue; returns their results in order.
 
-        All or none are stored. Raises InvalidMessageError if they do not go together: one topic,
-        one ``wait_store_ok``, no delay, no retry topic, not more than ``max_message_size``.
+        All or none are stored. Raises InvalidMessageError unless they have one topic and one
+        ``wait_store_ok``, no delay, no retry topic, and fit into ``max_message_size``.
         """
         parts = self._use()
         messages = checked_messages(messages)
@@ -360,7 +360,7 @@ class Producer(Startable):
         return list(split_result(result, ids))
 
     async def send_oneway(self, message: Message, **how: Unpack[SendKeywords]) -> None:
-        """Hand a message to a connection, without waiting for a reply."""
+        """Send a message without a response; returns when a connection has accepted it."""
         parts = self._use()
         if self._spans is None:
             await self._send_oneway(parts, message, how)
@@ -375,14 +375,14 @@ class Producer(Startable):
         await parts.sender.send_oneway(state, parcel, timeout_s, queue)
 
     async def flush(self) -> None:
-        """Let go what waits for company, and wait until nothing is under way."""
+        """Send what waits for a batch, and wait until no message is in flight."""
         parts = self._use()
         parts.collector.flush()
         await parts.sends.wait()
 
     @checks_call
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that one may send to."""
+        """The queues of a topic to which messages can be sent."""
         parts = self._use()
         check_topic(topic)
         found = await parts.sender.queues(parts.sender.state_of(topic))
@@ -391,12 +391,12 @@ class Producer(Startable):
     def _timeout_s(self, timeout: Duration | None) -> float:
         return self.settings.send_timeout if timeout is None else seconds(timeout, "timeout")
 
-    # ---- what was said about a send --------------------------------------------------------------
+    # ---- options of a send --------------------------------------------------------------
 
     async def _resolve(
         self, parts: ProducerParts, state: TopicState, message: Message, how: SendKeywords
     ) -> tuple[MessageQueue | None, str | None, dict[str, str] | None, float]:
-        """The queue as brokers know it, the sharding key, properties of delay, the timeout."""
+        """The queue as brokers know it, the sharding key, delay properties, and the timeout."""
         check_keywords(how)
         timeout_s = self._timeout_s(how.get("timeout"))
         queue, selector, shard = how.get("queue"), how.get("selector"), how.get("shard")
@@ -430,9 +430,9 @@ class Producer(Startable):
         *,
         timeout: Duration | None = None,  # noqa: ASYNC109 - part of the interface
     ) -> str:
-        """Take back a message that is not delivered yet; its unique id.
+        """Recall a timed message that is not delivered yet; returns its unique id.
 
-        ``handle`` is the ``recall_handle`` of its result. Raises ClientError for what is no handle,
+        ``handle`` is the ``recall_handle`` of its result. Raises ClientError for an invalid handle,
         BrokerError if it is too late.
         """
         parts = self._use()
@@ -454,7 +454,7 @@ class Producer(Startable):
     # ---- transactions ----------------------------------------------------------------------------
 
     def transaction_checker(self, checker: CheckerT) -> CheckerT:
-        """Decorator: the function says how the transaction of a message ended.
+        """Decorator: registers the function that returns how a transaction ended.
 
         A coroutine runs on the producer's loop, a plain function in a thread.
         """
@@ -473,7 +473,7 @@ class Producer(Startable):
         deliver_at: datetime | None = None,
         timeout: Duration | None = None,
     ) -> Transaction:
-        """``async with``: the message appears if the block ends well; see Transaction."""
+        """``async with``: commits the message if the block does not raise; see Transaction."""
         parts = self._use()
         times = delay_properties({"delay": delay, "deliver_at": deliver_at})
         timeout_s = self._timeout_s(timeout)
@@ -487,7 +487,7 @@ class Producer(Startable):
         *,
         timeout: Duration | None = None,  # noqa: ASYNC109 - part of the interface
     ) -> TransactionResult:
-        """Send with the ``transaction_listener``, which gets the message and ``arg``."""
+        """Send in a transaction; the ``transaction_listener`` gets the message and ``arg``."""
         parts = self._use()
         if self._listener is None:
             raise ClientError(
@@ -507,7 +507,7 @@ class Producer(Startable):
     ) -> MessageExt:
         """Send a request and wait for its reply.
 
-        Raises RequestReplyTimeoutError if none came, ClientError if it could not be sent.
+        Raises RequestReplyTimeoutError if no reply came, ClientError if it could not be sent.
         """
         timeout_s, requests = self._timeout_s(timeout), self._use().requests
         if self._spans is None:
@@ -523,7 +523,7 @@ class Producer(Startable):
         *,
         timeout: Duration | None = None,  # noqa: ASYNC109 - part of the interface
     ) -> SendResult:
-        """Answer a request that a consumer has received; raises CannotReplyError."""
+        """Send the reply to a request that a consumer received; raises CannotReplyError."""
         timeout_s = self._timeout_s(timeout)
         return await self._use().requests.reply(request, body, timeout_s)
 
@@ -537,7 +537,7 @@ async def _send_alone(
     began: float,
     queue: MessageQueue | None,
 ) -> SendResult:
-    """Send a message by itself; its result is awaited later."""
+    """Send a message alone; the caller does not wait for its result."""
     parcel = sender.small_parcel(message, extra) or await sender.parcel(message, extra)
     return await sender.send(state, parcel, SendMode.ASYNC, timeout_s, began, queue)
 
@@ -548,7 +548,7 @@ def _check_open(parts: ProducerParts) -> None:
 
 
 def _time_left(timeout_s: float, waited_s: float) -> float:
-    """What is left of a timeout, in whole quarters of it: who has the same travels together."""
+    """The rest of a timeout, rounded up to quarters of it: equal values can share a batch."""
     if timeout_s <= 0:
         return timeout_s
     step_s = timeout_s / 4
@@ -561,7 +561,7 @@ async def _settle(
     permits: Permits,
     size: int,
 ) -> None:
-    """Do the work and settle the future."""
+    """Run the send and set the result of the future."""
     try:
         result = await work
         if not future.done():

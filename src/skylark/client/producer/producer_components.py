@@ -1,7 +1,7 @@
 """Composition of a running producer: makes, starts and stops its parts.
 
-The parts live on the event loop of the producer; :class:`Member` is what its client instance sees
-of it from the control loop.
+The parts live on the event loop of the producer; :class:`Member` represents it at its client
+instance, on the control loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """A running producer, as its client instance knows it; used on the control loop."""
+    """A running producer as a member of its client instance; used on the control loop."""
 
     def __init__(self, sender: Sender, transactions: Transactions) -> None:
         self.group = sender.group
@@ -40,7 +40,7 @@ class Member:
 
 
 class ProducerParts:
-    """The parts of a producer that runs."""
+    """The parts of a running producer."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ProducerParts:
         await self.instance.heartbeat_all()
 
     async def stop(self, timeout_s: float) -> None:
-        """Let what is under way end, within ``timeout_s``; then leave."""
+        """Wait for messages in flight, at most ``timeout_s``; then leave the group."""
         if self._end_detector is not None:
             self._end_detector()
         self.collector.close()
@@ -93,7 +93,9 @@ class ProducerParts:
             async with self.clock.timeout(timeout_s):
                 await self.sends.wait()
         except TimeoutError:
-            log.warning("%r stops before %d requests have ended", self.member, len(self.sends))
+            log.warning(
+                "%r stops although %d requests have not ended", self.member, len(self.sends)
+            )
         try:
             await self.sends.cancel_and_wait()
             await self.checks.cancel_and_wait()
@@ -103,7 +105,7 @@ class ProducerParts:
             await self.link.release()
 
     async def detect(self) -> None:
-        """Ask brokers that were out of reach whether they are back; on the control loop."""
+        """Probe brokers that were unreachable; on the control loop."""
         faults, instance = self.faults, self.instance
         topics = self.sender.topics()
         if faults is None or not topics:
@@ -118,6 +120,6 @@ class ProducerParts:
             try:
                 await instance.control_link.calls.max_offset(address, queue, timeout_s)
             except SkylarkError as error:
-                log.debug("broker %s is still out of reach: %s", name, error)
+                log.debug("broker %s is still unreachable: %s", name, error)
             else:
                 faults.answered(name)

@@ -1,12 +1,11 @@
-"""Request-reply: sends a message and waits for the reply to it; replies to such a message.
+"""Request-reply: sends a message and waits for the reply to it; sends replies.
 
-A request is an ordinary message with a correlation id, the client id of the requester, and its
-timeout. The consumer sends a reply to the cluster's reply topic; the broker pushes it to the
-waiting client (326), which is why the broker must have had a heartbeat of it.
+A request is an ordinary message with a correlation id, the client id of the requester and a
+timeout. The consumer sends its reply to the reply topic of the cluster; the broker pushes it to the
+requesting client (326). So the broker must have received a heartbeat of that client before.
 
-Requests wait by their correlation ids, which are unique in the world. Replies arrive on the control
-loop and are handed to the loop of the producer. A reply that is not waited for any more is
-acknowledged like any other.
+Requests wait by their correlation id, which is globally unique. Replies arrive on the control loop
+and are handed to the loop of the producer. Replies that come too late are acknowledged and ignored.
 
 Counterpart of Java's ``RequestFutureHolder``, ``RequestResponseFuture`` and ``MessageUtil``.
 """
@@ -21,6 +20,7 @@ from typing import Final
 
 from skylark.client.core.client_instance import ClientInstance
 from skylark.client.core.client_message import Message, MessageExt, SendResult
+from skylark.client.producer.accumulator_runner import STOPPED
 from skylark.client.producer.send_retry import SendMode
 from skylark.client.producer.sender import REPLY_TYPE, Sender
 from skylark.core.clock import Clock
@@ -51,21 +51,21 @@ class Requests:
         self._instance = instance
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        # Added to and taken from on the producer's loop, looked into on the control loop too.
+        # Changed on the producer's loop only; the control loop reads it.
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
         self._listens = False
 
     def __len__(self) -> int:
-        """Requests that wait for their reply."""
+        """The number of requests that wait for a reply."""
         return len(self._waiting)
 
     def close(self) -> None:
-        """Hear of no further replies; who still waits for one is told so."""
+        """Receive no further replies; requests that still wait raise ClientStateError."""
         if self._listens:
             self._instance.remove_reply_listener(self)
         for reply in self._waiting.values():
             if not reply.done():
-                reply.set_exception(ClientStateError("the producer was stopped meanwhile"))
+                reply.set_exception(ClientStateError(STOPPED))
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Requests:
         finally:
             del self._waiting[correlation_id]
             if reply.done() and not reply.cancelled():
-                reply.exception()  # seen, also where the send has failed first
+                reply.exception()  # retrieved, also if the send failed first
 
     async def _send(
         self,
@@ -122,7 +122,7 @@ class Requests:
             ) from error
 
     def reply_arrived(self, address: str, header: ReplyMessageRequestHeader, body: bytes) -> None:
-        """A reply, perhaps to somebody else; called on the control loop.
+        """Called for every reply, on the control loop.
 
         Raises RemoteProtocolError for a body that is damaged.
         """
@@ -130,7 +130,7 @@ class Requests:
         correlation_id = properties.get(names.PROPERTY_CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None:
-            log.info("reply %s from %s has no waiting request", correlation_id, address)
+            log.info("no request waits for reply %s from %s", correlation_id, address)
             return
         message = _message_of(header, body, self._clock.now_ms())
         try:
@@ -141,7 +141,7 @@ class Requests:
     # ---- replies ---------------------------------------------------------------------------------
 
     async def reply(self, request: MessageExt, body: bytes, timeout_s: float) -> SendResult:
-        """Answer a request that was received; raises CannotReplyError if it is none."""
+        """Send the reply to a received request; raises CannotReplyError if it is not one."""
         topic, extra = reply_address(request)
         message = Message(topic, body)
         began = self._clock.monotonic()
@@ -156,7 +156,7 @@ def _settle(reply: asyncio.Future[MessageExt], message: MessageExt) -> None:
 
 
 def reply_address(request: MessageExt) -> tuple[str, dict[str, str]]:
-    """Where the reply to a request goes: its topic, and the properties that lead to the waiter."""
+    """The topic of the reply, and the properties by which the broker finds the requester."""
     properties = request.properties
     cluster = properties.get(names.PROPERTY_CLUSTER)
     if not cluster:

@@ -3,8 +3,8 @@
 Sizes are bytes, durations seconds. :class:`ProducerKeywords` has the same names and lets the
 constructors of producers, both flavours, take them as typed keywords, durations also as timedeltas.
 
-``pending_max`` is as much as a slow broker, some 3,000 messages a second, gets done within
-``send_timeout``: with more, those behind would run out of time before their turn came.
+``pending_max`` is about what a slow broker, with 3,000 messages a second, stores within
+``send_timeout``; more messages would time out before the broker gets to them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH_SIZE_LIMIT: Final = 2 * 1024 * 1024
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer sends."""
+    """The settings of a producer."""
 
     topics: Sequence[str] = ()  #: topics: routes to load at the start
     send_timeout: float = 3.0  #: sendMsgTimeout: all attempts of one send together
@@ -37,20 +37,20 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 2  #: retryTimesWhenSendFailed: further attempts of ``send``
     retries_async: int = 2  #: retryTimesWhenSendAsyncFailed: of ``submit``
     retry_another_broker: bool = False  #: retryAnotherBrokerWhenNotStoreOK: may duplicate
-    #: retryResponseCodes: answers after which another broker is tried
+    #: retryResponseCodes: response codes after which another broker is tried
     retry_codes: Collection[int] = RETRY_CODES
     max_message_size: int = MESSAGE_SIZE_MAX  #: maxMessageSize: of a body, or of a whole batch
     #: compressMsgBodyOverHowmuch: bodies from this size on are compressed
     compress_over: int = COMPRESS_OVER
     compress_type: str = "ZLIB"  #: compressType: ZLIB, LZ4 or ZSTD; old consumers know ZLIB only
     compress_level: int = COMPRESSION_LEVEL  #: compressLevel: 0 to 9
-    topic_model: str = AUTO_CREATE_TOPIC  #: createTopicKey: what a send creates topics after
+    topic_model: str = AUTO_CREATE_TOPIC  #: createTopicKey: model of topics that a send creates
     #: defaultTopicQueueNums: queues of a topic that a send creates
     topic_queue_count: int = DEFAULT_QUEUE_COUNT
-    batching: bool = True  #: autoBatch: small messages that are sent at the same time go together
-    linger: float = 0.0  #: batchMaxDelayMs: how long a message waits for company; 0: not at all
-    batch_size_max: int = SIZE_MAX  #: batchMaxBytes: of messages that travel together
-    pending_max: int = 8_192  #: backPressureForAsyncSendNum: messages under way, then senders wait
+    batching: bool = True  #: autoBatch: small messages that are sent at the same time share a batch
+    linger: float = 0.0  #: batchMaxDelayMs: how long a message waits for others; 0: not at all
+    batch_size_max: int = SIZE_MAX  #: batchMaxBytes: size of a batch
+    pending_max: int = 8_192  #: backPressureForAsyncSendNum: messages in flight, then sends wait
     pending_bytes_max: int = 100 * 1024 * 1024  #: backPressureForAsyncSendSize: bytes of them
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> SendPolicy:
-        """What to do about failed attempts."""
+        """The retry settings."""
         return SendPolicy(
             retries=self.retries,
             retries_async=self.retries_async,

@@ -1,16 +1,16 @@
 """Selection of the queue for a message: round robin, or by a key.
 
-**In turn.** A counter per producer and topic, from a random start, walks the publish list. A retry
-avoids the broker of the attempt before, if there is another one. With latency fault tolerance
-(:mod:`skylark.client.producer.latency_fault_tolerance`) brokers that were slow or failed are passed
-over: first those that are not available, then those that are not even reachable; when nothing is
-left the turn decides alone, so that a message is always sent.
+**Round robin.** A counter per producer and topic, from a random start, walks the publish list. A
+retry avoids the broker of the last attempt, if there is another one. With latency fault tolerance
+(:mod:`skylark.client.producer.latency_fault_tolerance`) it skips brokers that are not available,
+or, if there are none, brokers that are not reachable; if no queue is left, the counter alone
+decides, so that a message is always sent.
 
 **By key.** Equal keys go to the same queue, in every language: the index is the absolute value of
-Java's remainder of Java's hash. A change of the number of queues gives keys another queue.
+Java's remainder of Java's hash. If the number of queues changes, keys get other queues.
 
-Any function ``(queues, message, arg) -> queue`` can be a selector; its queues are those that one
-may send to, in publish order, with the topic as the application knows it. Counterpart of Java's
+Any function ``(queues, message, arg) -> queue`` can be a selector; its queues are those that accept
+messages, in publish order, with the topic as the application knows it. Counterpart of Java's
 ``TopicPublishInfo.selectOneMessageQueue``, ``MQFaultStrategy``, ``SelectMessageQueueByHash`` and
 ``SelectMessageQueueByRandom``.
 """
@@ -40,7 +40,7 @@ _MASK64 = (1 << 64) - 1
 
 
 class BrokerAvailability(Protocol):
-    """What is known of brokers, by name."""
+    """The state of brokers, by name."""
 
     def is_available(self, broker_name: str) -> bool:
         """Whether it is neither slow nor isolated."""
@@ -64,7 +64,7 @@ class RoundRobin:
         return count % size
 
     def restart(self) -> None:
-        """Go on at a random place."""
+        """Continue at a random index."""
         self._count = self._rng.getrandbits(31)
 
 
@@ -74,9 +74,9 @@ def choose_in_turn(
     last_broker: str | None = None,
     faults: BrokerAvailability | None = None,
 ) -> MessageQueue:
-    """The queue of the next attempt; ``last_broker`` is that of the one before, if there was one.
+    """The queue of the next attempt; ``last_broker`` is the broker of the last attempt.
 
-    ``queues`` is not empty. ``faults`` where latency fault tolerance is on.
+    ``queues`` is not empty. ``faults`` is given with latency fault tolerance.
     """
     if faults is None:
         if last_broker is not None:
@@ -96,7 +96,7 @@ def choose_in_turn(
 
 
 def shard_index(key: ShardKey, count: int) -> int:
-    """Where the key belongs among ``count`` queues."""
+    """The index of the queue of a key, among ``count`` queues."""
     return abs(_hash_of(key)) % count  # = abs of Java's remainder, which has the dividend's sign
 
 
@@ -129,13 +129,13 @@ def select_randomly(queues: Queues, message: Message, arg: Any) -> MessageQueue:
 def apply_selector(
     selector: Selector, queues: Queues, message: Message, arg: object
 ) -> MessageQueue:
-    """What the selector says; raises ClientError if it fails or names no queue."""
+    """The queue that a selector returns; raises ClientError if it fails or returns none."""
     try:
         queue = selector(queues, message, arg)
     except Exception as error:
         raise ClientError(f"select message queue threw exception: {error!r}") from error
     if queue is None:
-        raise ClientError("select message queue return null", hint="a selector must name a queue")
+        raise ClientError("select message queue return null", hint="a selector must return a queue")
     if not isinstance(queue, MessageQueue):
         raise ClientError(f"a selector returned {type(queue).__name__}, not a MessageQueue")
     return queue

@@ -1,28 +1,27 @@
-"""Send accumulator: batches small messages that are sent at the same time; pure decisions.
+"""Send accumulator: decides which small messages share a batch, and when batches are sent.
 
-Messages with the same key (topic, queue, mode and all else that must be equal in a batch) collect
-until one of these lets them go:
+Messages with the same key (topic, queue, mode and everything else that must be equal in a batch)
+wait until one of these happens:
 
-* **the turn of the loop ends.** Sends that were begun in one turn need no waiting to be batched;
-* **an answer comes**, where ``in_flight_max`` batches of the key were on their way already. Under
-  load messages collect while they would only queue up elsewhere, and batches grow by themselves
-  (Nagle's idea); without load nothing waits. They go at the end of that turn, so that those whom
-  the answer has woken can send along;
-* **the batch is full** (``size_max`` bytes or ``count_max`` messages): it goes at once, unless
-  ``full_in_flight_max`` of the key are on their way; then it waits for an answer, however long that
-  takes. A broker refuses what has lain before it for too long, so more would only be lost there;
-* **it is old**: ``delay_max_s`` bounds the wait for an answer. With a ``linger_s`` batches wait
-  that long for company instead of going at the end of the turn.
+* **the turn of the event loop ends.** Sends that start in one turn share a batch without waiting;
+* **a response arrives**, if ``in_flight_max`` batches of the key were in flight. Under load
+  messages collect instead of queueing elsewhere, so batches grow by themselves (Nagle's idea);
+  without load nothing waits. The batch is sent at the end of the turn, so that tasks that the
+  response has woken can add messages;
+* **the batch is full** (``size_max`` bytes or ``count_max`` messages): it is sent at once, unless
+  ``full_in_flight_max`` batches of the key are in flight; then it waits for a response, without
+  limit. A broker refuses requests that waited too long, so more of them would only be lost;
+* **the batch is old**: ``delay_max_s`` limits the wait for a response. With ``linger_s``, batches
+  wait that long for more messages instead of being sent at the end of the turn.
 
-All messages together are not limited here: the caller of :meth:`Accumulator.add` holds a permit of
-the producer (:mod:`skylark.client.core.permits`), which bounds them. ``size`` counts the bytes of a
-batch until it has ended, however it ended.
+The permits of the producer (:mod:`skylark.client.core.permits`) limit all messages together.
+``size`` counts the bytes of a batch until it has its outcome.
 
-No I/O and no clock here: the owner says what time it is, calls :meth:`Accumulator.turn_ended` when
+Pure: no I/O, no clock. The owner passes the time, calls :meth:`Accumulator.turn_ended` when
 :attr:`Accumulator.wants_turn` and :meth:`Accumulator.release_due` at :meth:`Accumulator.next_due`,
-sends what they return, and tells the end of each batch. Counterpart of Java's
-``ProduceAccumulator``, whose two defects are absent: bytes that are never given back, and a failed
-batch that only one sender hears of.
+sends the batches that they return, and calls :meth:`Accumulator.ended` for each. Counterpart of
+Java's ``ProduceAccumulator``, without two of its defects: bytes that are never given back, and a
+failed batch of which only one sender gets the error.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ FULL_IN_FLIGHT_MAX: Final = 8
 
 
 class AccumulatorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When batches go."""
+    """The limits that decide when a batch is sent."""
 
     size_max: int = SIZE_MAX
     count_max: int = COUNT_MAX
@@ -61,15 +60,15 @@ class Batch(Generic[K, T]):
 
     def __init__(self, key: K, since: float) -> None:
         self.key = key
-        self.since = since  #: when the first one came
+        self.since = since  #: when its first message came
         self.entries: list[T] = []
         self.size = 0
 
 
 class Accumulator(Generic[K, T]):
-    """What waits, and how much is on its way.
+    """Batches that wait, and the number in flight per key.
 
-    ``K`` is what messages must have in common, ``T`` a message with the future of its result.
+    ``K`` is the key of a batch, ``T`` a message with the future of its result.
     """
 
     def __init__(self, limits: AccumulatorLimits | None = None) -> None:
@@ -77,11 +76,11 @@ class Accumulator(Generic[K, T]):
         self._size_max = limits.size_max
         self._count_max = limits.count_max
         self._waiting: dict[K, Batch[K, T]] = {}
-        self._full: dict[K, deque[Batch[K, T]]] = {}  # they wait for answers; never empty
+        self._full: dict[K, deque[Batch[K, T]]] = {}  # they wait for responses; never empty
         self._in_flight: dict[K, int] = {}
-        #: Bytes that wait or are on their way.
+        #: Bytes that wait or are in flight.
         self.size = 0
-        #: Whether something goes, or may go, when the turn of the loop ends.
+        #: Whether :meth:`turn_ended` may return batches at the end of this turn.
         self.wants_turn = False
 
     def __len__(self) -> int:
@@ -89,7 +88,7 @@ class Accumulator(Generic[K, T]):
         return len(self._waiting) + sum(map(len, self._full.values()))
 
     def add(self, key: K, entry: T, size: int, now: float) -> Batch[K, T] | None:
-        """Put a message to its like; the batch that has to go at once, if there is one."""
+        """Add a message to the batch of its key; returns a batch to send at once, if any."""
         full = None
         batch = self._waiting.get(key)
         if batch is not None and batch.size + size > self._size_max:
@@ -107,7 +106,7 @@ class Accumulator(Generic[K, T]):
         return full
 
     def turn_ended(self) -> list[Batch[K, T]]:
-        """The turn of the loop is over: what goes now."""
+        """The turn of the event loop has ended: the batches to send now."""
         self.wants_turn = False
         going = self._full_ones() if self._full else []
         if self._limits.linger_s:
@@ -116,23 +115,23 @@ class Accumulator(Generic[K, T]):
         return going + [self._release(batch) for batch in ready]
 
     def release_due(self, now: float) -> list[Batch[K, T]]:
-        """Time has passed: what is old enough to go."""
+        """The batches that are old enough to be sent."""
         age_s, full = self._age_max_s, self._full
         waiting = self._waiting.values()
         old = [b for b in waiting if now - b.since >= age_s and b.key not in full]
         return [self._release(batch) for batch in old]
 
     def next_due(self) -> float | None:
-        """When :meth:`release_due` has something to do; None if nothing waits."""
-        # A dict keeps the order in which batches began, so the first one is the oldest. Those
-        # behind full ones wait for answers like these.
+        """When :meth:`release_due` must be called; None if nothing waits."""
+        # A dict keeps insertion order, so the first batch is the oldest. Keys with full batches
+        # wait for responses.
         for key, batch in self._waiting.items():
             if key not in self._full:
                 return batch.since + self._age_max_s
         return None
 
     def ended(self, batch: Batch[K, T]) -> None:
-        """A batch has its outcome: its bytes are free, and the next of its key may go."""
+        """A batch has its outcome: free its bytes, and let the next of its key be sent."""
         self.size -= batch.size
         count = self._in_flight[batch.key] - 1
         if count:
@@ -143,7 +142,7 @@ class Accumulator(Generic[K, T]):
             self.wants_turn = True
 
     def drain(self) -> list[Batch[K, T]]:
-        """All that waits goes now."""
+        """All batches that wait, to be sent now."""
         self.wants_turn = False
         full = [batch for batches in self._full.values() for batch in batches]
         self._full.clear()
@@ -156,7 +155,7 @@ class Accumulator(Generic[K, T]):
         return self._limits.linger_s or self._limits.delay_max_s
 
     def _may_go(self, key: K) -> bool:
-        """Whether what is not full need not wait for an answer."""
+        """Whether a batch that is not full may be sent without waiting for a response."""
         return key not in self._full and self._in_flight.get(key, 0) < self._limits.in_flight_max
 
     def _release(self, batch: Batch[K, T]) -> Batch[K, T]:
@@ -165,7 +164,7 @@ class Accumulator(Generic[K, T]):
         return batch
 
     def _release_full(self, batch: Batch[K, T]) -> Batch[K, T] | None:
-        """Let a full batch go, or wait behind those that are on their way."""
+        """The full batch if it may be sent now; otherwise it waits for a response."""
         key = batch.key
         if key not in self._full and self._in_flight.get(key, 0) < self._limits.full_in_flight_max:
             return self._release(batch)
@@ -174,7 +173,7 @@ class Accumulator(Generic[K, T]):
         return None
 
     def _full_ones(self) -> list[Batch[K, T]]:
-        """Full batches that need not wait any longer."""
+        """Full batches that may be sent now."""
         going: list[Batch[K, T]] = []
         for key, batches in tuple(self._full.items()):
             while batches and self._in_flight.get(key, 0) < self._limits.full_in_flight_max:

@@ -1,8 +1,8 @@
-"""Options of a single send, and the message properties that follow from them.
+"""Options of a single send, and the message properties that they set.
 
-The client only sets the properties; when a message is delivered is the broker's business. A *level*
-is one of the broker's fixed delays (by default 18 of them, from 1 s to 2 h); any other time needs a
-broker with a timer wheel (5.x).
+The client only sets the properties; the broker decides when to deliver. A *delay level* is one of
+the broker's fixed delays (by default 18, from 1 s to 2 h); any other time needs a broker with a
+timer wheel (5.x).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _HANDLE_ITEMS_MIN: Final = 5
 
 
 class SendKeywords(TypedDict, total=False):
-    """What can be said about a single send."""
+    """The options of a single send."""
 
-    queue: MessageQueue | None  #: exactly there: one attempt
-    selector: Selector | None  #: chooses the queue: one attempt
+    queue: MessageQueue | None  #: send to this queue; one attempt
+    selector: Selector | None  #: chooses the queue; one attempt
     selector_arg: Any  #: the third argument of the selector
-    shard: ShardKey | None  #: equal keys have the same queue: one attempt
-    delay: Duration | None  #: deliver so much later
-    delay_level: int | None  #: deliver later by one of the broker's 18 levels
+    shard: ShardKey | None  #: equal keys go to the same queue; one attempt
+    delay: Duration | None  #: deliver after this time
+    delay_level: int | None  #: deliver after the time of this delay level
     deliver_at: datetime | None  #: deliver at this time
     timeout: Duration | None  #: for all attempts together
 
 
-#: What they may be, where anything else would fail somewhere inside.
+#: The types of their values.
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "queue": (MessageQueue,),
     "selector": (object,),
@@ -50,9 +50,9 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def check_keywords(how: SendKeywords) -> None:
-    """Raise TypeError for a keyword that is none: a misspelt delay must not be sent at once.
+    """Raise TypeError for an unknown keyword: a misspelt delay must not be ignored.
 
-    Raises ClientError for a value that is none.
+    Raises ClientError for a value of the wrong type.
     """
     for name, value in how.items():
         kinds = _KINDS.get(name)
@@ -70,7 +70,7 @@ def with_shard(properties: dict[str, str] | None, shard: str | None) -> dict[str
 
 
 def delay_properties(how: SendKeywords) -> dict[str, str] | None:
-    """Properties that say when to deliver; None for at once."""
+    """The properties of a delayed delivery; None without one."""
     delay, level, at = how.get("delay"), how.get("delay_level"), how.get("deliver_at")
     if (delay is not None) + (level is not None) + (at is not None) > 1:
         raise InvalidMessageError("give one of delay, delay_level and deliver_at")
@@ -88,7 +88,7 @@ def delay_properties(how: SendKeywords) -> dict[str, str] | None:
 
 
 def broker_of_handle(handle: str) -> str:
-    """The broker that keeps the message; raises ClientError for what is no handle."""
+    """The broker name in a recall handle; raises ClientError for an invalid handle."""
     try:
         text = base64.urlsafe_b64decode(handle + "=" * (-len(handle) % 4)).decode()
     except (ValueError, binascii.Error):

@@ -1,14 +1,13 @@
-"""SEND requests of messages and batches, and the decoding of their replies.
+"""SEND requests of messages and batches, unique ids, and the decoding of responses.
 
 A send is a SEND_MESSAGE_V2 (310), a batch a SEND_BATCH_MESSAGE (320), a reply to a request a
 SEND_REPLY_MESSAGE_V2 (325). All three have the same header of one-letter fields
-(:mod:`skylark.wire.headers.send`). Most of its fields are the same for all messages of a producer
-and topic, so they are kept as a map, :class:`SendTemplate`, of which each request gets a copy with
-what is its own: that takes a fifth of the time of the typed header, and leaves a command that
-hooks and signatures can change and that can be sent again.
+(:mod:`skylark.wire.headers.send`). Most fields are the same for all messages of a producer and
+topic. :class:`SendTemplate` holds them as a dict, and each request gets a copy with its own values:
+this takes a fifth of the time of the typed header, and hooks and signatures can change the command.
 
-Properties are written once per message, for any number of attempts. For messages without any
-of the application's own, which is most of them, the text is put together directly.
+The property text of a message is built once, for any number of attempts; for messages without
+properties of the application it is formatted directly.
 
 Counterpart of Java's ``sendKernelImpl`` of ``DefaultMQProducerImpl``, ``processSendResponse`` of
 ``MQClientAPIImpl`` and ``MessageBatch``.
@@ -62,7 +61,7 @@ COMPRESSION_KINDS: Final[Mapping[str, int]] = {
     "ZSTD": COMPRESSION_ZSTD,
 }
 
-#: Answers that mean "stored".
+#: Response codes that mean "stored".
 STATUS_OF_CODE: Final[Mapping[int, SendStatus]] = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
@@ -118,22 +117,24 @@ def property_text(message: Message, unique_id: str, extra: Mapping[str, str] | N
 
 
 def batch_wait_text(messages: Sequence[Message]) -> str:
-    """What every broker may be told about a batch as a whole."""
+    """The properties of a batch as a whole that every broker accepts."""
     return f"WAIT\x01{'true' if messages[0].wait_store_ok else 'false'}\x02"
 
 
 def batch_property_text(messages: Sequence[Message], unique_id: str) -> str:
     """The properties of a batch as a whole: its own id, all keys, and the tag if there is one.
 
-    For brokers of 5.x, which may keep the batch as one record. Those of 4.x would add them to each
-    message, where they take the place of its own.
+    For brokers of 5.x, which may store the batch as one record. Brokers of 4.x would add them to
+    each message and overwrite its properties.
     """
     first = messages[0]
     text = f"UNIQ_KEY\x01{unique_id}\x02{batch_wait_text(messages)}"
     if first.tag is not None and all(message.tag == first.tag for message in messages):
         text += f"TAGS\x01{first.tag}\x02"
     keys = KEY_SEPARATOR.join([joined_keys(message.keys) for message in messages if message.keys])
-    if keys and len(text) + len(keys) < PROPERTIES_SIZE_MAX // 4:  # else they are in the parts only
+    if (
+        keys and len(text) + len(keys) < PROPERTIES_SIZE_MAX // 4
+    ):  # otherwise only the messages have them
         text += f"KEYS\x01{keys}\x02"
     return text
 
@@ -142,7 +143,7 @@ def batch_property_text(messages: Sequence[Message], unique_id: str) -> str:
 
 
 def batch_part(message: Message, properties: str) -> bytes:
-    """One message as it stands in the body of a batch."""
+    """One message, encoded for the body of a batch."""
     raw = properties.encode()
     body = message.body
     size, raw_size = len(body), len(raw)
@@ -152,7 +153,7 @@ def batch_part(message: Message, properties: str) -> bytes:
 
 
 def checked_flag(message: Message) -> int:
-    """The flag of a message; raises InvalidMessageError if it has no room in a record."""
+    """The flag of a message; raises InvalidMessageError unless it is a 32-bit integer."""
     flag = message.flag
     if not isinstance(flag, int) or not -_INT32_MAX - 1 <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"the flag {flag} does not fit into 32 bits")
@@ -160,7 +161,7 @@ def checked_flag(message: Message) -> int:
 
 
 def compress(body: bytes, kind: int, level: int = COMPRESSION_LEVEL) -> tuple[bytes, int]:
-    """The body compressed, even if it grew, and its system flags."""
+    """The compressed body, even if it is larger, and its system flags."""
     return compress_body(body, kind, level), compression_flags(kind)
 
 
@@ -168,18 +169,18 @@ def compress(body: bytes, kind: int, level: int = COMPRESSION_LEVEL) -> tuple[by
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is sent in one frame: everything but the queue and the time."""
+    """The content of one SEND request, without queue and time."""
 
     messages: Sequence[Message]
     properties: str
     body: bytes
-    properties_v5: str | None = None  #: of a batch: what a broker of 5.x gets instead
+    properties_v5: str | None = None  #: of a batch: for brokers of 5.x
     sys_flag: int = 0
     flag: int = 0
     code: int = RequestCode.SEND_MESSAGE_V2
-    msg_id: str = ""  #: the unique id; of a batch, its own
-    part_ids: Sequence[str] = ()  #: of a batch: those of its messages
-    #: Header fields besides (``j``, ``l``), of messages to a retry topic.
+    msg_id: str = ""  #: the unique id, also of a batch
+    part_ids: Sequence[str] = ()  #: of a batch: the ids of its messages
+    #: Further header fields (``j``, ``l``) of messages to a retry topic.
     fields: Mapping[str, str] = _NO_EXTRA
     message_type: str = "Normal"  #: as traces call it
 
@@ -192,7 +193,7 @@ class SendTemplate:
     def __init__(
         self, group: str, topic: str, *, model: str, queue_count: int, unit_mode: bool
     ) -> None:
-        """``model``: the topic that a new one is created after, with ``queue_count`` queues."""
+        """``model``: the topic after which a new one is created, with ``queue_count`` queues."""
         self._fields = {
             "a": group,
             "b": topic,
@@ -210,7 +211,7 @@ class SendTemplate:
         }
 
     def request(self, parcel: Parcel, queue: MessageQueue, now_ms: int) -> Command:
-        """The request that puts the parcel into ``queue``."""
+        """The request that sends the parcel to ``queue``."""
         ext = self._fields.copy()
         queue_id = queue.queue_id
         ext["e"] = _QUEUE_IDS[queue_id] if 0 <= queue_id < 256 else str(queue_id)
@@ -232,9 +233,9 @@ class SendTemplate:
 
 
 def read_result(answer: Command, address: str, parcel: Parcel, queue: MessageQueue) -> SendResult:
-    """What the answer says about the parcel.
+    """The result of a send from the response.
 
-    Raises BrokerError, or RemoteProtocolError if the answer does not say where the message is.
+    Raises BrokerError, or RemoteProtocolError if the response has no queue offset.
     """
     status = STATUS_OF_CODE.get(answer.code)
     if status is None:
@@ -247,7 +248,7 @@ def read_result(answer: Command, address: str, parcel: Parcel, queue: MessageQue
     except (KeyError, ValueError) as error:
         if parcel.code != RequestCode.SEND_REPLY_MESSAGE_V2:
             raise RemoteProtocolError(
-                f"{address} does not say where a message is: {ext}"
+                f"the response of {address} has no queue offset: {ext}"
             ) from error
         queue_id, queue_offset = queue.queue_id, 0  # delivered, and not stored
     if queue_id != queue.queue_id:
@@ -268,8 +269,8 @@ def read_result(answer: Command, address: str, parcel: Parcel, queue: MessageQue
 def split_result(result: SendResult, unique_ids: Sequence[str]) -> Iterator[SendResult]:
     """The results of the messages of a batch.
 
-    Their ids come joined by commas and their offsets are consecutive. A topic that keeps batches
-    whole has one id only: then all messages share the place of the batch.
+    The response has their ids, joined by commas; their offsets are consecutive. A topic that stores
+    batches as one record returns one id: then all messages have the offset of the batch.
     """
     ids = (result.offset_msg_id or "").split(",")
     status, queue, offset = result.status, result.queue, result.queue_offset

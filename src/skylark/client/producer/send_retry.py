@@ -1,14 +1,13 @@
 """Retry decisions of a send: another attempt, the result, or an error.
 
-:class:`SendPlan` is one send with all its attempts, without any I/O. The caller does the attempts
-asks and tells, in this order::
+:class:`SendPlan` is one send with all its attempts; it does no I/O. The caller uses it like this::
 
-    timeout_s = plan.begin(now)         how long the attempt may take; raises when it is over
+    timeout_s = plan.begin(now)         the time for the next attempt; raises when it is over
     plan.done(result, status, now)      the result of the send, or None: try again
-    plan.failed(error, now)             the same, or raises what the send ends with
+    plan.failed(error, now)             the same, or raises the error of the send
 
-Two sets of rules (:class:`SendMode`), Java's two ways to send. One deadline bounds all attempts,
-and none follows another in the last ``REST_MIN_S`` before it.
+There are two sets of rules (:class:`SendMode`), as in Java. One deadline applies to all attempts,
+and none starts in the last ``REST_MIN_S`` before it.
 
 ======================  ==========================================  ============================
 attempt ends with       SYNC, awaited                               ASYNC, a future
@@ -24,9 +23,9 @@ end of attempts         an earlier result, else SendFailedError     SendFailedEr
 time is up              an earlier result, else SendTimeoutError    SendTimeoutError
 ======================  ==========================================  ============================
 
-A send to one queue has one attempt and ends with the error as it is. The three results that are not
-SEND_OK are *stored*: trying again duplicates the message. Counterpart of Java's ``sendDefaultImpl``
-of ``DefaultMQProducerImpl`` and of ``onExceptionImpl`` of ``MQClientAPIImpl``.
+A send to a given queue has one attempt and raises its error unchanged. Results other than SEND_OK
+mean that the message *is stored*: another attempt duplicates it. Counterpart of Java's
+``sendDefaultImpl`` of ``DefaultMQProducerImpl`` and of ``onExceptionImpl`` of ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from skylark.wire.codes import ResponseCode
 
 T = TypeVar("T")
 
-#: Answers after which another broker is tried (retryResponseCodes).
+#: Response codes after which another broker is tried (retryResponseCodes).
 RETRY_CODES: Final = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,
@@ -68,8 +67,8 @@ RETRY_CODES: Final = frozenset(
     }
 )
 
-#: With less than this left, time is up. Timers may fire 1.5 ms early (``core.clock``): an attempt
-#: that had all the time would be followed by one more, which could only store the message twice.
+#: With less time left, no attempt follows. Timers may fire 1.5 ms early (``core.clock``), so an
+#: attempt that used all the time could be followed by another one that stores a duplicate.
 REST_MIN_S: Final = 0.002
 
 CONNECT_BROKER: Final = 10001
@@ -78,7 +77,7 @@ BROKER_NOT_EXIST: Final = 10003
 
 
 class SendMode(enum.Enum):
-    """Whose rules a send follows; the values are Java's."""
+    """The set of rules of a send; the values are Java's."""
 
     SYNC = "SYNC"
     ASYNC = "ASYNC"
@@ -86,7 +85,7 @@ class SendMode(enum.Enum):
 
 
 class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a producer does about failed attempts."""
+    """The retry settings of a producer."""
 
     retries: int = 2  #: retryTimesWhenSendFailed
     retries_async: int = 2  #: retryTimesWhenSendAsyncFailed
@@ -117,7 +116,7 @@ class SendPlan(Generic[T]):
         *,
         one_queue: bool = False,
     ) -> None:
-        """``one_queue``: the caller has chosen the queue, so that no other may be tried."""
+        """``one_queue``: the caller has chosen the queue, so no other one is tried."""
         self._policy = policy
         self._mode = mode
         self._timeout_s = timeout_s
@@ -127,7 +126,7 @@ class SendPlan(Generic[T]):
         else:
             self._attempts_max = 1 if one_queue else 1 + policy.retries
         self._earlier: T | None = None
-        self.attempts = 0  #: begun so far
+        self.attempts = 0  #: started so far
 
     @property
     def is_last(self) -> bool:
@@ -175,7 +174,7 @@ class SendPlan(Generic[T]):
         raise self._all_failed(error) from error
 
     def _leaves_time(self, now: float) -> bool:
-        """Whether another attempt is worth while; the first one has what it is given."""
+        """Whether there is enough time for another attempt."""
         return self._deadline - now >= REST_MIN_S
 
     def _may_follow(self, error: SkylarkError) -> bool:

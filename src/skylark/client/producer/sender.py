@@ -1,12 +1,12 @@
-"""Sends one message or batch to a broker, in as many attempts as are needed.
+"""Sends one message or batch to a broker, with retries.
 
-Everything that is sent passes here: plain sends, batches, halves of transactions, requests and
-replies. A send is made a :class:`~skylark.client.producer.send_request.Parcel` once; then each
-attempt chooses a queue (:mod:`skylark.client.producer.queue_selector`), finds the master of its
-broker, builds the request for that queue and that broker, and calls. What follows an attempt is
-decided by :mod:`skylark.client.producer.send_retry`. A broker that could not be reached a moment
-ago is not called while there is another one: that attempt has failed. Belongs to one event loop.
-Counterpart of Java's ``DefaultMQProducerImpl`` (sendDefaultImpl, sendKernelImpl).
+All sends use it: single messages, batches, half messages, requests and replies. A send becomes a
+:class:`~skylark.client.producer.send_request.Parcel` once. Then each attempt chooses a queue
+(:mod:`skylark.client.producer.queue_selector`), finds the master of its broker, and sends the
+request; :mod:`skylark.client.producer.send_retry` decides about the next attempt. A broker that
+could not be reached a moment ago is skipped while there is another one: that attempt counts as
+failed. Belongs to one event loop. Counterpart of Java's ``DefaultMQProducerImpl`` (sendDefaultImpl,
+sendKernelImpl).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _DELAY_NAMES: Final = (
 
 
 class TopicState:
-    """What a producer keeps about one topic."""
+    """The state of one topic in a producer."""
 
     __slots__ = ("is_retry", "meter", "name", "template", "topic", "turn")
 
@@ -84,7 +84,7 @@ class TopicState:
 
 
 class Sender:
-    """Sends for one producer; see the module."""
+    """Sends the messages of one producer; see the module docstring."""
 
     def __init__(
         self,
@@ -117,23 +117,26 @@ class Sender:
         self._before = hook_methods(hooks, "before_send")
         self._after = hook_methods(hooks, "after_send")
         self._has_hooks = bool(self._forbidden or self._before or self._after)
-        self._introduced: set[str] = set()  # addresses that had, or were to have, a heartbeat
-        #: What every message gets besides its own properties.
+        self._introduced: set[str] = set()  # addresses that got a heartbeat, or should have
+        #: Properties that the client adds to every message.
         self.common = {names.PROPERTY_INSTANCE_ID: namespace.name} if namespace.name else None
 
     # ---- messages --------------------------------------------------------------------------------
 
     @property
     def may_forbid(self) -> bool:
-        """Whether a hook decides about each message by itself."""
+        """Whether a hook may forbid single messages."""
         return bool(self._forbidden)
 
     def topics(self) -> list[str]:
-        """Those that were sent to, as brokers know them; for any thread."""
+        """The topics of earlier sends, as brokers know them; for any thread."""
         return [state.topic for state in tuple(self._states.values())]
 
     def checked(self, message: Message) -> TopicState:
-        """The topic of a message that may be sent; raises ClientError or InvalidMessageError."""
+        """Validate a message, and return the state of its topic.
+
+        Raises ClientError or InvalidMessageError.
+        """
         try:
             state, body = self._states.get(message.topic), message.body
         except (AttributeError, TypeError):  # it has no topic, or one that cannot be a key
@@ -149,7 +152,7 @@ class Sender:
         return state or self.state_of(message.topic)
 
     def state_of(self, name: str) -> TopicState:
-        """The topic with this name, which is known to be valid."""
+        """The state of the topic with this name, which is valid."""
         state = self._states.get(name)
         if state is None:
             topic = self.namespace.wrap(name)
@@ -169,7 +172,7 @@ class Sender:
         return state
 
     async def queues(self, state: TopicState) -> Sequence[MessageQueue]:
-        """Where one may send, as brokers know it; raises NoRouteError or NoNameServerError."""
+        """The queues to send to, as brokers know them; raises NoRouteError or NoNameServerError."""
         route = self._routes.get(state.topic)
         if route is None or not route.publish:
             route = await self._lookup.publish_route(
@@ -180,9 +183,9 @@ class Sender:
         return route.publish
 
     async def introduce(self, state: TopicState) -> None:
-        """See to it that the brokers of a topic know this client before they are to ask it.
+        """Send a heartbeat to the brokers of a topic, so that they can send requests to us.
 
-        Each is tried once; the heartbeats that follow are the instance's business.
+        Each gets one attempt; the instance sends the following heartbeats.
         """
         found = {self._routes.master(queue.broker_name) for queue in await self.queues(state)}
         new = {address for address in found if address is not None} - self._introduced
@@ -192,7 +195,7 @@ class Sender:
                 await self._instance.heartbeat_all()
 
     async def parcel(self, message: Message, extra: Mapping[str, str] | None = None) -> Parcel:
-        """A message ready to be sent; ``extra`` are properties that the client adds."""
+        """The parcel of a message; ``extra`` are properties that the client adds."""
         return self.small_parcel(message, extra) or self._parcel(
             message, extra, *await self._compressed(bytes(message.body))
         )
@@ -200,7 +203,7 @@ class Sender:
     def small_parcel(
         self, message: Message, extra: Mapping[str, str] | None = None
     ) -> Parcel | None:
-        """:meth:`parcel` without waiting; None if it is to be compressed."""
+        """As :meth:`parcel`, without waiting; None if the body must be compressed."""
         body = bytes(message.body)
         if len(body) >= self._settings.compress_over:
             return None
@@ -235,7 +238,7 @@ class Sender:
     def batch_parcel(
         self, messages: Sequence[Message], parts: Iterable[bytes], part_ids: Sequence[str]
     ) -> Parcel:
-        """Messages of one topic in one frame; raises InvalidMessageError if they are too large."""
+        """The parcel of a batch; raises InvalidMessageError if it is too large."""
         body = b"".join(parts)
         size_max = self._settings.max_message_size
         if len(body) > size_max:
@@ -272,9 +275,9 @@ class Sender:
         began: float,
         queue: MessageQueue | None = None,
     ) -> SendResult:
-        """Send until there is an outcome; ``queue``, as brokers know it, where only that will do.
+        """Send with retries until there is an outcome; only to ``queue`` if it is given.
 
-        ``began`` is when the time started to run.
+        ``queue`` is as brokers know it; ``timeout_s`` counts from ``began``.
         """
         plan: SendPlan[SendResult] = SendPlan(
             self._policy, mode, timeout_s, began, one_queue=queue is not None
@@ -285,7 +288,7 @@ class Sender:
         try:
             queues: Sequence[MessageQueue] = ()
             if queue is None:
-                route = self._routes.get(state.topic)  # nearly always known, without a wait
+                route = self._routes.get(state.topic)  # nearly always cached
                 queues = (route and route.publish) or await self.queues(state)
             while True:
                 chosen = queue or choose_in_turn(queues, state.turn, last_broker, self._faults)
@@ -293,7 +296,7 @@ class Sender:
                 attempt_s = plan.begin(start)
                 try:
                     if queue is None and not plan.is_last:
-                        self._pass_over(chosen.broker_name, queues)
+                        self._skip_unreachable(chosen.broker_name, queues)
                     result = await self._attempt(state, parcel, chosen, attempt_s, mode)
                 except SkylarkError as error:
                     now = monotonic()
@@ -315,11 +318,11 @@ class Sender:
             meter.failed(error, monotonic() - began, count)
             raise
 
-    def _pass_over(self, broker_name: str, queues: Sequence[MessageQueue]) -> None:
-        """Raise ConnectError for a broker that cannot be reached, if another one may be.
+    def _skip_unreachable(self, broker_name: str, queues: Sequence[MessageQueue]) -> None:
+        """Raise ConnectError for a broker in its back-off, if another broker is not.
 
-        It is not tried before its back-off is over, which may take all the time of the send. Where
-        no other broker is left, to wait for it is the best one can do.
+        The back-off may last longer than the timeout of the send. If all brokers are in back-off,
+        the send waits.
         """
         if self._backs_off(broker_name) and not all(
             self._backs_off(queue.broker_name) for queue in queues
@@ -333,7 +336,7 @@ class Sender:
     async def send_oneway(
         self, state: TopicState, parcel: Parcel, timeout_s: float, queue: MessageQueue | None
     ) -> None:
-        """One attempt, without an answer."""
+        """Send once, without a response."""
         if queue is None:
             queue = choose_in_turn(await self.queues(state), state.turn, None, self._faults)
         address = self._routes.master(queue.broker_name) or await self._lookup.master_of(queue)
@@ -390,7 +393,7 @@ class Sender:
     def _contexts(
         self, parcel: Parcel, queue: MessageQueue, address: str, mode: SendMode
     ) -> list[SendContext]:
-        """One per message; the hooks before a send have been called. Raises what one forbids."""
+        """One context per message, after calling the hooks; raises errors of ForbiddenHook."""
         if not self._has_hooks:
             return []
         contexts = [
@@ -424,7 +427,7 @@ class Sender:
             return
         isolated, reachable = True, True
         if mode is SendMode.ASYNC:
-            # Not even handed over?
+            # Whether the request left the client.
             reachable = not isinstance(error, (ConnectError, TooManyRequestsError))
         elif isinstance(error, BrokerError):
             reachable = False

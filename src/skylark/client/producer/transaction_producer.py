@@ -2,17 +2,18 @@
 
 ::
 
-    half message sent  ->  local transaction  ->  commit / rollback (37)  ->  visible / gone
-                           no word from us    <-  broker asks (39), again and again
+    half message sent  ->  local transaction  ->  commit / rollback (37)  ->  visible / deleted
+                           no decision sent   <-  check-back of the broker (39), repeatedly
 
-The half message is stored, invisible to consumers. Its outcome is sent without waiting for an
-answer: if it gets lost, or if it is *unknown*, the broker asks any producer of the group, and the
-checker says how the transaction ended. So a checker must be there before the first transaction.
-Checks arrive on the control loop and run on the producer's loop, one after the other; plain
-functions run in a thread. At most 2,000 wait; the broker asks again for those that were dropped.
+The broker stores the half message, invisible to consumers. The client sends the decision one-way:
+if it is lost, or if it is *unknown*, the broker sends a check-back to any producer of the group,
+and the checker returns how the transaction ended. So a checker must be registered before the first
+transaction. Check-backs arrive on the control loop and run on the producer's loop, one after the
+other; plain functions run in a thread. At most 2,000 wait; the broker repeats those that were
+dropped.
 
-What a half message amounts to that is stored, but not as safely as the broker is set up for: it is
-rolled back without running the local transaction.
+A half message that is stored with a status other than SEND_OK is rolled back, and the local
+transaction does not run.
 
 Counterpart of Java's ``TransactionMQProducer``, ``TransactionListener`` and
 ``checkTransactionState``.
@@ -63,7 +64,7 @@ _COMMIT_OR_ROLLBACK: Final = {
 }
 
 Outcome: TypeAlias = TxState | None
-#: Says how the transaction of a message ended; None counts as unknown.
+#: Returns how the transaction of a message ended; None counts as unknown.
 Checker: TypeAlias = Callable[[MessageExt], Outcome | Awaitable[Outcome]]
 
 
@@ -71,17 +72,17 @@ ListenerT = TypeVar("ListenerT")
 
 
 class TransactionListener(Protocol):
-    """The local side of transactions; both methods may be coroutines."""
+    """The local transactions of an application; both methods may be coroutines."""
 
     def execute(self, message: Message, arg: Any) -> Outcome | Awaitable[Outcome]:
-        """Do the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
+        """Run the local transaction; ``message.properties["UNIQ_KEY"]`` is its id."""
 
     def check(self, message: MessageExt) -> Outcome | Awaitable[Outcome]:
-        """Say how the transaction ended; ``message.transaction_id`` is its id."""
+        """Return how the transaction ended; ``message.transaction_id`` is its id."""
 
 
 def checked_listener(listener: ListenerT) -> ListenerT:
-    """A listener that has both methods; raises ConfigError."""
+    """The listener, if it has both methods; raises ConfigError."""
     for name in ("execute", "check"):
         if not callable(getattr(listener, name, None)):
             raise ConfigError(
@@ -118,16 +119,16 @@ class Transactions:
         self.checker: Checker | None = None
         self.spans: Telemetry | None = None
 
-    # ---- the first half --------------------------------------------------------------------------
+    # ---- half messages --------------------------------------------------------------------------
 
     async def send_half(self, message: Message, timeout_s: float, delay: Mapping[str, str]) -> Half:
         """Store a half message; raises ClientError, with the cause, if that fails.
 
-        ``delay`` are properties for a time of delivery.
+        ``delay`` has the properties of a delayed delivery.
         """
         if self.checker is None:
             raise ClientError(
-                "no transaction listener or checker could tell how a transaction ended",
+                "there is no transaction listener or checker to answer check-backs",
                 hint="register a checker first: @producer.transaction_checker",
             )
         if self.spans is None:
@@ -161,7 +162,7 @@ class Transactions:
     async def run(
         self, message: Message, arg: object, execute: Callable[..., Any], timeout_s: float
     ) -> TransactionResult:
-        """The whole: half message, local transaction, outcome."""
+        """Send the half message, run the local transaction, and send its outcome."""
         half = await self.send_half(message, timeout_s, {})
         if half.sent.status is not SendStatus.SEND_OK:
             await self.end(half, TxState.ROLLBACK)
@@ -180,7 +181,7 @@ class Transactions:
     # ---- the outcome -----------------------------------------------------------------------------
 
     async def end(self, half: Half, state: TxState, remark: str | None = None) -> None:
-        """Tell the broker; if that fails it will ask."""
+        """Send the decision to the broker; if that fails, a check-back follows."""
         sent = half.sent
         try:
             queue = self._sender.namespace.wrap_queue(sent.queue)
@@ -199,15 +200,15 @@ class Transactions:
             )
         except SkylarkError as error:
             log.warning(
-                "%s of transaction %s is not sent, the broker will ask: %s",
+                "cannot send the %s of transaction %s, a check-back will follow: %s",
                 state.value,
                 sent.msg_id,
                 error,
             )
             return
-        self._tell(half.message, sent.msg_id, sent.transaction_id, address, state, False)
+        self._call_hooks(half.message, sent.msg_id, sent.transaction_id, address, state, False)
 
-    def _tell(
+    def _call_hooks(
         self,
         message: Message | MessageExt,
         msg_id: str,
@@ -231,9 +232,9 @@ class Transactions:
     # ---- checks ----------------------------------------------------------------------------------
 
     def check_transaction(self, check: TransactionCheck) -> None:
-        """A broker asks; called on the control loop."""
+        """Queue a check-back of a broker; called on the control loop."""
         if len(self._checks) >= CHECKS_WAITING_MAX:
-            log.warning("%d transaction checks wait, one more is dropped", len(self._checks))
+            log.warning("%d check-backs wait: one more is dropped", len(self._checks))
             return
         self._checks.append(check)
         self._handover.post(self._begin_checks)
@@ -248,15 +249,15 @@ class Transactions:
             while self._checks:
                 try:
                     await self._answer(self._checks.popleft())
-                except Exception:  # a hook of the application, say
-                    log.exception("a check is not answered, the broker will ask again")
+                except Exception:  # such as an error of a hook
+                    log.exception("a check-back failed, the broker will repeat it")
         finally:
             self._checking = False
 
     async def _answer(self, check: TransactionCheck) -> None:
         checker = self.checker
         if checker is None:
-            log.warning("a transaction of %s is checked, and no checker", self._sender.group)
+            log.warning("group %s has no checker to answer a check-back", self._sender.group)
             return
         record = check.record
         message = MessageExt(
@@ -286,20 +287,20 @@ class Transactions:
                 check.address, header, check.broker_name or "", _END_TIMEOUT_S, remark=remark
             )
         except SkylarkError as error:
-            log.warning("the answer to a check by %s is not sent: %s", check.address, error)
+            log.warning("cannot send the answer to a check-back of %s: %s", check.address, error)
             return
-        self._tell(message, header.msg_id, asked.transaction_id, check.address, state, True)
+        self._call_hooks(message, header.msg_id, asked.transaction_id, check.address, state, True)
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """A half message that is stored."""
+    """A stored half message."""
 
     message: Message
     topic: str  #: as brokers know it
     sent: SendResult
 
     def listened(self) -> Message:
-        """The message as a listener gets it, with its ids."""
+        """The message with its ids, for the listener."""
         properties = {**self.message.properties, names.PROPERTY_UNIQ_KEY: self.sent.msg_id}
         if self.sent.transaction_id is not None:
             properties[names.PROPERTY_TRANSACTION_ID] = self.sent.transaction_id
@@ -310,7 +311,7 @@ class Transaction:
     """``async with producer.transaction(message) as tx``: committed at the end of the block.
 
     An exception in the block rolls back. ``tx.rollback()`` and ``tx.unknown()`` decide otherwise;
-    after ``unknown`` the broker will ask the checker.
+    after ``unknown`` the broker sends a check-back.
     """
 
     def __init__(
@@ -329,27 +330,27 @@ class Transaction:
 
     @property
     def sent(self) -> SendResult:
-        """Where the half message is."""
+        """The result of the half message."""
         if self._half is None:
             raise ClientError("the transaction has not begun", hint="use it by `async with`")
         return self._half.sent
 
     @property
     def id(self) -> str:
-        """What the checker finds in ``message.transaction_id``."""
+        """The id that the checker gets in ``message.transaction_id``."""
         return self.sent.msg_id
 
     @property
     def state(self) -> TxState | None:
-        """How it ended, or will end; None while that is open."""
+        """The decision; None while it is open."""
         return self._state
 
     def rollback(self) -> None:
-        """Let the message disappear at the end of the block."""
+        """Roll the message back at the end of the block."""
         self._state = TxState.ROLLBACK
 
     def unknown(self) -> None:
-        """Leave it open at the end of the block: the broker will ask the checker."""
+        """Decide nothing at the end of the block: the broker will send a check-back."""
         self._state = TxState.UNKNOWN
 
     async def __aenter__(self) -> Self:
@@ -362,7 +363,7 @@ class Transaction:
             await self._transactions.end(half, TxState.ROLLBACK)
             raise SendFailedError(
                 f"the half message is stored with {half.sent.status.value}: rolled back",
-                hint="nothing was done; the transaction can be tried again",
+                hint="nothing was done: the transaction can be repeated",
             )
         return self
 

@@ -4,27 +4,27 @@
 
     hooks, in any thread  --append-->  queue of 2,048  --control loop-->  trace producer --> topic
 
-A send or a handler is never held up or failed by its trace: a full queue drops what comes
-(``discarded`` counts it), a trace that cannot be sent is logged and counted (``failed``).
+A trace never delays or fails a send or a handler: a full queue drops new contexts (counted in
+``discarded``), and a trace that cannot be sent is logged and counted (``failed``).
 
-**When.** As soon as ``trace_batch`` contexts wait (20 at most), or five seconds after traces were
-sent last; so the first one after a quiet time goes at once. At most so many contexts are taken at a
-time, and four messages are under way at most; meanwhile the queue fills.
+**Time.** Traces are sent as soon as ``trace_batch`` contexts wait (20 at most), or five seconds
+after the last traces; so the first one after a pause is sent at once. At most four messages are in
+flight.
 
-**What.** The contexts of one topic of the application go together into one message for the trace
-topic. A message is cut before it has more than 128,000 bytes (Java looks after it has), or more
-keys than its properties can hold. Its KEYS are the ids and keys of all messages it tells of, so
-that a trace is found by any of them.
+**Content.** The contexts of one topic of the application share a message. A message is split before
+it has more than 128,000 bytes (Java checks afterwards), or more keys than its properties can hold.
+Its KEYS are the ids and keys of all traced messages, so a trace is found by any of them.
 
-**Where.** ``trace_topic``, else ``RMQ_SYS_TRACE_TOPIC``; with the access channel CLOUD the topic
+**Topic.** ``trace_topic``, else ``RMQ_SYS_TRACE_TOPIC``; with the access channel CLOUD the topic
 ``rmq_sys_TRACE_DATA_<region>``. Never with a namespace in front, as in Java.
 
-**By whom.** A producer of its own on the control loop: group
+**Producer.** A separate producer on the control loop: group
 ``_INNER_TRACE_PRODUCER-<group>-<PRODUCE|CONSUME>-<n>``, instance
 ``PID_CLIENT_INNER_TRACE_PRODUCER_<name servers>``, which all dispatchers of a process share. It has
-the credentials of its host and no hooks, so traces are not traced.
+the credentials of its client and no hooks, so traces are not traced.
 
-``stop`` sends what waits, within five seconds. Counterpart of Java's ``AsyncTraceDispatcher``.
+``stop`` sends the waiting traces, within five seconds. Counterpart of Java's
+``AsyncTraceDispatcher``.
 """
 
 from __future__ import annotations
@@ -75,30 +75,30 @@ _numbers = itertools.count()
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):
-    """What one send, or one call of a handler, has to tell."""
+    """The trace records of one send or one handler call."""
 
-    topic: str  #: of the messages that the records tell of
+    topic: str  #: of the traced messages
     region_id: str
     records: Sequence[Trace]
 
 
 class TraceSink(Protocol):
-    """What hooks see of a dispatcher."""
+    """The part of a dispatcher that hooks use."""
 
     topic: str
     is_cloud: bool
 
     def append(self, context: TraceContext) -> bool:
-        """Take a context, unless there is no room; from any thread."""
+        """Add a context, unless the queue is full; from any thread."""
 
 
 class TraceDispatcher:
-    """The traces of one producer or consumer; see the module."""
+    """Sends the traces of one producer or consumer; see the module docstring."""
 
     def __init__(
         self, runtime: ClientRuntime, options: ClientOptions, group: str, kind: TraceKind
     ) -> None:
-        """``options`` and ``group`` are those of the host."""
+        """``options`` and ``group`` are those of the traced client."""
         self.topic = options.trace_topic or TRACE_TOPIC
         self.is_cloud = options.access_channel == CLOUD
         self.group = f"{GROUP_PREFIX}-{group}-{kind}-{next(_numbers)}"[:_GROUP_LENGTH_MAX]
@@ -131,7 +131,7 @@ class TraceDispatcher:
                 self.discarded += 1
                 self._count("dropped")
                 if self.discarded == 1:
-                    log.warning("traces of %s are dropped: they come too fast", self.group)
+                    log.warning("traces of %s are dropped: the queue is full", self.group)
                 return False
             self._queue.append(context)
             waiting = len(self._queue)
@@ -139,17 +139,17 @@ class TraceDispatcher:
                 return True
             self._woken = True
         try:
-            self._runtime.control.post(self._look)
+            self._runtime.control.post(self._check)
         except RuntimeError:
             log.debug("the control loop is closed, traces stay where they are")
         return True
 
     def start(self) -> None:
-        """Begin to send; returns at once, and errors are only logged."""
+        """Start to send; returns at once, and errors are only logged."""
         self._runtime.control.post(self._start)
 
     async def stop(self) -> None:
-        """Send what waits, within five seconds, and end; from any loop."""
+        """Send the waiting traces, within five seconds, and end; from any loop."""
         await self._runtime.control.run(self._stop())
 
     # ---- on the control loop ---------------------------------------------------------------------
@@ -161,14 +161,14 @@ class TraceDispatcher:
                 self._run(), name=f"traces {self.group}"
             )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._woken = False
         if self._wake is not None:
             self._wake.set()
 
     async def _stop(self) -> None:
         self._stopping = True
-        self._look()
+        self._check()
         task = self._task
         if task is None:
             return
@@ -193,7 +193,7 @@ class TraceDispatcher:
             await parts.start(())
             await self._send_forever(parts)
         except Exception:
-            log.exception("traces of %s are not sent", self.group)
+            log.exception("cannot send traces of %s", self.group)
         finally:
             self._stopping = True
             await self._tasks.cancel_and_wait()
@@ -207,12 +207,12 @@ class TraceDispatcher:
         try:
             return acquire_instance(options, options.client_id(), self._runtime)
         except ClientStateError:
-            # Another client of this process traces to the same name servers as somebody else.
+            # Another client of this process uses the same name servers with other credentials.
             own = msgspec.structs.replace(options, instance_name=f"{INSTANCE_PREFIX}_{self.group}")
             return acquire_instance(own, own.client_id(), self._runtime)
 
     async def _send_forever(self, parts: ProducerParts) -> None:
-        """Until it is to stop and nothing waits."""
+        """Send until :meth:`stop` was called and nothing waits."""
         assert self._wake is not None
         while True:
             self._wake.clear()
@@ -230,7 +230,7 @@ class TraceDispatcher:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Until somebody wakes us, or what waits is due."""
+        """Wait for a wake-up, or until the waiting contexts are due."""
         assert self._wake is not None
         left_s: float | None = None
         if self._queue:
@@ -262,10 +262,10 @@ class TraceDispatcher:
             await sender.send(state, parcel, SendMode.ASYNC, SEND_TIMEOUT_S, began)
             self.sent += 1
             self._count("sent")
-        except Exception as error:  # noqa: BLE001 - a trace is not worth more than a line
+        except Exception as error:  # noqa: BLE001 - a lost trace is only logged
             self.failed += 1
             self._count("failed")
-            log.info("a trace of %s is not sent: %s", self.group, error)
+            log.info("cannot send a trace of %s: %s", self.group, error)
         finally:
             self._wake.set()
 
@@ -280,7 +280,7 @@ class TraceDispatcher:
 def messages_of(
     contexts: Iterable[TraceContext], topic_of: Callable[[TraceContext], str]
 ) -> Iterator[Message]:
-    """The messages that carry these contexts; one for each topic, unless that gets too large."""
+    """The trace messages of these contexts: one per topic, unless it gets too large."""
     groups: dict[tuple[str, str], list[Trace]] = {}
     for context in contexts:
         groups.setdefault((context.topic, topic_of(context)), []).extend(context.records)
@@ -311,7 +311,7 @@ def _cut(topic: str, records: Iterable[Trace]) -> Iterator[Message]:
 
 
 def _fitting_keys(record: Trace) -> list[str]:
-    """What a record is found by; only its id, if its keys would fill the properties."""
+    """The keys of a record; only its id, if its keys would fill the properties."""
     keys = trace_keys(record)
     if len(KEY_SEPARATOR.join(keys).encode()) > KEYS_SIZE_MAX:
         return keys[:1]
@@ -322,7 +322,7 @@ def _fitting_keys(record: Trace) -> list[str]:
 
 
 def _trace_options(options: ClientOptions) -> ClientOptions:
-    """Those of the trace producer of a client with these."""
+    """The options of the trace producer of a client with these options."""
     return msgspec.structs.replace(
         options,
         trace=False,

@@ -1,15 +1,14 @@
 """Hooks that record the trace of a message: sent, given to a handler, committed.
 
-They hang in a client beside the hooks of the application when ``trace`` is on, and give what they
-see to the :class:`~skylark.client.trace.trace_dispatcher.TraceDispatcher` of that client.
+A client calls them besides the hooks of the application if ``trace`` is on. They append records to
+the :class:`~skylark.client.trace.trace_dispatcher.TraceDispatcher` of the client.
 
-* A send leaves a ``Pub`` record when a broker has answered that the message is stored, unless the
-  broker says not to trace (``TRACE_ON``). A failed attempt leaves none. Each message of a batch has
-  a record of its own; Java writes one for all, with their ids in a row. ``body_size`` is that of
-  the body as the application gave it, compressed or not.
-* A call of a handler leaves ``SubBefore`` and ``SubAfter`` for each of its messages, with one
-  request id for all; messages with ``TRACE_ON`` = ``false`` are left out.
-* The outcome of a transaction leaves ``EndTransaction``.
+* A send gives a ``Pub`` record when the message is stored, unless the broker disables traces
+  (``TRACE_ON``). A failed attempt gives none. Each message of a batch has a record; Java writes one
+  for all, with their ids in a row. ``body_size`` is that of the uncompressed body.
+* A handler call gives ``SubBefore`` and ``SubAfter`` for each of its messages, with one request id
+  for all, except for messages with ``TRACE_ON`` = ``false``.
+* The decision of a transaction gives ``EndTransaction``.
 
 Messages to the trace topic itself are not traced. Counterpart of Java's
 ``SendMessageTraceHookImpl``, ``ConsumeMessageTraceHookImpl`` and ``EndTransactionTraceHookImpl``.
@@ -40,7 +39,7 @@ from skylark.core.clock import TimeSource
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.wire.properties import PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
 
-_BEGUN: Final = "skylark.trace"  # in the values of a context: what was noted before
+_BEGUN: Final = "skylark.trace"  # key in the values of a context
 
 MESSAGE_TYPES: Final = {
     "Normal": TraceMessageType.NORMAL,
@@ -52,7 +51,7 @@ CONTEXT_CODES: Final = {kind.name.replace("RETURN_NULL", "RETURNNULL"): kind for
 
 
 class ProducerTraceHook:
-    """Traces what a producer sends, and how its transactions end."""
+    """Traces the sends and the transactions of a producer."""
 
     def __init__(self, sink: TraceSink, clock: TimeSource) -> None:
         self._sink = sink
@@ -109,7 +108,7 @@ class ProducerTraceHook:
 
 
 class ConsumerTraceHook:
-    """Traces the calls of handlers, which may be in several threads."""
+    """Traces handler calls, from several threads."""
 
     def __init__(self, sink: TraceSink, clock: TimeSource, request_ids: UniqueIdGenerator) -> None:
         self._sink = sink
@@ -178,7 +177,7 @@ class ConsumerTraceHook:
 def consumer_tracing(
     instance: ClientInstance, options: ClientOptions, group: str
 ) -> tuple[TraceDispatcher, ConsumerTraceHook]:
-    """The trace of a consumer, begun; the dispatcher is to be stopped."""
+    """The started trace dispatcher of a consumer, and its hook; the caller stops it."""
     clock = instance.runtime.clock
     dispatcher = TraceDispatcher(instance.runtime, options, group, "CONSUME")
     dispatcher.start()
@@ -186,7 +185,7 @@ def consumer_tracing(
 
 
 class _Begun:
-    """What is known before a call, for the record after it."""
+    """Data from before a handler call, for the record after it."""
 
     __slots__ = ("messages", "region_id", "request_id", "time_ms")
 

@@ -11,8 +11,8 @@ U+0002. A missing tag or key is written ``null``, as Java prints it::
                     fromCheck
     Recall          time region group topic msgId success
 
-SubBefore and SubAfter of one call of a handler share their request id. Readers take shorter records
-of old clients, and pass over kinds that they do not know. Counterpart of Java's
+SubBefore and SubAfter of one handler call share their request id. Readers accept shorter records of
+old clients, and skip unknown kinds. Counterpart of Java's
 ``TraceDataEncoder``.
 """
 
@@ -30,12 +30,12 @@ FIELD_END: Final = "\x01"
 RECORD_END: Final = "\x02"
 NULL: Final = "null"
 
-#: A key of a user may hold anything; in a record separators become blanks.
+#: Separators in keys of an application become blanks.
 _NO_SEPARATORS: Final = str.maketrans(FIELD_END + RECORD_END, "  ")
 
 
 class TraceMessageType(enum.IntEnum):
-    """What kind of message was sent."""
+    """The type of a sent message."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -64,7 +64,7 @@ class PubTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubBeforeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler gets a message."""
+    """A handler call with a message starts."""
 
     time_ms: int
     region_id: str
@@ -76,7 +76,7 @@ class SubBeforeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubAfterTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler is done with it; ``cost_ms`` is that of the call, shared among its messages.
+    """A handler call has ended; ``cost_ms`` is its duration divided by its messages.
 
     ``context_code`` is a :class:`~skylark.client.consumer.push.concurrent_settlement.ReturnType`.
     Without a time, the record is written as for the cloud: without the group too.
@@ -110,7 +110,7 @@ class EndTransactionTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecallTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A delayed message was called back."""
+    """A timed message was recalled."""
 
     time_ms: int
     region_id: str
@@ -133,7 +133,7 @@ def encode_trace(trace: Trace) -> str:
 
 
 def trace_keys(trace: Trace) -> list[str]:
-    """By which a record is found again: the message id, then the keys of the message."""
+    """The keys of a record in the index: the message id, then the keys of the message."""
     keys = None if isinstance(trace, RecallTrace) else trace.keys
     return [trace.msg_id, *(keys or "").split()]
 

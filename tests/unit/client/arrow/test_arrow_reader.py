@@ -361,7 +361,7 @@ async def test_bounds(tmp_path: Path) -> None:
         assert await bodies(end={("broker-a", 0): 2, ("broker-a", 1): 99}) == [b"a", b"b", b"d"]
         with pytest.raises(ClientError, match=r"no queues \[\('broker-a', 7\)\]"):
             await bodies(start={("broker-a", 7): 1})
-        with pytest.raises(ClientError, match="lies behind its end, 3"):
+        with pytest.raises(ClientError, match="is after its end, 3"):
             await bodies(start={("broker-a", 0): 4})
         with pytest.raises(ConfigError, match="not 'newest'"):
             await bodies(start="newest")

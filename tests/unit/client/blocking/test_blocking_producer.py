@@ -124,7 +124,7 @@ def test_too_many_under_way(options: ClientOptions) -> None:
     with Producer("full", options, linger=30.0, pending_max=2) as producer:
         producer.send_batch([Message("Full", b"x")])
         futures = [producer.submit(Message("Full", b"x")) for _ in range(2)]
-        with pytest.raises(TooManyRequestsError, match="2 requests of 2 bytes are under way"):
+        with pytest.raises(TooManyRequestsError, match="2 requests of 2 bytes are in flight"):
             producer.submit(Message("Full", b"x"), timeout=0.05)
         producer.flush()
         assert [future.result(0).status for future in futures] == [SendStatus.SEND_OK] * 2

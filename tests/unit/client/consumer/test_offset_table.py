@@ -165,7 +165,7 @@ def test_the_copy_is_used_if_the_file_is_of_no_use(
         file.path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert file.load() == {Q0: 1}
-    assert "offsets come from" in caplog.text
+    assert "offsets are read from" in caplog.text
     file.save({Q1: 5})  # the broken file is not copied over the sound one
     assert file.load() == {Q0: 1, Q1: 5}
     assert decode_offsets(file.path.with_name("offsets.json.bak").read_bytes()) == {Q0: 1}

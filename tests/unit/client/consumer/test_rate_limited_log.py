@@ -15,7 +15,7 @@ from tests.unit.client.consumer.pushes import Seen, consuming, push_world, until
 log = logging.getLogger("limited")
 
 
-async def test_the_same_is_said_again_after_ten_seconds(
+async def test_the_same_line_is_logged_again_after_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = VirtualClock()
@@ -40,7 +40,7 @@ def test_what_is_remembered_is_bounded(caplog: pytest.LogCaptureFixture) -> None
     for number in range(1000):
         limited.log(logging.WARNING, number, "%d", number)
     assert len(caplog.messages) == 1000  # nothing new is kept back
-    assert len(limited._said) == 256
+    assert len(limited._logged) == 256
 
 
 async def test_a_broker_that_is_down_is_not_mentioned_every_second(
@@ -56,6 +56,6 @@ async def test_a_broker_that_is_down_is_not_mentioned_every_second(
             await w.clock.advance(seconds=60)
             said = [r for r in caplog.records if r.name.endswith("rebalance_executor")]
             texts = {record.getMessage() for record in said}
-            assert any("the members of g are not known now" in text for text in texts)
+            assert any("cannot get the members of g now" in text for text in texts)
             for text in texts:
                 assert sum(record.getMessage() == text for record in said) <= 6, text

@@ -132,7 +132,7 @@ async def test_checks_go_to_the_producer_of_the_transaction(
         await broker.tell(code, message(PGROUP="plain"), **ext)
         await broker.tell(code, message(), **ext)
         assert len(producer.checks) == 1
-    assert "group plain is to be checked, which is not here" in caplog.text
+    assert "no producer of group plain here can answer a transaction check" in caplog.text
 
 
 async def test_a_changed_group_wakes_the_rebalance(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def test_the_round_goes_on_after_a_topic_that_fails(
             await instance.register_consumer(FakeConsumer("g", "Unknown"))
             await w.clock.advance(seconds=61)
             assert instance.routes.get("Z") is not None
-        assert caplog.text.count("the route of A is not refreshed: not yours") == 3
+        assert caplog.text.count("cannot refresh the route of A: not yours") == 3
         assert caplog.text.count("no name server knows topic Unknown") == 1  # told once
         assert "%RETRY%g" not in caplog.text
         await w.finish(server.stop())

@@ -108,7 +108,7 @@ async def test_without_a_reply_time_runs_out_once(
         answers = await push(script, b"late", CORRELATION_ID=correlation_id)
         assert {answer.code for answer in answers} >= {0}
         assert outcomes == [raised.value]
-    assert "has no waiting request" in caplog.text
+    assert "no request waits for reply" in caplog.text
 
 
 async def test_a_request_that_cannot_be_sent(tmp_path: Path) -> None:

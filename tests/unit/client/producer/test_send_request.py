@@ -230,7 +230,7 @@ def test_other_answers_are_errors() -> None:
     with pytest.raises(BrokerError, match="code 99"):
         read_result(Command(code=99), "h:1", PARCEL, QUEUE)
     for ext in ({}, {**PLACE, "queueOffset": "x"}, {**PLACE, "queueId": ""}):
-        with pytest.raises(RemoteProtocolError, match="does not say where"):
+        with pytest.raises(RemoteProtocolError, match="has no queue offset"):
             read_result(Command(code=0, ext=ext), "h:1", PARCEL, QUEUE)
 
 

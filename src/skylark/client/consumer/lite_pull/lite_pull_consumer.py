@@ -1,4 +1,4 @@
-"""The lite pull consumer: the application asks for messages, the client fetches them ahead.
+"""The lite pull consumer: the application polls, and the client fetches messages ahead.
 
 ::
 
@@ -8,9 +8,9 @@
             await lp.commit(batch)
 
 Two ways to get queues, which exclude each other: :meth:`~LitePullConsumer.subscribe` shares the
-queues of a topic with the other members of the group; :meth:`~LitePullConsumer.assign` names them
-and leaves the group's sharing alone. There are no retries and no dead letters: what to do about a
-message that fails is for the application to say, by seeking or by sending it elsewhere.
+queues of a topic with the other members of the group; :meth:`~LitePullConsumer.assign` sets them,
+independent of the group. There are no retries and no dead letters: the application decides what to
+do about a message that fails, by seeking or by sending it elsewhere.
 
 **Commits.** :meth:`~LitePullConsumer.commit` returns when the brokers have stored the offsets (the
 file, for a broadcasting consumer), and :meth:`~LitePullConsumer.committed` asks them: what was
@@ -20,9 +20,9 @@ the background, when a queue is taken away, and at the end, so a crash repeats m
 none. Leaving an iterator, or stopping, commits nothing by itself: the last messages handed out come
 again unless they were committed. Committing some queues leaves the others as they are.
 
-Pulling, polling and all methods belong to the loop on which the consumer was started; sharing
-queues and saving offsets go on at the control loop even while that one is blocked. Queues and
-topics are named as the application knows them, without namespace.
+All methods belong to the loop on which the consumer was started; rebalancing and saving offsets
+continue on the control loop even while that one is blocked. Names of queues and topics are those of
+the application, without namespace.
 
 Counterpart of Java's ``DefaultLitePullConsumer``.
 """
@@ -71,7 +71,7 @@ Commit: TypeAlias = Mapping[MessageQueue, int] | Collection[MessageQueue] | Coll
 
 @checks_arguments
 class LitePullConsumer(PullClient):
-    """See the module. Settings are those of :class:`LitePullSettings`, as keywords."""
+    """See the module docstring; keywords are those of :class:`LitePullSettings`."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class LitePullConsumer(PullClient):
     ) -> None:
         """``hooks``: see ConsumeHook and FilterHook in :mod:`skylark.client.core.hooks`.
 
-        Consume hooks, and traces, count messages as consumed when they are handed out: what
-        becomes of them afterwards is not known here.
+        Consume hooks and traces count messages as consumed when they are handed out, because the
+        consumer does not know when they are consumed.
         """
         super().__init__(group, options, hooks, runtime)
         self.settings = settings_of(LitePullSettings, in_seconds(settings))
@@ -110,10 +110,10 @@ class LitePullConsumer(PullClient):
     ) -> Self:
         """Share the queues of a topic with the group; ``A || B`` for tags, or an SQL condition.
 
-        ``listener(topic, all queues, ours)`` is called when the queues are shared anew.
+        ``listener(topic, all queues, ours)`` is called when our share changes.
         """
         check_topic(topic)
-        make_subscription(topic, tags, sql=sql, now_ms=0)  # to refuse it here rather than later
+        make_subscription(topic, tags, sql=sql, now_ms=0)  # raises here rather than later
         self._choose("subscribe")
         self._subscriptions[topic] = (tags, sql)
         if listener is not None:
@@ -127,12 +127,12 @@ class LitePullConsumer(PullClient):
         if self._subscriptions.pop(topic, None) is not None:
             self._listeners.pop(topic, None)
             if self.state is ServiceState.RUNNING:
-                # At once, not with the next rebalance: the wanted tags are not known any more.
+                # At once, not with the next rebalance: the subscription is gone.
                 self._queues.remove_topic(self._session.namespace.wrap(topic))
                 self._session.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue]) -> Self:
-        """Consume exactly these queues, even if others consume them too."""
+        """Consume exactly these queues, even if other consumers do too."""
         self._choose("assign")
         self._assigned = frozenset(queues)
         if self.state is ServiceState.RUNNING:
@@ -140,14 +140,14 @@ class LitePullConsumer(PullClient):
         return self
 
     def set_assign_tags(self, topic: str, tags: str) -> Self:
-        """Want only messages with these tags from assigned queues of a topic; before the start."""
+        """Consume only messages with these tags from assigned queues; before the start."""
         require_new(self.state, f"consumer {self.group}")
         make_subscription(topic, tags, now_ms=0)
         self._assign_tags[topic] = tags
         return self
 
     def on_queues_changed(self, topic: str, listener: TopicListener) -> Self:
-        """Call ``listener(topic, queues)`` when the topic has got other queues."""
+        """Call ``listener(topic, queues)`` when the queues of the topic change."""
         check_topic(topic)
         self._topic_listeners[topic] = listener
         if self.state is ServiceState.RUNNING:
@@ -169,7 +169,7 @@ class LitePullConsumer(PullClient):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the group and begin to fetch; raises ClientError, also for SQL with mistakes."""
+        """Join the group and start to fetch; raises ClientError, also for invalid SQL."""
         require_new(self.state, f"consumer {self.group}")
         self.state = ServiceState.START_FAILED
         settings = self.settings
@@ -197,7 +197,7 @@ class LitePullConsumer(PullClient):
         self._apply_assigned()
 
     def _observe(self, group: PullConsumerSession) -> None:
-        """Begin to trace, if that is wanted."""
+        """Start traces, if they are enabled."""
         if self.options.trace:
             self._tracer, hook = consumer_tracing(group.instance, self.options, self.group)
             self._consume_hooks = ConsumeHooks((*self._hooks, hook))
@@ -215,7 +215,7 @@ class LitePullConsumer(PullClient):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours now; none unless it runs. From any thread."""
+        """The assigned queues; none unless the consumer runs. From any thread."""
         if self.state is not ServiceState.RUNNING:
             return frozenset()
         unwrap = self._session.namespace.unwrap_queue
@@ -274,7 +274,7 @@ class LitePullConsumer(PullClient):
         return wire_queue
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at this offset; raises ClientError if the queue is not ours, or has none such."""
+        """Continue at this offset; raises ClientError if we do not have the queue or the offset."""
         wire_queue = self._ours(queue)
         low, high = await asyncio.gather(
             self._session.access.min_offset(wire_queue),
@@ -288,21 +288,21 @@ class LitePullConsumer(PullClient):
         self._jump(wire_queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on with the oldest message."""
+        """Continue with the oldest message."""
         wire_queue = self._ours(queue)
         self._jump(wire_queue, await self._session.access.min_offset(wire_queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on with the next message to come."""
+        """Continue with the next message to be stored."""
         wire_queue = self._ours(queue)
         self._jump(wire_queue, await self._session.access.max_offset(wire_queue))
 
     def _jump(self, wire_queue: MessageQueue, offset: int) -> None:
-        self._ours(wire_queue)  # it may have been taken away while the broker was asked
+        self._ours(wire_queue)  # it may have been taken away during the request
         self._queues.seek(wire_queue, offset)
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Fetch no more of these queues; what was fetched is still returned."""
+        """Stop fetching these queues; fetched messages are still returned."""
         wrap = self._require_running().namespace.wrap_queue
         self._queues.pause([wrap(queue) for queue in queues], paused=True)
 
@@ -312,7 +312,7 @@ class LitePullConsumer(PullClient):
         self._queues.pause([wrap(queue) for queue in queues], paused=False)
 
     def is_paused(self, queue: MessageQueue) -> bool:
-        """Whether nothing more is fetched of it."""
+        """Whether fetching of this queue is paused."""
         return self._queues.is_paused(self._require_running().namespace.wrap_queue(queue))
 
     # ---- messages --------------------------------------------------------------------------------
@@ -353,12 +353,12 @@ class LitePullConsumer(PullClient):
             if found or self.state is not ServiceState.RUNNING or clock.monotonic() >= deadline:
                 self._call_consume_hooks(found)
                 if not found:
-                    await yield_once()  # who polls without waiting must let others run
+                    await yield_once()  # a caller that polls without waiting must let others run
                 return found
             await self._queues.wait(deadline)
 
     def _put_back(self, messages: list[MessageExt]) -> None:
-        """Messages of a poll whose caller was interrupted are handed out again."""
+        """Hand out messages again whose poll was interrupted."""
         if messages and self.state is ServiceState.RUNNING:
             wire_queue = self._session.namespace.wrap_queue(messages[0].queue)
             self._queues.put_back(wire_queue, messages)
@@ -371,9 +371,9 @@ class LitePullConsumer(PullClient):
         Without an argument that is what was handed out of the queues that are ours now; other
         queues stay as they are. Raises ClientError for an offset below 0 or above the maximum
         of its queue, and then commits nothing; for a queue that is not ours (any more), after the
-        others were committed; and what a broker says, or that it does not answer: then the offset
-        may or may not be stored, and is sent again with the periodic ones. ``persist`` has no
-        effect any more: it once asked for what every commit does now.
+        others were committed; and BrokerError or TransportError: then the offset may or may not be
+        stored, and is sent again with the periodic ones. ``persist`` has no effect any more,
+        because every commit is stored now.
         """
         del persist
         group = self._require_running()
@@ -397,7 +397,7 @@ class LitePullConsumer(PullClient):
         """Raise ClientError if the queue ends before ``offset``."""
         found = self._queues.queues.get(queue)
         if found is not None and found.pull_offset is not None and offset <= found.pull_offset:
-            return  # the answers to pulls have shown it
+            return  # responses to pulls have shown it
         high = await self._session.access.max_offset(queue)
         if offset > high:
             raise ClientError(
@@ -405,7 +405,7 @@ class LitePullConsumer(PullClient):
             )
 
     def _given(self, what: Commit) -> dict[MessageQueue, int]:
-        """The offsets that an argument of :meth:`commit` stands for."""
+        """The offsets for an argument of :meth:`commit`."""
         wrap = self._session.namespace.wrap_queue
         if isinstance(what, Mapping):
             return {wrap(queue): offset for queue, offset in what.items()}
@@ -422,7 +422,7 @@ class LitePullConsumer(PullClient):
         return {**offsets, **self._handed_out(queues)}
 
     def _handed_out(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
-        """How far the messages of these queues were handed out, where any were."""
+        """The consume offsets of those of these queues that handed out messages."""
         found = [self._queues.queues.get(queue) for queue in queues]
         return {
             each.queue: each.consume_offset

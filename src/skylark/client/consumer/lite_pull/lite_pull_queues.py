@@ -1,23 +1,21 @@
 """Assigned queues of a lite pull consumer: one pull task each, and the batches not polled yet.
 
-Everything here lives on the loop of the application. A queue is added, jumps to another offset
-(:meth:`LiteQueues.seek`), and is removed; its task goes round and round in between::
+Everything here lives on the loop of the application. Each queue has a pull task::
 
-    dropped: end      paused: 1 s      too much waits here: 50 ms
-    pull from the offset, the broker holding an empty pull for 20 s
-        found: a batch waits to be polled      any reply: on to the next offset
-        flow control (215): 20 ms      cannot tell where to begin: 3 s      other errors: 1 s
+    dropped: end      paused: 1 s      too many messages wait: 50 ms
+    pull from the offset; the broker holds an empty pull for 20 s
+        found: add a batch      any response: continue at the next offset
+        flow control (215): 20 ms      start offset unknown: 3 s      other errors: 1 s
 
-**Consume offset.** How far the messages of a queue were handed out to the application: the offset
-of the first that was not. That is what a commit takes over. Batches may be handed out in parts; the
-rest stays in front of its queue.
+**Consume offset.** The offset of the first message of a queue that was not handed out to the
+application; a commit uses it. Batches may be handed out in parts.
 
-**Faults.** A message that cannot be decoded, which no broker should send, is pulled once more by
-itself and then passed over with an error in the log; those before and behind it are handed out. A
-body that cannot be inflated is the application's to see, when it looks at the body.
+**Faults.** A message that cannot be decoded, which no broker should send, is pulled once more
+alone, then skipped and logged; the messages before and behind it are handed out. If a body cannot
+be decompressed, the application gets the error on access.
 
-**Seek.** What waits of the queue is forgotten and the task replaced, so that the answer to a pull
-under way cannot come in between.
+**Seek.** Drops the waiting batches of the queue and replaces its task, so that the response to a
+pull in flight is ignored.
 
 Counterpart of Java's ``PullTaskImpl``, ``AssignedMessageQueue`` and the ``consumeRequestCache`` of
 ``DefaultLitePullConsumerImpl``.
@@ -66,7 +64,7 @@ _NOW: Final = 0.0
 
 
 class LiteQueue:
-    """One queue that is ours."""
+    """One assigned queue."""
 
     __slots__ = (
         "alone",
@@ -87,15 +85,15 @@ class LiteQueue:
         self.paused = False
         self.pull_offset: int | None = None  #: None until the first offset is known
         self.consume_offset = NOTHING_TO_COMMIT
-        self.alone = False  #: pull one message: the next may be that which cannot be decoded
-        self.broker_id = MASTER_ID  #: where the last answer said to pull
+        self.alone = False  #: pull one message, because the next may be undecodable
+        self.broker_id = MASTER_ID  #: the broker id that the last response suggested
         self.behind = 0  #: messages at the broker that were not pulled yet
         self.failures = 0  #: pulls that failed, one after the other
         self.task: asyncio.Task[None] | None = None
 
 
 class Batch:
-    """Messages of one queue that wait; those before ``taken`` were handed out."""
+    """Fetched messages of one queue; those before ``taken`` were handed out."""
 
     __slots__ = ("messages", "source", "taken")
 
@@ -106,7 +104,7 @@ class Batch:
 
 
 class LiteQueues:
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class LiteQueues:
         subscription_of: Callable[[str], Subscription],
         hooks: Sequence[object],
     ) -> None:
-        """``subscription_of`` gives the wanted messages of a topic, as brokers know it."""
+        """``subscription_of`` returns the subscription to a topic, as brokers know it."""
         self.queues: dict[MessageQueue, LiteQueue] = {}
         self._session = session
         self._access = session.access
@@ -143,29 +141,29 @@ class LiteQueues:
         self._arrived = asyncio.Event()
         self._tasks = Tasks("lite pull")
 
-    # ---- coming and going ------------------------------------------------------------------------
+    # ---- assignment ------------------------------------------------------------------------
 
     def add(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """Begin to pull, unless the queue was taken away again meanwhile."""
+        """Start to pull, unless the queue was already taken away."""
         if process_queue.dropped:
             return
         found = self.queues[queue] = LiteQueue(queue, process_queue)
         self._start(found)
 
     def remove(self, queue: MessageQueue) -> None:
-        """Stop pulling; what waits of the queue is forgotten."""
+        """Stop pulling, and drop the waiting messages of the queue."""
         found = self.queues.pop(queue, None)
         if found is not None:
             found.process_queue.dropped = True
             self._forget(found)
 
     def remove_topic(self, topic: str) -> None:
-        """The same for all queues of a topic."""
+        """Remove all queues of a topic."""
         for queue in [queue for queue in self.queues if queue.topic == topic]:
             self.remove(queue)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at another offset."""
+        """Continue at another offset."""
         found = self.queues[queue]
         self._forget(found)
         found.process_queue.clear()
@@ -173,19 +171,19 @@ class LiteQueues:
         self._start(found)
 
     def pause(self, queues: Collection[MessageQueue], *, paused: bool) -> None:
-        """Stop pulling, or go on; the others stay as they are."""
+        """Pause or resume pulls of these queues."""
         for queue in queues:
             found = self.queues.get(queue)
             if found is not None and found.paused != paused:
                 found.paused = paused
-                self._start(found)  # its task may wait at a broker, or for the end of the pause
+                self._start(found)  # ends the pull in flight, or the wait
 
     def is_paused(self, queue: MessageQueue) -> bool:
         found = self.queues.get(queue)
         return found is not None and found.paused
 
     async def stop(self) -> None:
-        """End all pulls, and all waits for messages."""
+        """End all pulls and waits."""
         self._waiting.clear()
         self.wake()
         await self._tasks.cancel_and_wait()
@@ -206,7 +204,7 @@ class LiteQueues:
         return sum(found.process_queue.count for found in self.queues.values())
 
     def levels(self) -> list[QueueLevel]:
-        """What waits in each queue; for any thread."""
+        """The level of each queue; for any thread."""
         return [
             QueueLevel(
                 topic=self._session.namespace.unwrap(found.queue.topic),
@@ -223,7 +221,7 @@ class LiteQueues:
     # ---- handing out -----------------------------------------------------------------------------
 
     async def wait(self, deadline: float) -> None:
-        """Until there is something to :meth:`take`, the deadline is over, or :meth:`wake`."""
+        """Wait for messages to :meth:`take`, for the deadline, or for :meth:`wake`."""
         if self._front() is not None:
             return
         self._arrived.clear()
@@ -255,10 +253,9 @@ class LiteQueues:
         return taken
 
     def put_back(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
-        """Hand out again, before all others, what :meth:`take` gave to a caller that was
-        interrupted.
+        """Hand out messages again, before all others, whose caller was interrupted.
 
-        A queue that was given up, or went back to an earlier offset, gets them by pulling.
+        If the queue was given up, or continues at a lower offset, they are pulled again instead.
         """
         found = self.queues.get(queue)
         offset = messages[0].queue_offset
@@ -275,7 +272,7 @@ class LiteQueues:
     def _front(self) -> Batch | None:
         waiting = self._waiting
         while waiting:
-            # Another thread may have given the queue away a moment ago.
+            # Another thread may drop the queue at any time.
             if not waiting[0].source.process_queue.dropped:
                 return waiting[0]
             waiting.popleft()
@@ -291,13 +288,13 @@ class LiteQueues:
             if delay_s == _NOW:
                 try:
                     delay_s = await self._pull(found)
-                except Exception:  # a hook of the application, say
-                    log.exception("%s cannot be pulled", found.queue)
+                except Exception:  # such as an error of a hook
+                    log.exception("cannot pull %s", found.queue)
                     delay_s = self._error_delay_s
             await self._clock.sleep(delay_s)
 
     def _hold_s(self, found: LiteQueue) -> float | None:
-        """How long not to pull; None if never again."""
+        """The pause before the next pull; None: never."""
         hold = self._flow.may_pull(found.process_queue, self._clock.now_ms(), paused=found.paused)
         if hold is not None:
             if hold.should_log:
@@ -307,7 +304,7 @@ class LiteQueues:
         return _NOW if waiting <= self._settings.pull_threshold_for_all else FLOW_CONTROL_DELAY_S
 
     async def _pull(self, found: LiteQueue) -> float:
-        """One round; the delay until the next."""
+        """Pull once; returns the delay until the next pull."""
         if found.pull_offset is None:
             try:
                 found.pull_offset = await self._first_offset(found.queue)
@@ -315,7 +312,7 @@ class LiteQueues:
                 self._limited_log.failed(
                     found.queue.broker_name,
                     error,
-                    "the first offset of %s is not known now",
+                    "cannot get the start offset of %s now",
                     found.queue,
                 )
                 return FIRST_OFFSET_DELAY_S
@@ -327,7 +324,7 @@ class LiteQueues:
                 found.queue, subscription, found.pull_offset, terms, found.broker_id
             )
         except UndecodableError as error:
-            return self._pass_over(found, error)
+            return self._skip_undecodable(found, error)
         except BrokerError as error:
             if error.code == ResponseCode.FLOW_CONTROL:
                 return BROKER_FLOW_CONTROL_DELAY_MS / 1000
@@ -360,13 +357,13 @@ class LiteQueues:
 
     def _failed(self, found: LiteQueue, error: SkylarkError) -> float:
         if found.failures % FAILURES_PER_LOG == 0:
-            log.warning("%s cannot be pulled: %s", found.queue, error)
+            log.warning("cannot pull %s: %s", found.queue, error)
         found.failures += 1
         return self._error_delay_s
 
-    def _pass_over(self, found: LiteQueue, error: UndecodableError) -> float:
+    def _skip_undecodable(self, found: LiteQueue, error: UndecodableError) -> float:
         if found.alone:
-            log.error("%s, and is lost: %s", error, error.__cause__)
+            log.error("%s: it is skipped: %s", error, error.__cause__)
             found.pull_offset = error.next_offset
         found.alone = not found.alone
         return _NOW

@@ -2,8 +2,8 @@
 
 Sizes are bytes, durations seconds. :class:`LitePullKeywords` has the same names and lets the
 constructors of both flavours take them as typed keywords, durations also as timedeltas. Counterpart
-of the fields of Java's ``DefaultLitePullConsumer``; ``pullThreadNums`` has no twin, because pulls
-need no threads here.
+of the fields of Java's ``DefaultLitePullConsumer``; ``pullThreadNums`` has no counterpart,
+because pulls need no threads here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUTO_COMMIT_INTERVAL_MIN_S: Final = 1.0
 
 
 class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lite pull consumer pulls and commits."""
+    """The settings of a lite pull consumer."""
 
     auto_commit: bool = True  #: autoCommit: a poll commits what earlier polls returned
     auto_commit_interval: float = 5.0  #: autoCommitIntervalMillis: at most so often; at least 1
@@ -36,10 +36,10 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: pullThresholdSizeForQueue: bytes of them
     pull_threshold_size_for_queue: int = 100 * 1024 * 1024
     consume_max_span: int = 2_000  #: consumeMaxSpan: offsets from the first to the last that wait
-    suspend_max: float = 20.0  #: brokerSuspendMaxTimeMillis: brokers hold an empty pull so long
+    suspend_max: float = 20.0  #: brokerSuspendMaxTimeMillis: how long brokers hold an empty pull
     suspend_timeout: float = 30.0  #: consumerTimeoutMillisWhenSuspend: of such a pull
     metadata_interval: float = 30.0  #: topicMetadataCheckIntervalMillis: of topic listeners
-    #: where a group without committed offsets begins
+    #: where a group without committed offsets starts
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     #: and at what time, with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is
     #: yyyyMMddHHmmss in local time
@@ -48,7 +48,7 @@ class LitePullSettings(msgspec.Struct, frozen=True, kw_only=True):
     message_model: MessageModel = MessageModel.CLUSTERING
     #: allocateMessageQueueStrategy: how queues are shared; all members must use the same
     allocation: Allocation = Averagely()
-    offset_folder: Path | None = None  #: where broadcasting consumers keep their offsets
+    offset_folder: Path | None = None  #: where broadcasting consumers save their offsets
 
     def __post_init__(self) -> None:
         check_fields(self)

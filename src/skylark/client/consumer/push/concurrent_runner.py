@@ -1,22 +1,23 @@
 """Runs handlers on messages in any order, and settles each message.
 
-The decisions are those of :mod:`skylark.client.consumer.push.concurrent_settlement`; here they are
-carried out.
+It executes the decisions of :mod:`skylark.client.consumer.push.concurrent_settlement`.
 
 ===========================  ======================================================================
-the handler returns          the message is done with; a batch handler may return the index of the
-                             last message that it accepts
-raises RetryLater            it goes back to the broker, with that delay level
-raises DeadLetter            it goes to the dead letters of the group
-raises anything else         as RetryLater; the error is logged
-is cancelled                 the same: by what it waits for, or by itself
-hangs                        after ``consume_timeout`` the message goes back; what the handler says
-                             later does not count. The place of the handler stays taken
-no handler for its topic     it goes back: the topic of a retry is no longer subscribed
+the handler                  what happens to the message
+===========================  ======================================================================
+returns                      it is consumed; a batch handler may return the index of the last
+                             message that it accepts
+raises RetryLater            it is sent back to the broker, with that delay level
+raises DeadLetter            it becomes a dead letter of the group
+raises any other error       as RetryLater; the error is logged
+is cancelled                 the same, whether by itself or by something that it awaits
+hangs                        after ``consume_timeout`` the message is sent back, and the later
+                             result of the handler is ignored; the handler keeps its worker
+does not exist               it is sent back: the topic of a retry is no longer subscribed
 ===========================  ======================================================================
 
-Broadcasting consumers give nothing back: what fails is logged and lost. Nothing counts any more
-once the queue was given up; its next owner gets the messages again.
+Broadcasting consumers send nothing back: messages that fail are logged and lost. After a queue was
+given up all results are ignored; its next owner gets the messages again.
 
 Counterpart of Java's ``ConsumeMessageConcurrentlyService``.
 """
@@ -57,12 +58,12 @@ from skylark.core.names import is_retry_topic
 
 log = logging.getLogger(__name__)
 
-#: How long what was accepted may wait to be settled: it is delivered again if the queue moves then.
+#: How long accepted messages may wait to be settled; if the queue moves then, they are redelivered.
 SETTLE_MS: Final = 100
 
 
 class ConcurrentRunner:
-    """Messages of all queues of one consumer, in any order."""
+    """Runs handlers for all queues of one consumer, in any order."""
 
     def __init__(self, services: ConsumerServices) -> None:
         self.services = services
@@ -74,16 +75,18 @@ class ConcurrentRunner:
     def submit(
         self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
-        """Put messages into their queue, and let handlers have them."""
+        """Add messages to their queue, and submit them to handlers."""
         assigned.process_queue.put(messages, max_offset)
-        # Soon, so that the next pull leaves before handlers run: the broker works meanwhile.
+        # In a later turn, so that the next pull is sent before handlers run.
         self._loop.call_soon(self._hand_out, assigned, messages)
 
     def _hand_out(self, assigned: AssignedQueue, messages: Sequence[MessageExt]) -> None:
         for topic, of_topic in self._by_topic(assigned, messages):
             binding = self.services.bindings.get(topic)
             if binding is None:
-                log.warning("no handler for topic %s, %d messages go back", topic, len(of_topic))
+                log.warning(
+                    "no handler for topic %s: %d messages are sent back", topic, len(of_topic)
+                )
                 self._spawn(self.fail(assigned, of_topic, RECONSUME_LATER))
                 continue
             jobs: list[Job] = (
@@ -114,7 +117,7 @@ class ConcurrentRunner:
     def accepted(
         self, assigned: AssignedQueue, batch: Sequence[MessageExt], took_ms: int, now_ms: int
     ) -> None:
-        """All messages of a batch were accepted. Hot: the rest is done once for many."""
+        """All messages of a batch were accepted. Called per message: settles many at once later."""
         messages = assigned.accepted
         if not messages:
             self._loop.call_soon(self._settle_accepted, assigned, now_ms)
@@ -126,10 +129,10 @@ class ConcurrentRunner:
             assigned.quick_count += 1
             assigned.quick_messages += len(batch)
         if now_ms - assigned.accepted_since_ms >= SETTLE_MS:
-            self._settle_accepted(assigned, now_ms)  # handlers that block keep the loop from it
+            self._settle_accepted(assigned, now_ms)  # blocking handlers delay the scheduled call
 
     def _settle_accepted(self, assigned: AssignedQueue, now_ms: int) -> None:
-        """Forget messages that were accepted, and note how far the group has come."""
+        """Remove accepted messages, and update the committed offset."""
         messages, assigned.accepted = assigned.accepted, []
         if not messages:
             return
@@ -147,7 +150,7 @@ class ConcurrentRunner:
     async def fail(
         self, assigned: AssignedQueue, batch: Sequence[MessageExt], outcome: Outcome
     ) -> None:
-        """Some messages of a batch were not accepted."""
+        """Send back the messages of a batch that were not accepted."""
         services, process_queue = self.services, assigned.process_queue
         clustering = services.settings.clustering
         if not clustering:
@@ -173,7 +176,7 @@ class ConcurrentRunner:
             self._hand_out(assigned, messages)
 
     async def expire(self, assigned: AssignedQueue) -> None:
-        """Send back messages that handlers have had for longer than ``consume_timeout``."""
+        """Send back messages whose handlers run for longer than ``consume_timeout``."""
         services, process_queue = self.services, assigned.process_queue
         self._settle_accepted(assigned, services.clock.steady_ms())
         timeout_ms = services.settings.consume_timeout_ms
@@ -181,14 +184,14 @@ class ConcurrentRunner:
             message = process_queue.expired(services.clock.steady_ms(), timeout_ms)
             if message is None or process_queue.dropped:
                 return
-            log.warning("a handler does not end, %s goes back", message)
+            log.warning("a handler hangs: %s is sent back", message)
             if not await services.sends_back.give(message, EXPIRED_DELAY_LEVEL):
                 return
             services.stats.sent_back += 1
             process_queue.remove_first(message, services.clock.steady_ms())
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
-        """Never: a queue without order may have two owners for a moment."""
+        """Always false: two consumers may read a queue without order for a moment."""
         del process_queue
         return False
 
@@ -204,7 +207,7 @@ class ConcurrentRunner:
 
 
 class ConcurrentJob:
-    """One batch, for one call of a handler."""
+    """One call of a handler with one batch."""
 
     __slots__ = ("_assigned", "_batch", "_binding", "_context", "_runner", "_started_ms")
 
@@ -246,7 +249,7 @@ class ConcurrentJob:
         assigned.counters.consume_ms += took_ms
         is_index = type(result) is int and self._binding.batch > 1
         if error is None and not is_index and self._context is None:
-            # What nearly always happens, for each message: it is to cost little.
+            # The common case, for each message.
             self._runner.accepted(assigned, batch, took_ms, now_ms)
             return None
         outcome = Outcome(ack_index=result) if is_index else ALL_ACCEPTED
@@ -273,4 +276,4 @@ class ConcurrentJob:
         return runner.fail(assigned, batch, outcome)
 
     def discard(self) -> None:
-        """Its messages stay where they are, and are delivered to the next owner of the queue."""
+        """The messages stay in the queue; its next owner gets them."""

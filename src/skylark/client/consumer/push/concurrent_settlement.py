@@ -1,7 +1,7 @@
 """Settlement of messages after their handler, where order does not matter: pure decisions.
 
-Pulled messages are cut into batches, and each batch is one call of the handler. Its *outcome* says
-how many messages from the front were accepted; those behind failed::
+Pulled messages are split into batches, one call of the handler each. Its *outcome* has the number
+of accepted messages at the front; the others failed::
 
     outcome = ALL_ACCEPTED | Outcome(ack_index=i) | outcome_of_error(error)
     for each SendBack of send_backs(queue, batch, outcome, clustering=True): try it; else keep it
@@ -13,9 +13,9 @@ it counts as consumed here. If the broker refuses, the client publishes it there
 queue, holds the commit back, and a handler gets it again five seconds later. Broadcasting consumers
 have no retries: failures are logged and lost.
 
-A message that is no longer in the process queue was hung for too long, and was sent back by the
-clean-up: what its handler says now does not count. Neither does anything once a queue is dropped:
-its next owner gets the messages again.
+A message that is no longer in the process queue was sent back because its handler hung; the later
+result of the handler is ignored. So are all results of a dropped queue: its next owner gets the
+messages again.
 
 Counterpart of Java's ``ConsumeMessageConcurrentlyService``.
 """
@@ -38,7 +38,7 @@ _ACK_ALL: Final = 2**31 - 1
 
 
 class ReturnType(enum.IntEnum):
-    """How a call of a handler ended, as hooks and traces tell it."""
+    """How a call of a handler ended, for hooks and traces."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -48,7 +48,7 @@ class ReturnType(enum.IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a handler made of a batch: messages up to ``ack_index`` were accepted, none if -1."""
+    """The outcome of a batch: messages up to ``ack_index`` were accepted, none if -1."""
 
     ack_index: int = _ACK_ALL
     delay_level: int = BROKER_DECIDES
@@ -59,7 +59,7 @@ RECONSUME_LATER: Final = Outcome(ack_index=-1)
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """The outcome of a handler that raised: all failed, to be delivered as the error says."""
+    """The outcome of a handler that raised: all failed, with the delay level of the error."""
     if isinstance(error, RetryLater):
         return Outcome(ack_index=-1, delay_level=error.level)
     if isinstance(error, DeadLetter):
@@ -70,7 +70,7 @@ def outcome_of_error(error: BaseException) -> Outcome:
 def return_type(
     *, failed: bool, raised: bool, took_ms: int, timeout_ms: int, returned_null: bool = False
 ) -> ReturnType:
-    """What to tell hooks; slowness is told even of a success."""
+    """The return type for hooks; a slow success is TIME_OUT."""
     if raised:
         return ReturnType.EXCEPTION
     if returned_null:
@@ -81,7 +81,7 @@ def return_type(
 
 
 def batches(messages: Sequence[MessageExt], size_max: int) -> Iterator[Sequence[MessageExt]]:
-    """Messages in pieces, one for each call of a handler."""
+    """Messages in batches, one for each call of a handler."""
     if len(messages) <= size_max:
         yield messages
         return
@@ -110,7 +110,7 @@ class Settlement(msgspec.Struct, frozen=True):
 def send_backs(
     queue: ProcessQueue, batch: Sequence[MessageExt], outcome: Outcome, *, clustering: bool
 ) -> list[SendBack]:
-    """What failed and must go back to the broker."""
+    """The failed messages that must be sent back to the broker."""
     accepted = outcome.ack_index + 1
     if accepted >= len(batch) or not clustering or queue.dropped:
         return []
@@ -127,7 +127,7 @@ def settle(
     kept: Collection[MessageExt],
     now_ms: int,
 ) -> Settlement:
-    """A batch is done with, except for ``kept``: those that could not be sent back."""
+    """Settle a batch, except for ``kept``: messages that could not be sent back."""
     if queue.dropped:
         return Settlement(None, [])
     done: Sequence[MessageExt] = batch

@@ -1,8 +1,8 @@
 """Interface and shared parts of the two runners: concurrent and orderly.
 
-A *runner* gets the messages of a queue as they are pulled (:meth:`Runner.submit`) and sees to it
-that handlers get them, that failures go back, and that offsets move. :mod:`concurrent_runner
-<skylark.client.consumer.push.concurrent_runner>` hands out messages in any order,
+A *runner* gets the pulled messages of a queue (:meth:`Runner.submit`), calls handlers with them,
+sends failed messages back, and updates offsets. :mod:`concurrent_runner
+<skylark.client.consumer.push.concurrent_runner>` calls handlers in any order,
 :mod:`orderly_runner <skylark.client.consumer.push.orderly_runner>` one after the other for each
 queue.
 
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 class AssignedQueue(msgspec.Struct, eq=False, gc=False):
-    """A queue that this consumer has at present."""
+    """A queue that is assigned to this consumer."""
 
     queue: MessageQueue
     process_queue: ProcessQueue
     counters: TopicCounters
     meter: ConsumeMeter = NO_CONSUME_METER
-    # What handlers have accepted in this turn of the loop; settled together, see concurrent_runner.
+    # Messages accepted in this turn of the loop, settled together; see concurrent_runner.
     accepted: list[MessageExt] = msgspec.field(default_factory=list)
     quick_count: int = 0  # calls that took less than a millisecond
     quick_messages: int = 0
@@ -68,7 +68,7 @@ class PushSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What runners work with. ``bindings`` finds handlers by the topic that applications know."""
+    """The objects that runners use; ``bindings`` are by topic, as the application knows it."""
 
     group: str  #: as the application knows it
     client_id: str
@@ -85,32 +85,32 @@ class ConsumerServices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Runner(Protocol):
-    """See the module."""
+    """See the module docstring."""
 
     def submit(
         self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
-        """Take what was pulled."""
+        """Process pulled messages."""
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         """Whether a handler runs on the queue; from any thread."""
 
     async def expire(self, assigned: AssignedQueue) -> None:
-        """Send back messages that handlers have had for too long."""
+        """Send back messages whose handlers hang."""
 
     async def call(self, binding: Binding, message: MessageExt) -> Any:
-        """Call a handler out of turn: what it returns, or raises."""
+        """Call a handler on demand; returns or raises its result."""
 
     @property
     def is_current(self) -> bool:
-        """Whether a handler asks."""
+        """Whether the calling code is a handler."""
 
     async def close(self, wait_s: float) -> bool:
-        """Start no handler any more, and wait for those that run; whether all ended in time."""
+        """Start no more handlers, and wait for running ones; whether all ended in time."""
 
 
 class Pools:
-    """The two pools of a consumer, of which it mostly uses one."""
+    """The two worker pools of a consumer: coroutines and threads."""
 
     def __init__(self, services: ConsumerServices) -> None:
         name, count = services.group, services.settings.concurrency
@@ -118,16 +118,16 @@ class Pools:
         self._thread_workers = ThreadWorkers(name, count, services.clock, services.tasks)
 
     def submit(self, binding: Binding, jobs: list[Job]) -> None:
-        """Run jobs of a handler where it belongs."""
+        """Run jobs in the pool for their handler."""
         (self._loop_workers if binding.is_async else self._thread_workers).submit(jobs)
 
     async def call(
         self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
     ) -> Any:
-        """Call a handler, after the jobs that wait: what it returns, or raises.
+        """Call a handler after the jobs that wait; returns or raises its result.
 
-        ``may_call`` is asked in the thread of the handler when its turn has come; raises NotCalled
-        if it says no.
+        ``may_call`` is called in the thread of the handler just before; if it returns False, this
+        raises NotCalled.
         """
         job = CallJob(binding, argument, may_call)
         self.submit(binding, [job])
@@ -145,11 +145,11 @@ class Pools:
 
 
 class NotCalled(Exception):
-    """The turn of a handler came too late: what it was to work on is not ours any more."""
+    """The handler was not called, because the queue is no longer ours."""
 
 
 class CallJob:
-    """A call whose caller waits for it; see :meth:`Pools.call`."""
+    """A call of a handler whose result is awaited; see :meth:`Pools.call`."""
 
     def __init__(
         self, binding: Binding, argument: Any, may_call: Callable[[], bool] | None = None
@@ -184,7 +184,7 @@ class CallJob:
 
 
 class HookCalls:
-    """The consume hooks of a consumer around the calls of its handlers."""
+    """Calls the consume hooks before and after handlers."""
 
     def __init__(self, services: ConsumerServices) -> None:
         self._services = services
@@ -223,6 +223,6 @@ _NAMES = {kind: kind.name.replace("RETURN_NULL", "RETURNNULL") for kind in Retur
 
 
 def report(group: str, binding: Binding, message: MessageExt, error: BaseException) -> None:
-    """Log what a handler raised, unless it only says what to do with the message."""
+    """Log the error of a handler, except RetryLater and DeadLetter."""
     if not isinstance(error, (RetryLater, DeadLetter)):
         log.error("handler %s of %s failed on %s", binding.name, group, message, exc_info=error)

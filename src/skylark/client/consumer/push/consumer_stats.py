@@ -1,6 +1,6 @@
 """Counters of a consumer, and its rates of the last minute for tools.
 
-Counters are plain attributes that only grow; the loop that consumes writes them, anybody reads
+Counters are plain attributes that only grow; the loop that consumes writes them, any thread reads
 them. Rates are differences of snapshots, which a periodic task takes. Counterpart of Java's
 ``ConsumerStatsManager``.
 """
@@ -18,7 +18,7 @@ RATE_WINDOW_MS: Final = 60_000
 
 
 class TopicCounters(msgspec.Struct, gc=False):
-    """Of one topic; times are sums in milliseconds."""
+    """The counters of one topic; times are sums in milliseconds."""
 
     pulls: int = 0
     pull_ms: int = 0
@@ -29,7 +29,7 @@ class TopicCounters(msgspec.Struct, gc=False):
 
 
 class ConsumerStats:
-    """Of one consumer: the sums over all topics, and each of them."""
+    """The counters of one consumer, per topic and in total."""
 
     def __init__(self, now_ms: int) -> None:
         self.topics: dict[str, TopicCounters] = {}
@@ -60,7 +60,7 @@ class ConsumerStats:
         return sum(each.failed for each in list(self.topics.values()))
 
     def snapshot(self, now_ms: int) -> None:
-        """Remember the counters of now, and forget those from before the last minute."""
+        """Save the current counters, and drop snapshots older than a minute."""
         copied = {topic: msgspec.structs.replace(each) for topic, each in list(self.topics.items())}
         self._snapshots.append((now_ms, copied))
         while len(self._snapshots) > 1 and now_ms - self._snapshots[1][0] >= RATE_WINDOW_MS:

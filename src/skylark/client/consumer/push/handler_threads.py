@@ -1,26 +1,26 @@
-"""Thread pool for plain handler functions: starts as many threads as help, and no more.
+"""Thread pool for plain handler functions, which adapts the number of working threads.
 
 Only one thread of a process runs Python code at a time. Handlers that wait (for a database, a disk,
-a lock) gain from many threads; handlers that only compute lose by each thread that competes with
-the event loop for its turn. A pool cannot know which kind it has, so it looks at what happens::
+a lock) gain from many threads; handlers that only compute lose with each thread that competes with
+the event loop. A pool cannot know which kind it has, so it measures. Its threads have roles::
 
-    worker    takes job after job, until none is left
-    standby   one thread that looks, about every millisecond, whether jobs wait and how many of
-              them were begun: too few, then it becomes a worker, and another one stands by;
-              very many, then one worker is surplus and goes to sleep
-    idle      sleeps until somebody needs it
+    worker    runs jobs until none is left
+    standby   one thread that checks, about every millisecond, whether jobs wait and how many were
+              started: if too few, it becomes a worker, and another thread becomes the standby; if
+              very many, one worker is surplus and goes idle
+    idle      sleeps until it is woken
 
-So a pool of functions that return at once has one worker, one of functions that take 50 us and
-more has all ``count`` of them within a few milliseconds, whether they wait or compute. A function
-that blocks never keeps the jobs behind it from running as long as there are threads: while jobs
-wait and not all threads work, one stands by.
+So a pool of functions that return at once has one worker; a pool of functions that take 50 us or
+more has all ``count`` of them within a few milliseconds, whether they wait or compute. While jobs
+wait and not all threads work, one thread stands by, so a function that blocks does not delay the
+jobs behind it.
 
-What crosses between the threads: jobs and counters without a lock (each operation on a ``deque`` is
-atomic; a count that misses one does no harm), changes of role under ``_lock``. A thread that finds
-no job looks again under the lock before it sleeps, and a thread that adds jobs looks for workers
-under the same lock afterwards: no job is left lying. Results go back to the loop, many at a time.
+Jobs and counters are shared without a lock (operations on a ``deque`` are atomic, and a counter may
+miss an update); roles change under ``_lock``. A thread that finds no job checks again under the
+lock before it sleeps, and a thread that adds jobs then checks for workers under the lock: no job is
+forgotten. Results return to the event loop, many at a time.
 
-The standby measures real time, also where the client's own clock is a virtual one.
+The standby measures real time, even if the client has a virtual clock.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from skylark.core.lifecycle import Tasks
 
 log = logging.getLogger(__name__)
 
-#: How often the standby looks; the first look of a new one comes sooner, so that many handlers
-#: which block at once get their threads at once.
-LOOK_S: Final = 0.001
-FIRST_LOOK_S: Final = 0.0001
-#: Looks that find no job waiting before the standby sleeps, too.
-QUIET_LOOKS_MAX: Final = 50
+#: How often the standby checks; a new one checks sooner, so that many handlers that block get
+#: their threads quickly.
+CHECK_S: Final = 0.001
+FIRST_CHECK_S: Final = 0.0001
+#: Checks without waiting jobs before the standby goes idle too.
+QUIET_CHECKS_MAX: Final = 50
 #: When not even one thread could be started, the next attempt follows after this.
 NO_THREADS_PAUSE_S: Final = 1.0
 #: Fewer jobs begun per second than this while others wait, and a worker is added ...
@@ -53,18 +53,18 @@ MANY_PER_S: Final = 40_000
 
 
 class Worker:
-    """A thread of the pool and what wakes it."""
+    """A thread of the pool, and the lock that wakes it."""
 
     __slots__ = ("_signal", "stands_by", "thread")
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.stands_by = False
-        self._signal = threading.Lock()  # free: woken, and has not seen it yet
+        self._signal = threading.Lock()  # free: woken, and not running yet
         self._signal.acquire()
 
     def wake(self) -> None:
-        """Under the lock of the pool."""
+        """Wake the thread; under the lock of the pool."""
         if self._signal.locked():
             self._signal.release()
 
@@ -74,10 +74,10 @@ class Worker:
 
 
 class ThreadWorkers:
-    """Jobs of plain functions, in threads of their own."""
+    """Runs jobs of plain functions in threads."""
 
     def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
-        """``tasks`` own what follows a call that failed."""
+        """``tasks`` own the follow-up work of calls that failed."""
         self._name = name
         self._count = count
         self._clock = clock
@@ -97,7 +97,7 @@ class ThreadWorkers:
         self.running = 0  #: jobs that have been submitted and have not ended
 
     def submit(self, jobs: list[Job]) -> None:
-        """Run these after those that wait already."""
+        """Run these jobs after those that wait."""
         if self._closed:
             for job in jobs:
                 job.discard()
@@ -121,7 +121,7 @@ class ThreadWorkers:
     # --- the roles of threads, under the lock ---------------------------------------------------
 
     def _rouse(self, *, stands_by: bool) -> Worker | None:
-        """Wake or start a thread for a role; None if all have one, or none can be started."""
+        """Wake or start a thread for a role; None if all are in use, or none can be started."""
         if not self._idle:
             if len(self._all) >= self._count:
                 return None
@@ -134,8 +134,8 @@ class ThreadWorkers:
             )
             try:
                 worker.thread.start()
-            except RuntimeError as error:  # the system has no more threads for us
-                log.warning("%s: %s, handlers run in %d", self._name, error, len(self._all))
+            except RuntimeError as error:  # the system limit of threads is reached
+                log.warning("%s: %s; handlers run in %d threads", self._name, error, len(self._all))
                 return None
             self._all.append(worker)
         else:
@@ -160,7 +160,7 @@ class ThreadWorkers:
             while self._work():
                 with self._lock:
                     surplus, self._surplus = self._surplus and self.working > 1, False
-                    if surplus or not self._ready:  # a job may have come since the worker looked
+                    if surplus or not self._ready:  # a job may have come since the last check
                         self._rest(worker)
                         break
             else:
@@ -174,22 +174,22 @@ class ThreadWorkers:
             self._appoint_standby()  # there may have been no thread for it before
 
     def _stand_by(self, worker: Worker) -> bool:
-        """See that jobs do not wait for long; whether to work."""
+        """Watch the waiting jobs; returns whether to become a worker."""
         monotonic = SystemClock().monotonic
-        look_s = FIRST_LOOK_S
-        quiet_looks = 0
-        while quiet_looks < QUIET_LOOKS_MAX and not self._closed:
+        check_s = FIRST_CHECK_S
+        quiet_checks = 0
+        while quiet_checks < QUIET_CHECKS_MAX and not self._closed:
             waiting, begun, since = len(self._ready), self._begun, monotonic()
-            worker.wait(look_s)
-            look_s = LOOK_S
+            worker.wait(check_s)
+            check_s = CHECK_S
             begun = self._begun - begun
             passed_s = monotonic() - since
-            quiet_looks = 0 if self._ready else quiet_looks + 1
+            quiet_checks = 0 if self._ready else quiet_checks + 1
             if begun < waiting and begun <= passed_s * FEW_PER_S:
                 with self._lock:
                     self.working += 1
                     self._standby = None
-                    self._surplus = False  # was said of others
+                    self._surplus = False  # was about other workers
                     if len(self._ready) > 1:
                         self._appoint_standby()
                 return True
@@ -199,13 +199,13 @@ class ThreadWorkers:
             self._standby = None
             self._idle.append(worker)
             if self._closed:
-                worker.wake()  # the signal to end woke it from a look
+                worker.wake()  # close() woke it during a check
             elif self._ready:
-                self._appoint_standby()  # jobs came while it gave up
+                self._appoint_standby()  # jobs came in the meantime
         return False
 
     def _work(self) -> bool:
-        """Run jobs until there are none, or too many threads do; False if the loop has ended."""
+        """Run jobs until none is left, or this worker is surplus; False if the loop is closed."""
         ready = self._ready
         while ready and not self._surplus:
             try:
@@ -222,7 +222,7 @@ class ThreadWorkers:
                     result = job.call()
                     if result is not None:
                         check_result(result)
-            except BaseException as raised:  # noqa: BLE001 - also SystemExit ends no thread of ours
+            except BaseException as raised:  # noqa: BLE001 - not even SystemExit ends a thread of the pool
                 error = raised
             if not self._handover.post(self._ended, job, called, result, error):
                 return False
@@ -248,12 +248,12 @@ class ThreadWorkers:
 
     @property
     def is_current(self) -> bool:
-        """Whether a handler of this pool asks."""
+        """Whether the calling thread belongs to this pool."""
         current = threading.current_thread()
         return any(worker.thread is current for worker in self._all)
 
     async def close(self, wait_s: float) -> bool:
-        """Start nothing more and wait for what runs; whether all of it ended in time."""
+        """Start no more jobs, and wait for running ones; whether all ended in time."""
         self._closed = True
         while self._ready:
             try:

@@ -1,20 +1,19 @@
 """Handlers of an application: their binding to topics, and the pool that runs coroutines.
 
-A :class:`Binding` ties a handler to a topic. Two pools run jobs, which are taken in the order in
-which they came, ``concurrency`` of them at most at a time:
+A :class:`Binding` connects a handler to a topic. Two pools run jobs in the order of submission, at
+most ``concurrency`` at a time:
 
-* :class:`LoopWorkers` are tasks of the application's loop. A task takes job after job, so that a
-  handler which never waits costs no task of its own; only when one waits the next task goes on
-  with the jobs behind. After some jobs in a row a task gives way to the rest of the loop. Context
-  variables that a handler sets stay set for later messages of the same task.
+* :class:`LoopWorkers` are tasks on the application's loop. A task runs job after job, so a handler
+  that never awaits needs no task of its own; only when one awaits, the next task continues with the
+  jobs behind it. After some jobs in a row a task yields to the rest of the loop. Context variables
+  that a handler sets stay set for later messages of the same task.
 * :class:`~skylark.client.consumer.push.handler_threads.ThreadWorkers` are daemon threads.
 
-What to do before and after a call is the caller's: a job is an object with ``begin``, ``call`` and
-``finish`` (:class:`Job`). A handler that raises, or is cancelled by what it waited for, has
-failed, and so has one that returns a generator or a coroutine: the code of its result never ran. A
-pool never ends because of it. Closing a pool lets running handlers go on and starts no
-others. A coroutine that is still there after the time given is cancelled; a thread cannot be, its
-result is ignored and it ends with the process.
+A job is an object with ``begin``, ``call`` and ``finish`` (:class:`Job`), which belong to the
+caller. A handler has failed if it raises, if it is cancelled by what it awaits, or if it returns a
+generator or a coroutine, whose code never ran. A failed handler never ends a pool. Closing a pool
+starts no more handlers and waits for running ones. After the given time coroutines are cancelled;
+threads cannot be, so their results are ignored and they end with the process.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from skylark.core.lifecycle import Tasks
 
 log = logging.getLogger(__name__)
 
-#: A message, or a list of them if the subscription has ``batch``, to anything or a coroutine.
+#: Takes a message, or a list of them with ``batch``; may be a coroutine function.
 Handler: TypeAlias = Callable[[Any], Any]
 
-#: Jobs that a task runs before others of the loop get their turn.
+#: Jobs that a task runs before it yields to the loop.
 BURST_MAX: Final = 64
-#: What a cancelled handler gets to end.
+#: How long to wait for cancelled handlers.
 CANCEL_GRACE_S: Final = 1.0
 
 
 class Binding(msgspec.Struct, frozen=True, eq=False):
-    """A handler and how it wants its messages."""
+    """A handler, its topic and its batch size."""
 
     topic: str  #: as the application knows it
     handler: Handler
@@ -58,7 +57,7 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 
 
 def bind(topic: str, handler: Handler, batch: int) -> Binding:
-    """See :class:`Binding`; raises ClientError for what cannot be called, and for generators."""
+    """A binding; raises ClientError for objects that cannot be called, and for generators."""
     if not callable(handler):
         raise ClientError(f"the handler of topic {topic} is {type(handler).__name__}, no function")
     refuse_generator(f"the handler of topic {topic}", handler)
@@ -69,7 +68,7 @@ def bind(topic: str, handler: Handler, batch: int) -> Binding:
 
 
 def check_result(result: Any) -> None:
-    """Raise TypeError for a result whose code has not run: the handler has done nothing yet."""
+    """Raise TypeError for a generator or a coroutine, whose code has not run."""
     if isinstance(result, (Generator, AsyncGenerator)):
         raise TypeError("the handler returned a generator, whose code was not run")
     if isinstance(result, Coroutine):
@@ -83,23 +82,23 @@ class Job(Protocol):
     """One call of a handler."""
 
     def begin(self) -> bool:
-        """About to call; False if it must not be called any more. In the thread of the handler."""
+        """Called just before; returns whether to call the handler. In the thread of the handler."""
 
     def call(self) -> Any:
-        """Call the handler; a coroutine if it is one."""
+        """Call the handler; returns a coroutine if it is one."""
 
     def finish(self, result: Any, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
-        """It has returned or raised; more work, if there is any. On the loop."""
+        """The handler has returned or raised; returns follow-up work or None. On the loop."""
 
     def discard(self) -> None:
-        """It will never be called: the pool was closed before its turn. On the loop."""
+        """The handler will not be called: the pool was closed before. On the loop."""
 
 
 class LoopWorkers:
-    """Jobs of coroutines, on the running loop."""
+    """Runs jobs of coroutine functions on the running loop."""
 
     def __init__(self, name: str, count: int, clock: Clock, tasks: Tasks) -> None:
-        """``tasks`` own what follows a call whose task was cancelled."""
+        """``tasks`` own the follow-up work of calls whose task was cancelled."""
         self._name = name
         self._count = count
         self._clock = clock
@@ -113,7 +112,7 @@ class LoopWorkers:
         self.running = 0  #: handlers that have been called and have not ended
 
     def submit(self, jobs: list[Job]) -> None:
-        """Run these after those that wait already."""
+        """Run these jobs after those that wait."""
         if self._closed:
             for job in jobs:
                 job.discard()
@@ -125,7 +124,7 @@ class LoopWorkers:
     def _wake(self) -> None:
         while self._idle:
             idle = self._idle.pop()
-            if not idle.done():  # else somebody cancelled its task
+            if not idle.done():  # else its task was cancelled
                 self._waking = True
                 idle.set_result(None)
                 return
@@ -155,7 +154,7 @@ class LoopWorkers:
                 await idle
 
     async def _run_jobs(self) -> None:
-        """Run jobs until there are none; by itself, so that nothing of them is kept while idle."""
+        """Run jobs until none is left; a separate function, so that an idle task keeps no job."""
         ready = self._ready
         burst = 0
         while ready:
@@ -163,7 +162,7 @@ class LoopWorkers:
             if ready and not self._waking:
                 self._wake()  # runs when this one waits, if it does
             if job.begin():
-                # In line, for each message: a coroutine of its own would cost as much again.
+                # Inline, because another coroutine per message would double the cost.
                 result: Any = None
                 error: BaseException | None = None
                 self.running += 1
@@ -194,8 +193,8 @@ class LoopWorkers:
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             return False
-        # Not what it waited for was cancelled, but the task: by the handler itself, or because the
-        # loop ends. Another task takes over.
+        # The task itself was cancelled, by the handler or because the loop ends. Another task
+        # continues.
         self._follow_up(job.finish(None, cancelled))
         return True
 
@@ -205,14 +204,14 @@ class LoopWorkers:
 
     @property
     def is_current(self) -> bool:
-        """Whether a handler of this pool asks."""
+        """Whether the running task belongs to this pool."""
         try:
             return asyncio.current_task() in self._tasks
         except RuntimeError:  # no loop runs in this thread
             return False
 
     async def close(self, wait_s: float) -> bool:
-        """Start nothing more and wait for what runs; whether all of it ended in time."""
+        """Start no more jobs, and wait for running ones; whether all ended in time."""
         self._closed = True
         while self._ready:
             self._ready.popleft().discard()
@@ -225,7 +224,7 @@ class LoopWorkers:
         for task in self._tasks:
             task.cancel(f"{self._name} stops")
         if not await self._wait(CANCEL_GRACE_S):
-            log.warning("%s: %d handlers do not end though cancelled", self._name, len(self._tasks))
+            log.warning("%s: %d cancelled handlers have not ended", self._name, len(self._tasks))
         return False
 
     async def _wait(self, wait_s: float) -> bool:

@@ -1,26 +1,27 @@
 """Runs handlers on the messages of each queue in order, one batch at a time.
 
-The decisions are those of :mod:`skylark.client.consumer.push.orderly_settlement`; here they are
-carried out. One task per queue runs while the queue has messages, and at most ``concurrency``
-handlers at a time.
+It executes the decisions of :mod:`skylark.client.consumer.push.orderly_settlement`. One task per
+queue runs while the queue has messages, and at most ``concurrency`` handlers at a time.
 
 ===========================  ======================================================================
-the handler returns          the messages are done with
+the handler                  what happens to its messages
+===========================  ======================================================================
+returns                      they are consumed
 raises RetryLater or other   the queue waits for ``suspend_current_queue_time``, then the handler
-                             gets the same messages again; after ``max_reconsume_times`` they go to
-                             the dead letters
-raises DeadLetter            they go to the dead letters at once
-returns OrderlyResult        what that says: an own time to wait, commits by the handler itself
-returns an ack index         all of the batch is accepted, or none: fewer than all counts as none
+                             gets the same messages again; after ``max_reconsume_times`` they
+                             become dead letters
+raises DeadLetter            they become dead letters at once
+returns OrderlyResult        as the result says: another wait, or commits by the handler
+returns an ack index         all of the batch is accepted, or none if it is less than all
 is cancelled                 as if it had raised
-hangs                        its queue stands still
-waits for its turn           it is not called if the queue or its lock is lost meanwhile
+hangs                        its queue stops
+waits for its turn           it is not called if the queue or its lock is lost before
 ===========================  ======================================================================
 
-A queue that is given up is not unlocked while a handler works on it (:meth:`OrderlyRunner.is_busy`,
-read by the control thread): the runner says so before it looks whether the queue was given up, and
-the control thread gives it up before it looks whether a handler runs; so one of them always sees
-the other. Counterpart of Java's ``ConsumeMessageOrderlyService``.
+The lock of a queue must not be released while a handler works on it (:meth:`OrderlyRunner.is_busy`,
+read by the control thread). The runner marks the queue as busy before it checks ``dropped``, and
+the control thread sets ``dropped`` before it checks for busy, so one of them always sees the
+other. Counterpart of Java's ``ConsumeMessageOrderlyService``.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: What messages that failed at last get to be published.
+#: How long to wait at the end until exhausted messages are published.
 SETTLE_WAIT_S: Final = 5.0
 
 
 class OrderlyRunner:
-    """Messages of all queues of one consumer, each queue in its order."""
+    """Runs handlers for all queues of one consumer, each queue in order."""
 
     def __init__(
         self, services: ConsumerServices, lock: Callable[[MessageQueue], Awaitable[bool]]
     ) -> None:
-        """``lock`` asks the broker for one queue."""
+        """``lock`` requests the lock of one queue from its broker."""
         self._services = services
         self._lock = lock
         self._hooks = HookCalls(services)
@@ -82,7 +83,7 @@ class OrderlyRunner:
     def submit(
         self, assigned: AssignedQueue, messages: list[MessageExt], max_offset: int | None = None
     ) -> None:
-        """Put messages into their queue, and see that its task runs."""
+        """Add messages to their queue, and start its task if needed."""
         dispatch = assigned.process_queue.put(messages, max_offset)
         if dispatch and not self._closed:
             process_queue = assigned.process_queue
@@ -120,12 +121,12 @@ class OrderlyRunner:
 
     def _batch_size(self, queue: MessageQueue) -> int:
         if is_retry_topic(queue.topic):
-            return 1  # each may be for another handler
+            return 1  # each may have another handler
         binding = self._services.bindings.get(self._services.shown_queue(queue).topic)
         return 1 if binding is None else binding.batch
 
     async def _handle(self, assigned: AssignedQueue, batch: Sequence[MessageExt]) -> int | None:
-        """Let the handler have a batch and settle it; after how long to go on, None for at once."""
+        """Call the handler with a batch and settle it; returns the pause in ms, or None."""
         services, process_queue = self._services, assigned.process_queue
         self._busy.add(process_queue)
         try:
@@ -134,7 +135,7 @@ class OrderlyRunner:
             try:
                 result, error = await self._call(assigned, batch)
             except NotCalled:
-                process_queue.make_again(batch)  # no failure: no handler has seen them
+                process_queue.make_again(batch)  # not a failure: the handler was not called
                 return None
             if self._given_up(process_queue):
                 return None
@@ -153,11 +154,11 @@ class OrderlyRunner:
             self._busy.discard(process_queue)
 
     def _given_up(self, process_queue: ProcessQueue) -> bool:
-        """Asked again and again: another thread may have done so meanwhile."""
+        """Checked repeatedly, because another thread may set it at any time."""
         return process_queue.dropped
 
     def _may_call(self, process_queue: ProcessQueue) -> bool:
-        """Whether the queue is still ours alone; a handler may have waited long for its turn."""
+        """Whether the queue is still ours and locked; a handler may have waited long."""
         if process_queue.dropped:
             return False
         services = self._services
@@ -171,7 +172,7 @@ class OrderlyRunner:
         services = self._services
         binding = services.bindings.get(batch[0].topic)
         if binding is None:
-            log.warning("no handler for topic %s, %s waits", batch[0].topic, assigned.queue)
+            log.warning("no handler for topic %s: %s waits", batch[0].topic, assigned.queue)
             return SUSPENDED, None
         context = self._hooks.before(assigned, batch) if self._hooks.any else None
         started_ms = services.clock.steady_ms()
@@ -202,7 +203,7 @@ class OrderlyRunner:
     async def _give_away(
         self, batch: Sequence[MessageExt], result: OrderlyResult, error: BaseException | None
     ) -> list[MessageExt]:
-        """Those messages that are elsewhere now and need not come again."""
+        """Send messages back or publish them; returns those that a broker has stored."""
         sends_back = self._services.sends_back
         gone: list[MessageExt] = []
         if isinstance(error, DeadLetter):
@@ -215,7 +216,7 @@ class OrderlyRunner:
         return gone
 
     async def expire(self, assigned: AssignedQueue) -> None:
-        """A queue in order waits for its handler, however long it takes."""
+        """Does nothing: an orderly queue waits for its handler without limit."""
 
     def is_busy(self, process_queue: ProcessQueue) -> bool:
         return process_queue in self._busy
@@ -231,7 +232,7 @@ class OrderlyRunner:
         self._closed = True
         for process_queue, task in tuple(self._running.items()):
             if process_queue not in self._busy:
-                task.cancel()  # it only waits
+                task.cancel()  # no handler runs
         ended = await self._pools.close(wait_s)
         try:
             async with self._services.clock.timeout(SETTLE_WAIT_S):

@@ -1,8 +1,8 @@
 """Settlement of messages after their handler, where the order of a queue is kept: pure decisions.
 
-One task per queue takes the lowest messages, calls the handler, and goes on with the next ones; no
-two of a queue are ever under way at once, in this consumer or, while the broker keeps the queue for
-us, in any other. A task runs while there are messages::
+One task per queue takes the lowest messages, calls the handler, and continues with the next ones.
+Two messages of a queue are never processed at once, in this consumer or, while it holds the queue
+lock, in any other. A task runs while there are messages::
 
     step = next_step(queue, now_ms, begun_ms, clustering=True)   # Go, or when to come back
     batch = queue.take(count, now_ms)                            # none: the task ends
@@ -10,13 +10,13 @@ us, in any other. A task runs while there are messages::
     published = those of exhausted(batch, result, times_max) that could be published
     settled = settle(queue, batch, result, published)            # offset to commit, when to go on
 
-A message that fails is not skipped: the queue waits a moment and it is delivered again, with all of
-its batch. Only when it was delivered too often the client publishes it among the retries of the
-group with that number, and the broker moves it to the dead letters. By default this is practically
-never: a message that cannot be handled blocks its queue.
+A message that fails is not skipped: the queue waits a moment, and the handler gets it again, with
+its whole batch. After too many deliveries the client publishes it to the retry topic with their
+number, and the broker makes it a dead letter. By default the number is practically unlimited: a
+message that cannot be processed blocks its queue.
 
-Without *auto commit* messages stay in flight until the handler says COMMIT, or ROLLBACK to get all
-of them again. Counterpart of Java's ``ConsumeMessageOrderlyService``.
+Without *auto commit* messages stay in flight until the handler returns COMMIT, or ROLLBACK to get
+all of them again. Counterpart of Java's ``ConsumeMessageOrderlyService``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOT_LOCKED_DELAY_MS: Final = 3_000
 
 
 class OrderlyStatus(enum.Enum):
-    """What a handler says; COMMIT and ROLLBACK are for those that commit by themselves."""
+    """The status that a handler returns; COMMIT and ROLLBACK are for handlers that commit."""
 
     SUCCESS = "SUCCESS"
     SUSPEND = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
@@ -54,7 +54,7 @@ class OrderlyStatus(enum.Enum):
 
 
 class OrderlyResult(msgspec.Struct, frozen=True):
-    """The result of one call; ``suspend_ms`` is None to wait as long as the consumer is set to."""
+    """The result of one call; ``suspend_ms`` None: as in the settings of the consumer."""
 
     status: OrderlyStatus = OrderlyStatus.SUCCESS
     auto_commit: bool = True
@@ -62,14 +62,14 @@ class OrderlyResult(msgspec.Struct, frozen=True):
 
 
 ALL_ACCEPTED: Final = OrderlyResult()
-SUSPENDED: Final = OrderlyResult(OrderlyStatus.SUSPEND)  # what a raising handler has said
+SUSPENDED: Final = OrderlyResult(OrderlyStatus.SUSPEND)  # of a handler that raised
 
 
 # ---- before the call -----------------------------------------------------------------------------
 
 
 class Step(enum.Enum):
-    """What a task does next."""
+    """The next step of a task."""
 
     GO = "take messages"
     END = "the queue was given up"
@@ -78,7 +78,7 @@ class Step(enum.Enum):
 
 
 class NextStep(msgspec.Struct, frozen=True):
-    """A step, and when."""
+    """A step and its delay."""
 
     step: Step
     delay_ms: int = 0
@@ -91,7 +91,7 @@ _END: Final = NextStep(Step.END)
 def next_step(
     queue: ProcessQueue, now_ms: int, begun_ms: int | None, *, clustering: bool
 ) -> NextStep:
-    """Whether a task may take messages; ``begun_ms`` is when it did so first, None if never."""
+    """Whether a task may take messages; ``begun_ms``: when it first did, None if never."""
     if queue.dropped:
         return _END
     if clustering and not queue.is_lock_valid(now_ms):
@@ -103,7 +103,7 @@ def next_step(
 
 
 def after_lock(queue: ProcessQueue, *, locked: bool, now_ms: int) -> NextStep:
-    """The broker has answered: when the task comes back."""
+    """The next step after the response to a lock request."""
     if queue.dropped:
         return _END
     if not locked:
@@ -128,7 +128,7 @@ class Settlement(msgspec.Struct, frozen=True):
 def exhausted(
     batch: Sequence[MessageExt], result: OrderlyResult, reconsume_times_max: int
 ) -> list[MessageExt]:
-    """Failed messages that were delivered too often, to be published among the retries.
+    """Failed messages that were delivered too often, to be published to the retry topic.
 
     See :func:`skylark.client.consumer.consumer_send_back.retry_message`.
     """
@@ -149,7 +149,7 @@ def settle(
     *,
     suspend_ms: int = SUSPEND_MS,
 ) -> Settlement:
-    """A batch was handled. ``published`` are those of :func:`exhausted` that went away."""
+    """Settle a batch; ``published`` are the messages of :func:`exhausted` that were published."""
     offset = NOTHING_TO_COMMIT
     rerun_ms = None
     if result.status is OrderlyStatus.SUSPEND:
@@ -168,7 +168,7 @@ def settle(
 
 
 def _count_failures(batch: Sequence[MessageExt], published: Collection[MessageExt]) -> bool:
-    """Count one more delivery of each message that is kept; whether there is any."""
+    """Count one more delivery of each message that is kept; returns whether there are any."""
     gone = {message.queue_offset for message in published}
     kept = [message for message in batch if message.queue_offset not in gone]
     for message in kept:
@@ -177,6 +177,6 @@ def _count_failures(batch: Sequence[MessageExt], published: Collection[MessageEx
 
 
 def clip_suspend_ms(given_ms: int | None, default_ms: int) -> int:
-    """How long a queue waits, within what is allowed."""
+    """The pause of a queue, within the limits."""
     wanted_ms = default_ms if given_ms is None or given_ms == -1 else given_ms
     return min(max(wanted_ms, SUSPEND_MS_MIN), SUSPEND_MS_MAX)

@@ -1,20 +1,19 @@
 """Pull loop of one queue: pulls, decodes, filters and submits messages, again and again.
 
-One task per queue, on the loop that consumes. There is always one pull under way unless something
-holds it (:class:`~skylark.client.consumer.process_queue.FlowControl`); a broker without messages
-keeps the question for 15 s and answers as soon as one arrives, so nothing here is busy or late.
-Of a queue that is far behind many messages are asked for at once (``bulk``), which halves what a
-message costs here and at the broker; Apache's brokers give 32 all the same.
+One task per queue, on the loop that consumes. One pull is always in flight, unless
+:class:`~skylark.client.consumer.process_queue.FlowControl` holds it; a broker without messages
+holds the pull for 15 s and responds as soon as one arrives, so the loop is neither busy nor late.
+If a queue is far behind, a pull requests many messages (``bulk``), which halves the cost per
+message here and at the broker; Apache's brokers still send 32.
 
-**Answers.** Messages are put into the process queue and handed to the runner. Without messages the
-offset still moves, for others may have been filtered away. An offset that the broker does not have
-(21) ends the loop: the control side moves the queue and takes it up anew. After an error the loop
-waits and asks again, for ever: giving a queue up is for rebalancing.
+**Responses.** Messages are added to the process queue and submitted to the runner. Without messages
+the offset still moves, because others may have been filtered out. If the broker does not have the
+offset (21), the loop ends: the control loop moves the queue and takes it up again. After an error
+the loop waits and pulls again, without limit; only rebalancing gives a queue up.
 
-**Faults.** A record that cannot be decoded, which no broker should send, is passed over with an
-error in the log, counted, and never more than it: what came before it is consumed, and the next
-pull begins behind it. A body that cannot be decompressed is the handler's to see, when it asks for
-it: RemoteProtocolError, so the message is tried again and ends among the dead letters.
+**Faults.** A record that cannot be decoded, which no broker should send, is skipped, logged and
+counted; messages before and behind it are consumed. If a body cannot be decompressed, the handler
+gets a RemoteProtocolError on access, so the message is retried and becomes a dead letter.
 
 Counterpart of Java's ``PullMessageService``, ``PullAPIWrapper`` and
 ``DefaultMQPushConsumerImpl.pullMessage``.
@@ -58,7 +57,7 @@ SUSPEND_MS: Final = 15_000
 
 
 class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What all pull loops of a consumer share."""
+    """The objects that all pull loops of a consumer share."""
 
     services: ConsumerServices
     link: BrokerConnections
@@ -77,7 +76,7 @@ class PullContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class PullLoop:
-    """The loop of one queue."""
+    """The pull loop of one queue."""
 
     def __init__(self, context: PullContext, assigned: AssignedQueue, offset: int) -> None:
         self._context = context
@@ -85,7 +84,7 @@ class PullLoop:
         self._offset = offset
         self._broker_id = MASTER_ID
         self.behind = 0  #: messages at the broker that were not pulled yet
-        self._alone = False  # pull one message: the next one may be that which cannot be decoded
+        self._alone = False  # pull one message, because the next may be undecodable
         self._failures = 0  # pulls that failed, one after the other
         queue = assigned.queue
         self._topic_shown = (
@@ -95,7 +94,7 @@ class PullLoop:
         self._filters = hook_methods(context.services.hooks, "filter_messages")
 
     async def run(self, delay_ms: int) -> None:
-        """Until the queue is given up."""
+        """Run until the queue is given up."""
         context, clock = self._context, self._context.services.clock
         await clock.sleep(delay_ms / 1000)
         pause_s = context.services.settings.pull_interval_ms / 1000
@@ -138,7 +137,7 @@ class PullLoop:
         return hold
 
     async def _wait(self, reason: HoldReason, delay_s: float) -> None:
-        """Look again later. Quick handlers would run dry: they end the wait at half the limit."""
+        """Wait; fast handlers end it at half the limit, so that they do not run out of messages."""
         clock, process_queue = self._context.services.clock, self._assigned.process_queue
         if reason is not HoldReason.COUNT:
             await clock.sleep(delay_s)
@@ -161,14 +160,14 @@ class PullLoop:
         return self._context.error_delay_s
 
     async def _check_offset(self) -> None:
-        """The queue is ours alone since a moment: another one may have committed before that."""
+        """Read the start offset again, because others may have committed before the lock."""
         self._offset = await self._context.first_offset(self._assigned.queue)
         self._assigned.process_queue.offset_checked = True
 
     # ---- one pull --------------------------------------------------------------------------------
 
     async def _round(self) -> bool:
-        """Pull once; whether there was something for handlers."""
+        """Pull once; returns whether there were messages for handlers."""
         context, assigned = self._context, self._assigned
         subscription = context.subscription(assigned.queue.topic)
         if subscription is None:
@@ -189,9 +188,9 @@ class PullLoop:
         assigned.meter.pulled(pulled.status.name.lower(), took_ms, 0)
         self._offset = pulled.next_offset
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s goes on at offset %d", assigned.queue, pulled.next_offset)
+            log.warning("%s continues at offset %d", assigned.queue, pulled.next_offset)
             if not assigned.process_queue.dropped:
-                # A round, or the end, may save the offset before the control side hears of this.
+                # The offset may be saved before the control loop gets this event.
                 context.services.offsets.update(assigned.queue, self._offset, increase_only=False)
             assigned.process_queue.dropped = True
             context.offset_illegal(assigned, pulled.next_offset)
@@ -209,7 +208,7 @@ class PullLoop:
             raise ClientError(
                 f"the broker[{queue.broker_name}] does not upgrade to support for filter message by"
                 f" {data.expression_type}",
-                hint="or it has not answered a heartbeat yet",
+                hint="or it has not responded to a heartbeat yet",
             )
         commit_offset = 0
         sys_flag = int(PullSysFlag.SUSPEND)
@@ -253,7 +252,7 @@ class PullLoop:
         return max(PULL_BATCH_SIZE, min(BULK_PULL_SIZE, room))
 
     def _advance(self) -> None:
-        """Nothing is here and nothing was found: what lies behind us was for others."""
+        """Commit the pull offset if no message waits: the others were filtered out."""
         assigned = self._assigned
         if not assigned.process_queue.count and not assigned.process_queue.dropped:
             self._context.services.offsets.update(assigned.queue, self._offset)
@@ -277,23 +276,23 @@ class PullLoop:
     # ---- decoding --------------------------------------------------------------------------------
 
     def _decode(self, pulled: Pulled) -> tuple[list[MessageExt], int]:
-        """The messages, and where to go on."""
+        """The messages, and the offset to continue at."""
         queue, topic = self._assigned.queue, self._topic_shown
         messages, error = decode_messages(pulled, queue, topic)
         if error is None:
             self._alone = False
             next_offset = pulled.next_offset
         else:
-            next_offset = self._pass_over(messages, pulled, error)
+            next_offset = self._skip_undecodable(messages, pulled, error)
         if topic is None and self._context.services.namespace:
             shown = self._context.shown_topic
             messages = [MessageExt(m.record, m.broker_name, shown(m.topic)) for m in messages]
         return messages, next_offset
 
-    def _pass_over(
+    def _skip_undecodable(
         self, messages: list[MessageExt], pulled: Pulled, error: RemoteProtocolError
     ) -> int:
-        """Where to go on with a record that cannot be decoded: at it, and behind it when alone."""
+        """The next offset at a record that cannot be decoded: pull it alone, then skip it."""
         if messages:
             return messages[-1].queue_offset + 1
         if not self._alone:

@@ -1,8 +1,8 @@
-"""The pull loops of a consumer, and how the control loop starts and stops them.
+"""The pull loops of a push consumer, and how the control loop starts and stops them.
 
-The control side decides which queues are ours and says so by :meth:`PullService.start_pull` and
-:meth:`PullService.stop_pull`, which hand over to the application's loop and return. A loop that is
-blocked hears of it late; then it finds the queue dropped already, and does nothing with it.
+The control loop calls :meth:`PullService.start_pull` and :meth:`PullService.stop_pull`, which hand
+over to the application's loop and return. If that loop is blocked, it acts late; then it finds the
+queue dropped and ignores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class PullService:
-    """Belongs to the loop that consumes; answers to the control side's ``DataPlane``."""
+    """Runs on the loop that consumes; the ``DataPlane`` of the rebalance executor."""
 
     def __init__(self, context: PullContext) -> None:
         self._context = context
@@ -30,15 +30,15 @@ class PullService:
         self._loops: dict[MessageQueue, tuple[AssignedQueue, PullLoop, asyncio.Task[None]]] = {}
         self._meters: dict[str, ConsumeMeter] = {}
         self._closed = False
-        self._asked = False  # whether the loop is alive, and it has not answered yet
+        self._asked = False  # a call of _answer is pending
         self._answered_ms = self._alive_ms = context.services.clock.steady_ms()
 
-    # ---- from the control side -------------------------------------------------------------------
+    # ---- from the control loop -------------------------------------------------------------------
 
     def start_pull(
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
     ) -> bool:
-        """False if the loop is closed."""
+        """Start to pull a queue; False if the loop is closed."""
         counters = self._context.services.stats.of(queue.topic)
         assigned = AssignedQueue(queue, process_queue, counters, self._meter(queue.topic))
         return self._handover.post(self._start, assigned, offset, delay_ms)
@@ -59,9 +59,9 @@ class PullService:
         return self._context.runner.is_busy(process_queue)
 
     def alive_ms(self) -> int | None:
-        """When the loop has answered the last time but one; asks it again. None: it is closed.
+        """When the loop responded the last time but one; sends the next probe. None: it is closed.
 
-        Not the last time: a loop that was blocked answers first, and then pulls.
+        Not the last time, because a loop that was blocked responds before it pulls.
         """
         if self._handover.loop.is_closed():
             return None
@@ -112,16 +112,16 @@ class PullService:
 
     @property
     def in_flight(self) -> int:
-        """Messages that were pulled and are not done with."""
+        """Messages that were pulled and not settled."""
         return sum(assigned.process_queue.count for assigned in self.assigned)
 
     @property
     def lag(self) -> int:
-        """Messages that are not done with, here and at the brokers as of the last pulls."""
+        """Messages that are not settled, here and at the brokers as of the last pulls."""
         return self.in_flight + sum(loop.behind for _, loop, _ in self._loops.values())
 
     def levels(self) -> list[QueueLevel]:
-        """What waits in each queue; for any thread."""
+        """The level of each queue; for any thread."""
         return [
             QueueLevel(
                 topic=self._context.shown_topic(assigned.queue.topic),
@@ -136,7 +136,7 @@ class PullService:
         ]
 
     async def expire_forever(self) -> None:
-        """Look for handlers that hang, every so often."""
+        """Check periodically for handlers that hang."""
         services = self._context.services
         while True:
             await services.clock.sleep(services.settings.consume_timeout_ms / 1000)
@@ -144,10 +144,10 @@ class PullService:
                 try:
                     await self._context.runner.expire(assigned)
                 except Exception:
-                    log.exception("handlers that hang on %s are looked for later", assigned.queue)
+                    log.exception("the check for hanging handlers of %s failed", assigned.queue)
 
     def close(self) -> None:
-        """Pull nothing any more."""
+        """Stop all pull loops."""
         self._closed = True
         for _, _, task in self._loops.values():
             task.cancel()

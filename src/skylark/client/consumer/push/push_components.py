@@ -50,7 +50,7 @@ _MIB = 1024 * 1024
 
 
 class PushParts:
-    """Made on the loop that consumes, from start to stop."""
+    """The parts of a running push consumer; made on the loop that consumes."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class PushParts:
     # ---- life ------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Start what is done again and again."""
+        """Start the periodic tasks."""
         if self.instance.metrics is not None:
             self.instance.metrics.add_source(
                 self.instance.namespace.unwrap(self.group), self.pull_service
@@ -177,14 +177,16 @@ class PushParts:
             self.tasks.spawn(self.pull_service.expire_forever(), name="expire")
 
     async def leave(self) -> None:
-        """Let handlers finish, then give up everything; in the order of the specification."""
+        """Wait for handlers, save offsets, release locks, and leave the group."""
         self.rebalancer.refuse()
         if self.instance.metrics is not None:
             self.instance.metrics.remove_source(self.pull_service)
         self.pull_service.close()
         if not await self.runner.close(self._settings.await_termination_ms / 1000):
-            log.warning("handlers of %s were still running, their messages will be"
-                        " delivered again", self.member.group)  # fmt: skip
+            log.warning(
+                "handlers of %s have not ended: their messages will be delivered again",
+                self.member.group,
+            )
         if self._end_relock is not None:
             self._end_relock()
         try:
@@ -196,7 +198,7 @@ class PushParts:
                 self.rebalancer.drop_all()
 
     async def _leave_alone(self) -> None:
-        """On the control loop, when the other one is gone."""
+        """Leave the group on the control loop, after the loop of the application was closed."""
         self.rebalancer.drop_all()
         try:
             await self.instance.unregister_consumer(self.member)
@@ -204,7 +206,7 @@ class PushParts:
             await self.instance.release()
 
     def announce(self, topic: str | None) -> None:
-        """Tell brokers of a subscription that came or went after the start."""
+        """Send a changed subscription to brokers, after the start."""
         self.tasks.spawn(self._announce(topic), name="announce")
 
     async def _announce(self, topic: str | None) -> None:
@@ -214,9 +216,11 @@ class PushParts:
             await self.instance.heartbeat_all(whole=True)
             self.instance.rebalance_soon()
         except SkylarkError as error:
-            log.warning("the next heartbeat will tell what is subscribed: %s", error)
+            log.warning(
+                "cannot send the changed subscription now, the next heartbeat has it: %s", error
+            )
 
-    # ---- between the halves ----------------------------------------------------------------------
+    # ---- between the two loops -------------------------------------------------------------------
 
     async def _lock_one(self, queue: MessageQueue) -> bool:
         return await self.instance.runtime.control.run(self.rebalancer.lock_one(queue))

@@ -11,21 +11,22 @@
     # or: async with consumer: ...            # or: start() and stop(), in a web application
 
 A handler that returns has accepted its message. ``raise RetryLater(level=5)`` delivers it again
-later, ``raise DeadLetter()`` puts it aside, any other exception is logged and counts as RetryLater.
+later, ``raise DeadLetter()`` makes it a dead letter, any other exception is logged and counts as
+RetryLater.
 Coroutine functions run on the loop that called ``start``, plain functions in threads. With
 ``batch`` above 1 a handler gets a list and may return the index of the last message that it
 accepts. Delivery is at least once. :mod:`~skylark.client.consumer.push.concurrent_runner` and
-:mod:`~skylark.client.consumer.push.orderly_runner` say what happens to handlers that raise, hang or
-are cancelled; :mod:`~skylark.client.consumer.push.pull_loop` to messages that cannot be decoded.
-The machine's clock may jump: all intervals are measured by the monotonic clock.
+:mod:`~skylark.client.consumer.push.orderly_runner` describe what happens to handlers that raise,
+hang or are cancelled; :mod:`~skylark.client.consumer.push.pull_loop` messages that cannot be
+decoded. All intervals use the monotonic clock, so the machine's clock may jump.
 
-**Two halves.** Pull loops and handlers are on the application's loop; heartbeats, rebalancing,
-locks and the saving of offsets on the control loop (:mod:`skylark.client.core.control_loop`), where
-they go on while a handler blocks its own loop.
+**Two loops.** Pull loops and handlers run on the application's loop; heartbeats, rebalancing, locks
+and the saving of offsets on the control loop (:mod:`skylark.client.core.control_loop`), where they
+continue while a handler blocks its loop.
 
-**Stopping** pulls nothing more and starts no handler, waits for those that run
-(``await_termination``), then cancels them; saves offsets, frees locks, leaves the group and closes
-all connections. What was pulled and not handed out is delivered to another member.
+**Stopping** ends all pulls, waits for running handlers (``await_termination``) and then cancels
+them, saves offsets, releases locks, leaves the group and closes all connections. Messages that were
+pulled and not handed out are delivered to another member.
 
 Counterpart of Java's ``DefaultMQPushConsumer`` and ``DefaultMQPushConsumerImpl``.
 """
@@ -74,7 +75,7 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 
 @checks_arguments
 class PushConsumer(Startable):
-    """A member of a consumer group; see the module."""
+    """A member of a consumer group; see the module docstring."""
 
     def __init__(
         self,
@@ -153,12 +154,12 @@ class PushConsumer(Startable):
         orderly: bool = False,
         batch: int = 1,
     ) -> Any:
-        """Let ``handler`` have the messages of a topic; without one it is a decorator.
+        """Call ``handler`` with the messages of a topic; without one it is a decorator.
 
-        ``tags`` (``"A || B"``) or an ``sql`` condition say which; ``orderly`` keeps the order of
-        each queue, and is the same for all topics of a consumer; ``batch`` above 1 is the most
-        messages in a list. Subscribing again replaces. May be called after the start; the queues
-        come with the next rebalance. Raises ClientError.
+        ``tags`` (``"A || B"``) or an ``sql`` condition filter them; ``orderly`` keeps the order of
+        each queue, and is the same for all topics of a consumer; with ``batch`` above 1 the
+        handler gets lists of at most so many messages. A second subscription replaces the first.
+        After the start, the queues come with the next rebalance. Raises ClientError.
         """
         check_topic(topic)
         if not 1 <= batch <= BATCH_MAX:
@@ -180,12 +181,12 @@ class PushConsumer(Startable):
         return add if handler is None else add(handler)
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up a topic; its queues go with the next rebalance, their offsets are saved."""
+        """End a subscription; the next rebalance saves offsets and gives up the queues."""
         self._wanted.pop(topic, None)
         self._announce(topic)
 
     def _announce(self, topic: str) -> None:
-        """After the start, let brokers know what has changed; on the loop that consumes."""
+        """After the start, send a changed subscription to brokers; on the loop that consumes."""
         if self._parts is None or self.state is not ServiceState.RUNNING:
             return
         name = self._parts.instance.namespace.wrap(topic)
@@ -212,7 +213,7 @@ class PushConsumer(Startable):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the group, and begin to consume on the running loop.
+        """Join the group, and start to consume on the running loop.
 
         Raises ClientError (the group is in use here, SQL that a broker refuses, no name server).
         """
@@ -222,7 +223,7 @@ class PushConsumer(Startable):
                 f"{self.group} subscribes nothing", hint="call subscribe() before start()"
             )
         self.state = ServiceState.START_FAILED
-        if self._pid != os.getpid():  # made before a fork: each child is a member of its own
+        if self._pid != os.getpid():  # made before a fork: each child is another member
             self.client_id = self._new_client_id()
         self._loop = asyncio.get_running_loop()
         try:
@@ -244,7 +245,7 @@ class PushConsumer(Startable):
         log.info("consumer %s started as %s", self.group, self.client_id)
 
     async def _join(self) -> None:
-        """Get hold of everything; what was got is given back by ``_exit``, in reverse."""
+        """Acquire all resources; ``_exit`` releases them in reverse order."""
         instance = acquire_instance(self.options, self.client_id, self._runtime)
         self._exit.push_async_callback(instance.release)
         self._subscriptions = self._all_on_wire(instance.namespace)
@@ -281,7 +282,7 @@ class PushConsumer(Startable):
         self._parts = parts
 
     async def _enter(self) -> None:
-        """Everything is there: make ourselves known."""
+        """Register at the brokers and start to rebalance."""
         assert self._parts is not None
         parts, instance = self._parts, self._parts.instance
         self._subscriptions = self._all_on_wire(instance.namespace)  # some came or went meanwhile
@@ -305,7 +306,7 @@ class PushConsumer(Startable):
         )
 
     async def stop(self) -> None:
-        """Stop consuming and leave the group; see the module. A second call waits too.
+        """Stop consuming and leave the group; see the module docstring. A second call waits too.
 
         A cancellation ends the wait, not the stop. Raises ClientStateError in a handler, which
         would wait for itself.
@@ -324,7 +325,7 @@ class PushConsumer(Startable):
         await join(self._stopping)
 
     def refuse_in_handler(self) -> None:
-        """Raise ClientStateError in a handler of ours, which would wait for itself by ``stop``."""
+        """Raise ClientStateError in a handler of this consumer, where ``stop`` would deadlock."""
         if self._parts is not None and self._stopping is None and self._parts.runner.is_current:
             raise ClientStateError(
                 "a handler cannot wait for the end of its own consumer",
@@ -341,7 +342,7 @@ class PushConsumer(Startable):
             await self.run_until(ended)
 
     async def run_until(self, ended: asyncio.Event) -> None:
-        """The same until ``ended`` is set, without a look at signals."""
+        """As :meth:`run`, until ``ended`` is set, without signals."""
         if self.state is ServiceState.CREATE_JUST:
             await self.start()
         self._require_running()
@@ -352,24 +353,24 @@ class PushConsumer(Startable):
             await self.stop()
 
     def suspend(self) -> None:
-        """Pull nothing and share no queues anew until :meth:`resume`; running handlers finish."""
+        """Pause pulls and rebalancing until :meth:`resume`; running handlers finish."""
         self._suspended = True
 
     def resume(self) -> None:
-        """Go on after :meth:`suspend`."""
+        """Continue after :meth:`suspend`."""
         self._suspended = False
         if self._parts is not None and self.state is ServiceState.RUNNING:
             self._parts.instance.rebalance_soon()
 
     async def reset_to(self, time: datetime) -> None:
-        """Go on with what was stored at or after ``time``, on all queues that are ours now."""
+        """Continue with messages stored at or after ``time``, in all queues that are ours now."""
         parts = self._require_running()
         work: Coroutine[Any, Any, None] = parts.resets.to_time(
             tuple(self._subscriptions), int(time.timestamp() * 1000)
         )
         await parts.instance.runtime.control.run(work)
 
-    # ---- what it is doing ------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
@@ -381,12 +382,12 @@ class PushConsumer(Startable):
 
     @property
     def in_flight(self) -> int:
-        """Messages that were pulled and are not done with."""
+        """Messages that were pulled and not settled."""
         return 0 if self._parts is None else self._parts.pull_service.in_flight
 
     @property
     def lag(self) -> int:
-        """Messages that are not done with, here and at the brokers as of the last pulls."""
+        """Messages that are not settled, here and at the brokers as of the last pulls."""
         return 0 if self._parts is None else self._parts.pull_service.lag
 
     def _require_running(self) -> PushParts:
@@ -396,6 +397,6 @@ class PushConsumer(Startable):
 
 
 def _on_wire(wanted: Subscription, topic: str, newer_than: int = 0) -> Subscription:
-    """A subscription with the topic that brokers know; they believe the newest version."""
+    """A subscription with the topic that brokers know; they use the newest version."""
     version = max(wanted.data.sub_version, newer_than + 1)
     return Subscription(msgspec.structs.replace(wanted.data, topic=topic, sub_version=version))

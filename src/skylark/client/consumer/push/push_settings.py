@@ -26,12 +26,12 @@ from skylark.core.errors import ConfigError
 from skylark.wire.bodies.common_body import MessageQueue
 from skylark.wire.bodies.heartbeat import ConsumeFromWhere, MessageModel
 
-#: Told when the queues of a topic are shared anew: topic, all queues, those of this consumer.
+#: Called when the share of a topic changes: topic, all queues, those of this consumer.
 QueueListener: TypeAlias = Callable[[str, frozenset[MessageQueue], frozenset[MessageQueue]], object]
 
 NO_LIMIT: Final = -1
 BATCH_MAX: Final = 1024
-#: Messages of one pull unless the application says, and of one of a queue that is further behind.
+#: Default number of messages of one pull, and of one of a queue that is further behind.
 PULL_BATCH_SIZE: Final = 32
 BULK_PULL_SIZE: Final = 256
 
@@ -56,20 +56,20 @@ _OPTIONAL: Final = frozenset(
 
 
 class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a push consumer consumes."""
+    """The settings of a push consumer."""
 
     #: consumeThreadMin/Max: handlers that run at a time
     concurrency: int = 20
     #: CLUSTERING shares messages among the members of the group, BROADCASTING gives all to each
     message_model: MessageModel = MessageModel.CLUSTERING
-    #: where a group without committed offsets begins
+    #: where a group without committed offsets starts
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     #: and at what time, with CONSUME_FROM_TIMESTAMP: half an hour ago unless given; text is
     #: yyyyMMddHHmmss in local time
     consume_timestamp: str | datetime | None = None
     #: allocateMessageQueueStrategy: how queues are shared; all members must use the same
     allocation: Allocation = Averagely()
-    #: offsets from the first message that is not done with to the last that was pulled
+    #: offsets from the first message that is not settled to the last that was pulled
     consume_concurrently_max_span: int = 2000
     #: messages of a queue that may wait here
     pull_threshold_for_queue: int = 1000
@@ -88,17 +88,17 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
     pull_batch_size_in_bytes: int = 256 * 1024
     #: send the subscription with every pull
     post_subscription_when_pull: bool = False
-    #: deliveries before a message goes to the dead letters; -1: 16, and in order without end
+    #: retries before a message becomes a dead letter; -1: 16, and unlimited in order
     max_reconsume_times: int = NO_LIMIT
     #: suspendCurrentQueueTimeMillis: pause of a queue whose message failed, in order
     suspend_current_queue_time: Duration = 1.0
     #: a handler that takes longer counts as hung
     consume_timeout: Duration = 15 * 60.0
-    #: awaitTerminationMillisWhenShutdown: what running handlers get when the consumer stops
+    #: awaitTerminationMillisWhenShutdown: how long a stop waits for running handlers
     await_termination: Duration = 30.0
-    #: rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep their offsets
+    #: rocketmq.client.localOffsetStoreDir: where broadcasting consumers save their offsets
     offset_folder: Path | None = None
-    #: told of the queues of a topic when they are shared anew
+    #: called with the queues of a topic when the share changes
     queue_listener: QueueListener | None = None
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class PushSettings(msgspec.Struct, frozen=True, kw_only=True):
         return consume_timestamp(self.consume_timestamp, created_ms)
 
     def reconsume_times_max(self, *, is_orderly: bool) -> int:
-        """How often a message is delivered again before it goes to the dead letters."""
+        """How often a message is delivered again before it becomes a dead letter."""
         if self.max_reconsume_times != NO_LIMIT:
             return self.max_reconsume_times
         return orderly.RECONSUME_TIMES_MAX if is_orderly else RECONSUME_TIMES_MAX
@@ -171,7 +171,7 @@ class PushKeywords(TypedDict, total=False):
 
 
 def limit(value: int) -> int | None:
-    """A limit as the decisions want it: None if there is none."""
+    """A limit as a number, or None for none."""
     return None if value == NO_LIMIT else value
 
 

@@ -1,12 +1,12 @@
 """Executes the instructions of :mod:`skylark.client.consumer.rebalance`, on the control loop.
 
-Even while an application blocks its own loop, queues are taken up and given up here, offsets of
-what is given up are saved, and locks are renewed. The loop that consumes hears of it by two calls,
-``start_pull`` and ``stop_pull``, which must only hand over. A queue is given up by a flag
-(``ProcessQueue.dropped``) that is set here at once: not even a blocked loop can commit to it later.
+It takes up and gives up queues, saves the offsets of queues that are given up, and renews locks,
+even while an application blocks its loop. It notifies the loop that consumes by ``start_pull`` and
+``stop_pull``, which only hand over. It gives a queue up by a flag (``ProcessQueue.dropped``), so
+even a blocked loop cannot commit to that queue later.
 
-Rounds, and queues that jump, are carried out one at a time. Within a round requests for several
-queues go out together: first all that gives up, then all that takes up.
+Rounds and offset jumps run one at a time. Within a round requests for several queues are sent
+concurrently: first those that give up queues, then those that take up queues.
 
 Counterpart of the executing parts of Java's ``RebalanceImpl`` and ``RebalancePushImpl``.
 """
@@ -46,20 +46,20 @@ from skylark.wire.bodies.common_body import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: How often one looks whether a handler has ended.
-IDLE_LOOK_MS: Final = 10
-#: When locks that somebody else has got are asked for again.
+#: Interval of the check whether a handler has ended.
+IDLE_CHECK_MS: Final = 10
+#: Pause between requests for locks that another consumer holds.
 RELOCK_S: Final = 1.0
 _MIB: Final = 1024 * 1024
 
 
 class DataPlane(Protocol):
-    """The loop that consumes; called on the control loop, must only hand over."""
+    """The loop that consumes; methods are called on the control loop and only hand over."""
 
     def start_pull(
         self, queue: MessageQueue, process_queue: ProcessQueue, offset: int, delay_ms: int
     ) -> bool:
-        """Begin to pull a queue; False if that loop is closed."""
+        """Start to pull a queue; False if that loop is closed."""
 
     def stop_pull(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         """The queue was given up."""
@@ -68,17 +68,14 @@ class DataPlane(Protocol):
         """Whether a handler runs on the queue."""
 
     def alive_ms(self) -> int | None:
-        """A time since which pull loops have had their turn, as far as is known.
-
-        None if they never will: the event loop was closed.
-        """
+        """A time since which pull loops have run; None if their event loop was closed."""
 
     def queues_changed(self, settled: Settled) -> None:
-        """Tell the application."""
+        """Call the listener of the application."""
 
 
 class RebalanceExecutor:
-    """The queues of one consumer."""
+    """Rebalances the queues of one consumer."""
 
     def __init__(
         self,
@@ -101,21 +98,21 @@ class RebalanceExecutor:
         self._subscriptions = setup.subscriptions
         self._offsets = offsets
         self._flow = flow
-        self._data_side = data_plane
+        self._data_plane = data_plane
         self._clock = instance.runtime.clock
         self._one_at_a_time = asyncio.Lock()
         self._limited_log = RateLimitedLog(log, self._clock)
-        self._strays: set[MessageQueue] = set()  # perhaps locked for us, and not ours
+        self._strays: set[MessageQueue] = set()  # queues that may be locked for us but are not ours
         self._on_abandoned = on_abandoned
         self.closed = False
 
     # ---- rounds ----------------------------------------------------------------------------------
 
     async def round(self) -> bool:
-        """All topics once; whether exactly the queues that should be ours are."""
+        """Rebalance all topics once; returns whether we have exactly our share."""
         balanced = True
         async with self._one_at_a_time:
-            alive_ms = self._data_side.alive_ms()
+            alive_ms = self._data_plane.alive_ms()
             if alive_ms is None:
                 self._abandon()
                 return True
@@ -131,12 +128,12 @@ class RebalanceExecutor:
     async def _share_topic(self, topic: str, alive_ms: int) -> bool:
         route = self._instance.routes.get(topic) or await self._route(topic)
         if route is None:
-            return True  # nothing to share, so far
+            return True  # the topic has no queues yet
         members = await self._members(topic) if self._settings.clustering else ()
         try:
             share = self.rebalance.share(topic, route.subscribe, members)
         except Exception:
-            log.exception("%s cannot share %s", self._settings.allocation, topic)
+            log.exception("allocation strategy %s failed for %s", self._settings.allocation, topic)
             return False
         if share is None or self.closed:
             return False
@@ -146,7 +143,7 @@ class RebalanceExecutor:
         settled = self.rebalance.settled(topic, route.subscribe, share, self._clock.steady_ms())
         if settled is not None:
             await self._announce(settled)
-        # A queue that could not be let go yet is not forgotten for twenty seconds, as in Java.
+        # A dropped queue whose handler runs needs the next round soon, not in 20 s as in Java.
         return self.rebalance.is_balanced(topic, share) and not self._holds_dropped(topic)
 
     def _holds_dropped(self, topic: str) -> bool:
@@ -154,8 +151,8 @@ class RebalanceExecutor:
         return any(queue.topic == topic and each.dropped for queue, each in table)
 
     async def _route(self, topic: str) -> Route | None:
-        """Look for a topic that was not there before: retries of a group come with its first
-        member, and should not wait for the next refresh of all routes."""
+        """Fetch an unknown route now: the retry topic of a group is created with its first member,
+        and should not wait for the next refresh of all routes."""
         try:
             return await self._instance.refresh_route(topic)
         except SkylarkError as error:
@@ -169,7 +166,7 @@ class RebalanceExecutor:
             return await link.calls.consumer_ids(address, self._group) or None
         except SkylarkError as error:
             self._limited_log.failed(
-                "members", error, "the members of %s are not known now", self._group
+                "members", error, "cannot get the members of %s now", self._group
             )
             return None
 
@@ -186,7 +183,7 @@ class RebalanceExecutor:
         if settled.size_max is not None:
             self._flow.size_max = settled.size_max * _MIB
         await self._instance.heartbeat_all(whole=True)
-        self._data_side.queues_changed(settled)
+        self._data_plane.queues_changed(settled)
 
     # ---- instructions ----------------------------------------------------------------------------
 
@@ -204,7 +201,7 @@ class RebalanceExecutor:
                 await self._do(further)
         except SkylarkError as error:
             kind = type(instruction)  # many queues of one broker fail for one reason
-            self._limited_log.failed(kind, error, "%s is left for the next round", instruction)
+            self._limited_log.failed(kind, error, "the next round repeats %s", instruction)
         except Exception:
             log.exception("%s failed", instruction)
 
@@ -227,7 +224,7 @@ class RebalanceExecutor:
                 now_ms = self._clock.steady_ms()
                 return [] if self.closed else self.rebalance.opened(queue, offset, now_ms)
             case StartPull(queue, process_queue, offset, delay_ms):
-                if not self._data_side.start_pull(queue, process_queue, offset, delay_ms):
+                if not self._data_plane.start_pull(queue, process_queue, offset, delay_ms):
                     self._abandon()
             case Freeze(queue, offset):
                 self._offsets.table.update_and_freeze(queue, offset)
@@ -237,18 +234,18 @@ class RebalanceExecutor:
 
     async def _release(self, release: Release) -> None:
         queue = release.queue
-        self._data_side.stop_pull(queue, release.process_queue)
+        self._data_plane.stop_pull(queue, release.process_queue)
         await self._offsets.persist(queue)
         self._offsets.table.forget(queue)
         if release.unlock and not await self._unlock([queue], oneway=True):
             self._strays.add(queue)
 
     async def _is_idle_within(self, process_queue: ProcessQueue, wait_ms: int) -> bool:
-        for _ in range(wait_ms // IDLE_LOOK_MS):
-            if not self._data_side.is_busy(process_queue):
+        for _ in range(wait_ms // IDLE_CHECK_MS):
+            if not self._data_plane.is_busy(process_queue):
                 return True
-            await self._clock.sleep(IDLE_LOOK_MS / 1000)
-        return not self._data_side.is_busy(process_queue)
+            await self._clock.sleep(IDLE_CHECK_MS / 1000)
+        return not self._data_plane.is_busy(process_queue)
 
     def _wake(self, delay_ms: int) -> None:
         if not delay_ms:
@@ -261,7 +258,7 @@ class RebalanceExecutor:
         self._instance.rebalance_soon()
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin; raises SkylarkError if it cannot be known now."""
+        """The start offset of a queue; raises SkylarkError."""
         stored = await self._offsets.read(queue)
         if stored is not None:
             self._offsets.table.update(queue, stored, increase_only=False)
@@ -269,12 +266,12 @@ class RebalanceExecutor:
         start = start_position(queue.topic, stored, where, self._start_time_ms)
         return await first_offset(self._instance.control_link, queue, start)
 
-    # ---- queues that jump ------------------------------------------------------------------------
+    # ---- offset jumps ------------------------------------------------------------------------
 
     def offset_illegal(
         self, queue: MessageQueue, process_queue: ProcessQueue, next_offset: int
     ) -> None:
-        """The broker has no such offset; on the control loop."""
+        """The broker does not have the pull offset; on the control loop."""
         if not self.tasks.closed:
             work = self._move(queue, process_queue, next_offset)
             self.tasks.spawn(work, name=f"move {queue}")
@@ -288,9 +285,9 @@ class RebalanceExecutor:
                 await self._do(each)
 
     async def jump(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Give up queues so that they begin anew at these offsets, also earlier ones.
+        """Give up queues so that they start again at these offsets, which may be lower.
 
-        A queue that was given up before and is not back yet will begin there, too.
+        A queue that was already given up will also start there.
         """
         async with self._one_at_a_time:
             for queue, offset in offsets.items():
@@ -305,10 +302,10 @@ class RebalanceExecutor:
     # ---- locks -----------------------------------------------------------------------------------
 
     async def relock(self) -> None:
-        """Renew the locks of all queues, and ask on for those that somebody else has got.
+        """Renew the locks of all queues, and keep requesting those that another member holds.
 
-        A broker that restarts knows no locks, and may grant ours to a member that sees the group
-        before we are back in it. Java's client notices when that one has left after 20 seconds.
+        A broker that restarted has no locks, and may grant ours to a member that connects before
+        us. Java's client requests them again after 20 seconds only.
         """
         await self._renew_locks()
         while not self.closed and self.rebalance.lacks_locks:
@@ -322,15 +319,15 @@ class RebalanceExecutor:
             except SkylarkError as error:
                 broker = each.broker_name
                 self._limited_log.failed(
-                    ("renew", broker), error, "locks at %s are not renewed now", broker
+                    ("renew", broker), error, "cannot renew the locks at %s now", broker
                 )
-            except Exception:  # a hook of the application, say; the other brokers are asked
-                log.exception("locks at %s are not renewed", each.broker_name)
+            except Exception:  # such as an error of a hook; the other locks are renewed
+                log.exception("cannot renew the locks at %s", each.broker_name)
             else:
                 self.rebalance.relocked(each.queues, held, self._clock.steady_ms())
 
     async def lock_one(self, queue: MessageQueue) -> bool:
-        """Ask the broker for a queue; whether it is ours alone."""
+        """Request the lock of a queue; returns whether it was granted."""
         return queue in await self._lock(queue.broker_name, (queue,))
 
     async def _lock(
@@ -340,11 +337,11 @@ class RebalanceExecutor:
             held = await self._ask_lock(broker_name, queues)
         except SkylarkError as error:
             self._limited_log.failed(
-                ("lock", broker_name), error, "%s does not lock queues now", broker_name
+                ("lock", broker_name), error, "cannot get locks from %s now", broker_name
             )
             return ()
-        except Exception:  # a hook of the application, say
-            log.exception("%s cannot be asked to lock queues", broker_name)
+        except Exception:  # such as an error of a hook
+            log.exception("cannot get locks from %s", broker_name)
             return ()
         self._strays.difference_update(queue for queue in queues if queue not in held)
         return held
@@ -357,9 +354,9 @@ class RebalanceExecutor:
         return await link.calls.lock_queues(address, self._group, self._instance.client_id, queues)
 
     async def _free_strays(self, is_stray: Callable[[MessageQueue], bool]) -> None:
-        """Unlock what was locked, perhaps, when the connection broke before it was taken up.
+        """Unlock queues whose lock may have been granted when a connection was lost.
 
-        Otherwise its owner would have to wait until the broker lets the lock expire.
+        Otherwise their owner would have to wait until the lock expires.
         """
         self._strays.difference_update(self.rebalance.table)
 
@@ -371,7 +368,7 @@ class RebalanceExecutor:
         await asyncio.gather(*(free(each.queues) for each in asked))
 
     async def _unlock(self, queues: Collection[MessageQueue], *, oneway: bool) -> bool:
-        """Whether the request was sent, and answered unless ``oneway``."""
+        """Unlock queues; returns whether the request succeeded."""
         link = self._instance.control_link
         try:
             address = await link.lookup.master_of(next(iter(queues)))
@@ -379,7 +376,7 @@ class RebalanceExecutor:
                 address, self._group, self._instance.client_id, queues, oneway=oneway
             )
         except SkylarkError as error:
-            self._limited_log.failed("unlock", error, "%d queues stay locked for now", len(queues))
+            self._limited_log.failed("unlock", error, "cannot unlock %d queues now", len(queues))
             return False
         return True
 
@@ -388,19 +385,21 @@ class RebalanceExecutor:
     def _abandon(self) -> None:
         if not self.closed:
             self.closed = True
-            log.error("the event loop of %s was closed without stop(), it leaves", self._group)
+            log.error(
+                "the event loop of %s was closed without stop(): it leaves the group", self._group
+            )
             self.tasks.spawn(self._on_abandoned(), name="leave")
 
     def refuse(self) -> None:
-        """Take up nothing any more."""
+        """Take up no more queues."""
         self.closed = True
 
     async def close(self) -> None:
-        """Handlers have ended: save the offsets, then free the locks.
+        """After the handlers have ended: save the offsets, then release the locks.
 
-        In this order, as for a queue that is given up: the next holder of a lock begins where the
-        offset says. (Java's client unlocks first when it stops, so that the next owner may read an
-        old offset and deliver messages again.)
+        In this order, because the next holder of a lock starts at the saved offset. (Java's client
+        unlocks first when it stops, so the next owner may read an old offset and deliver messages
+        again.)
         """
         self.closed = True
         await self.tasks.cancel_and_wait()
@@ -411,5 +410,5 @@ class RebalanceExecutor:
             await self._free_strays(lambda _: True)
 
     def drop_all(self) -> None:
-        """Nothing counts any more."""
+        """Drop all queues."""
         self.rebalance.drop_all()

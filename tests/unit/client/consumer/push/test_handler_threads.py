@@ -181,7 +181,7 @@ async def test_a_system_without_threads_is_tried_again(
     jobs = [Work(lambda: 5) for _ in range(3)]
     workers.submit(list(jobs))  # neither a worker nor a standby
     assert (workers.working, refusals) == (0, 0)
-    assert "can't start new thread, handlers run in 0" in caplog.text
+    assert "can't start new thread; handlers run in 0 threads" in caplog.text
     await clock.advance(seconds=thread_workers.NO_THREADS_PAUSE_S)
     await until(lambda: all(job.ends == [(5, None)] for job in jobs))
     assert await workers.close(1.0)

@@ -215,7 +215,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
     closing = asyncio.ensure_future(workers.close(5.0))
     await clock.advance(seconds=6)
     assert await closing is False
-    assert "1 handlers do not end though cancelled" in caplog.text
+    assert "1 cancelled handlers have not ended" in caplog.text
     gate.set()
     await clock.drain()
 
