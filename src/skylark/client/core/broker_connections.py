@@ -199,7 +199,7 @@ class BrokerConnections:
     def check_loop(self, owner: str) -> None:
         """Raise ClientStateError unless the calling code runs on the loop of this link.
 
-        ``owner`` names the client in the error; a forked child gets an error of its own.
+        ``owner`` names the client in the error; a forked child gets another error.
         """
         try:
             if asyncio.get_running_loop() is self.loop:

@@ -4,7 +4,7 @@ A :class:`Binding` connects a handler to a topic. Two pools run jobs in the orde
 most ``concurrency`` at a time:
 
 * :class:`LoopWorkers` are tasks on the application's loop. A task runs job after job, so a handler
-  that never awaits needs no task of its own; only when one awaits, the next task continues with the
+  that never awaits needs no separate task; only when one awaits, the next task continues with the
   jobs behind it. After some jobs in a row a task yields to the rest of the loop. Context variables
   that a handler sets stay set for later messages of the same task.
 * :class:`~skylark.client.consumer.push.handler_threads.ThreadWorkers` are daemon threads.
