@@ -326,7 +326,7 @@ class ClientInstance:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def refresh_route(self, topic: str) -> Route | None:
-        """Ask the name servers; see :class:`skylark.client.core.route_lookup.RouteSource`."""
+        """Fetch a route; see :class:`skylark.client.core.route_cache.RouteSource`."""
         return await self._with_parts(lambda parts: parts.routes.refresh(topic))
 
     async def refresh_default_route(
