@@ -177,7 +177,7 @@ BROKER_KNOWS_CONNECTIONS = {
     "composition.py": "wires the remoting server",
     "remoting_interception.py": "an interceptor of the remoting server",
     "overload/overload_guard.py": "an interceptor of the remoting server",
-    "stats/rpc_latency.py": "an interceptor of the remoting server",
+    "stats/metrics_exporter.py": "has an interceptor of the remoting server",
     "send/recall.py": "has a remoting handler",
     "send/send_back.py": "has a remoting handler",
     "transaction/half_batches.py": "has a remoting handler",

@@ -138,7 +138,7 @@ class Pair:
     async def copied(self) -> None:
         """A whole copy of the tables was begun and ended from now on."""
         assert self.slave.graph.slave is not None
-        sync = self.slave.graph.slave.sync
+        sync = self.slave.graph.slave
         count = sync.copy_count
         await until(lambda: sync.copy_count >= count + 2)
 

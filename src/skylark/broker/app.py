@@ -158,7 +158,7 @@ class Broker:
         await graph.fast_server.start(config.bind_address, config.fast_port)
         await graph.exporter.start()
         if graph.slave is not None:
-            graph.slave.sync.start()
+            graph.slave.start()
         else:
             graph.schedule.start()
             if graph.timer is not None:
@@ -199,7 +199,7 @@ class Broker:
             await graph.schedule.stop()
             await graph.registration.stop()
             if graph.slave is not None:
-                await graph.slave.sync.stop()
+                await graph.slave.stop()
             for server in graph.servers:
                 server.dispatcher.shutting_down = True
             graph.replication.stop_listening()

@@ -7,7 +7,7 @@
     message can be read -> PullService -> held pulls
     peer closed, timer -> ClientLiveness -> tables of clients
     tables -> TableSaver -> disk;   topics -> Registration -> name servers
-    MessageStore <-> Replication;   master's tables -> SlaveService -> tables
+    MessageStore <-> Replication;   master's tables -> SlaveSync -> tables
 
 :class:`skylark.broker.app.Broker` leads the life of a :class:`BrokerGraph`, which is made at start,
 when the port is known: it stands in every record and in every answer.
@@ -36,13 +36,11 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.delay.delay_levels import ScheduleService
 from skylark.broker.delay.timer_service import TimerDoor, TimerService
 from skylark.broker.groups.broadcast_offsets import BroadcastOffsets
-from skylark.broker.groups.change_notices import BATCH_MS
 from skylark.broker.groups.client_liveness import ClientLiveness
 from skylark.broker.groups.client_service import ClientService
 from skylark.broker.groups.consumer_filters import ConsumerFilterTable
-from skylark.broker.groups.consumer_offsets import OffsetTable
-from skylark.broker.groups.consumer_table import ConsumerTable
-from skylark.broker.groups.offset_service import OffsetService
+from skylark.broker.groups.consumer_offsets import OffsetService, OffsetTable
+from skylark.broker.groups.consumer_table import BATCH_MS, ConsumerTable
 from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.queue_locks import LockService, QueueLocks
 from skylark.broker.groups.request_modes import RequestModes
@@ -73,7 +71,8 @@ from skylark.broker.send.send_checks import SendChecks
 from skylark.broker.send.send_replies import SendReplies
 from skylark.broker.send.send_step import RetryChecks, SendStep
 from skylark.broker.service_interception import intercept
-from skylark.broker.slave.slave_service import SlaveService
+from skylark.broker.slave.metadata_sync import SlaveSync, SlaveTables
+from skylark.broker.slave.slave_deliveries import DeliveryCopies
 from skylark.broker.stats.broker_stats import BrokerStats, idle_max_ms
 from skylark.broker.stats.metrics_exporter import Exporter
 from skylark.broker.stats.retention_watch import RetentionWatch
@@ -256,17 +255,18 @@ class BrokerGraph:
             call=self.client.call,
             has_name_servers=lambda: bool(self.live.current.namesrv_addresses),
         )
-        self.slave: SlaveService | None = None
+        self.slave: SlaveSync | None = None
         if config.is_slave:
-            self.slave = SlaveService(
+            self.slave = SlaveSync(
                 self.live,
-                self.topics,
-                self.groups,
-                self.offsets,
-                self.request_modes,
-                self.store,
-                self.config_files,
-                files,
+                SlaveTables(self.topics, self.groups, self.offsets, self.request_modes),
+                DeliveryCopies(
+                    files,
+                    config.store.store_path_root_dir,
+                    self.config_files,
+                    timer_log_file_size=config.mapped_file_size_timer_log,
+                    flushed_where=lambda: self.store.log.files.flushed_where,
+                ),
                 self.clock,
                 call=self.client.call,
                 delete_queues=self.delete_queues,
@@ -497,7 +497,7 @@ class BrokerGraph:
             self.timer.load()
         self.schedule.load(self.config_files.load(DELAY_OFFSETS))
         if self.slave is not None:
-            self.slave.load(self.saver)
+            self.slave.load(self.config_files, self.saver)
         else:
             self.saver.every(
                 DELAY_OFFSETS,
@@ -549,14 +549,14 @@ class BrokerGraph:
         """Who name servers lose is not given up: it may come back, and links to it may live."""
         if master is not None and self.slave is not None:
             self.replication.set_master(master.ha_addr, master.addr)
-            self.slave.sync.set_master(master.addr)
+            self.slave.set_master(master.addr)
         self.pulls.waiting.wake_all()
 
     def _has_master(self) -> bool:
         """Whether a slave can send clients to its master; name servers hear late of its end."""
         if self.slave is None or self.registration.master is None:
             return False
-        return self.slave.sync.is_reached and not self.replication.status.is_cut_off
+        return self.slave.is_reached and not self.replication.status.is_cut_off
 
     def delete_queues(self, topics: Collection[str]) -> None:
         """Topics are gone: forget their messages, and what was counted of them."""

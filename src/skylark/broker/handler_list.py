@@ -12,9 +12,8 @@ from skylark.broker.admin.client_relay import RelayHandlers
 from skylark.broker.admin.group_handlers import GroupHandlers
 from skylark.broker.admin.message_query import QueryHandlers
 from skylark.broker.admin.offset_reset import ResetHandlers
-from skylark.broker.admin.queue_inspection import QueueHandlers
 from skylark.broker.admin.refused_requests import Refusals
-from skylark.broker.admin.runtime_handlers import RuntimeHandlers, ServiceFacts
+from skylark.broker.admin.runtime_info import RuntimeHandlers, ServiceFacts
 from skylark.broker.admin.settings_handlers import SettingsHandlers
 from skylark.broker.admin.stats_handlers import StatsHandlers
 from skylark.broker.admin.store_cleaning import CleaningHandlers
@@ -61,7 +60,7 @@ def handlers_of(
         RecallHandlers(graph.live, graph.services.puts),
         SendBackHandlers(graph.services.puts),
         OffsetHandlers(graph.services.offsets),
-        QueryHandlers(graph.store),
+        QueryHandlers(graph.store, graph.consumers, graph.filters),
         *_about_clients(graph),
         *_about_settings(graph, settings_file),
         *_reports(graph, files),
@@ -144,7 +143,6 @@ def _reports(graph: BrokerGraph, files: FileSystem) -> list[Handlers]:
         ),
         RelayHandlers(graph.live, graph.topics, graph.groups, graph.consumers, reader),
         CleaningHandlers(graph.topics, graph.store, graph.clock),
-        QueueHandlers(graph.store.queues, graph.consumers, graph.filters),
         SyncHandlers(
             graph.offsets,
             graph.request_modes,

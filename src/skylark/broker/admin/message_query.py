@@ -1,20 +1,35 @@
-"""Messages by key (12) and by their place in the log (33), as records of the log.
+"""Looks up messages: by key (12), by their place in the log (33), and as entries of a queue (321).
 
-A query returns what the index has for the hash of a key; clients compare the keys themselves. With
-code 22, nothing found, both numbers of the answer are 0. Answers to ``QueryMessageProcessor``.
+12 and 33 return records of the log. A query by key returns what the index has for the hash of the
+key; clients compare the keys themselves. With code 22, nothing found, both numbers of the answer
+are 0.
+
+321 returns raw entries of a queue, for people who search for a lost message. With a group it also
+returns what the group subscribes to. Java's ``eval`` and ``bitMap`` are about queue extension
+files, which do not exist here: the one stays false, the other is missing.
+
+Counterpart of Java's ``QueryMessageProcessor`` and of ``queryConsumeQueue`` in
+``AdminBrokerProcessor``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from skylark.broker.groups.consumer_filters import SQL92, ConsumerFilterTable
+from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.core.errors import BrokerError
 from skylark.net.connection import Connection
 from skylark.net.dispatch import Dispatcher
+from skylark.net.success_response import success
+from skylark.store.consume_queue import EntryQueue
 from skylark.store.message_store import MessageStore
+from skylark.wire.bodies.admin_body import ConsumeQueueData, QueryConsumeQueueResponseBody
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.command import Command, response_to
+from skylark.wire.fastjson import encode_body
 from skylark.wire.fields import decode_ext, encode_ext
+from skylark.wire.headers.admin import QueryConsumeQueueRequestHeader
 from skylark.wire.headers.pull import (
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
@@ -22,19 +37,26 @@ from skylark.wire.headers.pull import (
 )
 
 NOT_FOUND: Final = "can not find message, maybe time range not correct"
+#: Most entries in one answer to 321.
+COUNT_MAX: Final = 2_000
 _TAG_INDEX: Final = "T"
 
 
 class QueryHandlers:
     """The requests that look messages up."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(
+        self, store: MessageStore, consumers: ConsumerTable, filters: ConsumerFilterTable
+    ) -> None:
         self._store = store
+        self._consumers = consumers
+        self._filters = filters
 
     def add_to(self, dispatcher: Dispatcher) -> None:
-        """Tell the dispatcher which code each method answers."""
+        """Register the handler of each code."""
         dispatcher.add_hot(RequestCode.QUERY_MESSAGE, self.query)
         dispatcher.add_hot(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+        dispatcher.add_hot(RequestCode.QUERY_CONSUME_QUEUE, self.query_queue)
 
     def query(self, _connection: Connection, request: Command) -> Command:
         """QUERY_MESSAGE (12)."""
@@ -42,7 +64,7 @@ class QueryHandlers:
         result = self._store.reader.query(
             header.topic,
             header.key,
-            # More than one message has a unique key only after a retry.
+            # Only a retry gives more than one message the same unique key.
             self._store.config.default_query_max_num
             if header.unique_key_query
             else max(0, header.max_num),
@@ -52,17 +74,15 @@ class QueryHandlers:
         )
         body = b"".join(result.views)
         result.release()
-        code, remark = ResponseCode.SUCCESS, None
         answer = QueryMessageResponseHeader(
-            index_last_update_timestamp=result.index_last_timestamp,
-            index_last_update_phyoffset=result.index_last_log_offset,
+            index_last_update_timestamp=result.index_last_timestamp if body else 0,
+            index_last_update_phyoffset=result.index_last_log_offset if body else 0,
         )
         if not body:
-            code, remark = ResponseCode.QUERY_NOT_FOUND, NOT_FOUND
-            answer = QueryMessageResponseHeader(
-                index_last_update_timestamp=0, index_last_update_phyoffset=0
+            return response_to(
+                request, ResponseCode.QUERY_NOT_FOUND, NOT_FOUND, ext=encode_ext(answer)
             )
-        return response_to(request, code, remark, ext=encode_ext(answer), body=body or None)
+        return response_to(request, ResponseCode.SUCCESS, ext=encode_ext(answer), body=body)
 
     def view(self, _connection: Connection, request: Command) -> Command:
         """VIEW_MESSAGE_BY_ID (33)."""
@@ -73,3 +93,62 @@ class QueryHandlers:
         with lease:
             body = bytes(lease.view)
         return response_to(request, ResponseCode.SUCCESS, body=body)
+
+    def query_queue(self, _connection: Connection, request: Command) -> Command:
+        """QUERY_CONSUME_QUEUE (321)."""
+        header = decode_ext(QueryConsumeQueueRequestHeader, request.ext)
+        topic = header.topic or ""
+        name = f"{header.queue_id}@{topic}"
+        queue = self._store.queues.get(topic, header.queue_id)
+        if queue is None:
+            raise BrokerError(f"{name} is not exist!")
+        if not queue.min_offset <= header.index < queue.max_offset:
+            return success(request, remark=f"Index {header.index} of {name} is not exist!")
+        body = QueryConsumeQueueResponseBody(
+            max_queue_index=queue.max_offset,
+            min_queue_index=queue.min_offset,
+            queue_data=_entries(queue, header.index, min(header.count, COUNT_MAX)),
+        )
+        if header.consumer_group is not None:
+            self._add_group(body, topic, header.consumer_group)
+        return success(request, body=body)
+
+    def _add_group(self, body: QueryConsumeQueueResponseBody, topic: str, group: str) -> None:
+        body.subscription_data = self._consumers.subscription(group, topic)
+        if body.subscription_data is None:
+            body.filter_data = f"{group}@{topic} is not online!"
+        else:
+            body.filter_data = self._describe(topic, group)
+
+    def _describe(self, topic: str, group: str) -> str:
+        """The SQL filter of a group as JSON; ``null`` if it has none."""
+        found = self._filters.get(topic, group)
+        if found is None:
+            return "null"
+        described = {
+            "bornTime": found.born_ms,
+            "clientVersion": found.client_version,
+            "consumerGroup": found.group,
+            "dead": found.is_dead,
+            "deadTime": found.dead_ms,
+            "expression": found.sql.text,
+            "expressionType": SQL92,
+            "topic": found.topic,
+        }
+        return encode_body(described).decode()
+
+
+def _entries(queue: EntryQueue, offset: int, count: int) -> list[ConsumeQueueData]:
+    entries = []
+    end = min(offset + count, queue.max_offset)
+    while offset < end:
+        entry = queue.read_entry(offset)
+        if entry is None:
+            break
+        entries.append(
+            ConsumeQueueData(
+                physic_offset=entry.log_offset, physic_size=entry.size, tags_code=entry.tags_code
+            )
+        )
+        offset = entry.queue_offset + entry.message_count
+    return entries

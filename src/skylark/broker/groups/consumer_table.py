@@ -1,32 +1,34 @@
-"""Who consumes: groups, their members, what they subscribe to, and who must hear of changes.
+"""Consumer groups that have members: members, subscriptions, and notices of changes.
 
-Members tell of themselves by heartbeats (34). A group exists here while it has a member; that it
-*may* exist is the business of the subscription groups. Rules, as in Java's ``ConsumerManager`` and
-``ConsumerGroupInfo``:
+Members register by heartbeats (34). A group is in this table while it has a member; whether it
+*may* exist is decided by :mod:`skylark.broker.groups.subscription_groups`. Rules, as in Java's
+``ConsumerManager`` and ``ConsumerGroupInfo``:
 
-* A member is a channel. Type, model and starting point of the group are those of the last
-  heartbeat, whoever sent it.
+* A member is a channel. Type, model and start position of the group are those of the last
+  heartbeat, from any member.
 * The group has one table of subscriptions. A topic that is new or has a newer ``subVersion`` is
   taken from a heartbeat, a topic that is not in it is dropped: if members differ, the last wins.
   (:mod:`skylark.broker.groups.subscription_lint` finds such members.)
 * *Changed* means a new channel, or a topic more or less; another expression alone does not count.
-  Changes are told to every channel of the group (40), to the one that caused it as well, but not
-  in a broadcasting group. :mod:`skylark.broker.groups.change_notices` decides when.
+  The broker notifies every channel of the group (40), also the one that caused the change, but not
+  in a broadcasting group. :class:`ChangeNotices` decides when.
 * A member leaves by UNREGISTER_CLIENT (35), when its connection closes, and after 120 s of silence.
-  The first two are told to the rest. The third is not: its connection is closed, nothing more.
+  In the first two cases the others are notified. In the third the broker only closes the
+  connection.
 
 Heartbeats V2 carry a fingerprint of the client's subscriptions, and leave these out
 (``withoutSub``) once the broker has answered IS_SUB_CHANGE=false. The last fingerprint is kept per
 group. Unlike Java we also answer true when subscriptions are left out that we do not know, as after
 a restart of the broker: otherwise the group would stay without any until the client restarts.
 
-The class is pure: events go in with the time, what is to be sent comes out. Sizes are bounded from
-outside: members by the limit of connections, groups by the table of subscription groups, and
+The classes do no I/O: events go in with the time, what is to be sent comes out. Sizes are bounded
+from outside: members by the limit of connections, groups by the table of subscription groups, and
 subscriptions by the size of a heartbeat.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Iterable, ValuesView
 from typing import Final
@@ -34,7 +36,6 @@ from typing import Final
 import msgspec
 
 from skylark.broker.api import Peer
-from skylark.broker.groups.change_notices import ChangeNotices
 from skylark.broker.groups.client_channel import CHANNEL_EXPIRED_MS, ClientChannel
 from skylark.broker.groups.subscription_lint import SubscriptionLint
 from skylark.wire.bodies.admin_body import ConsumerConnection, SubscriptionConflict
@@ -51,6 +52,10 @@ log = logging.getLogger(__name__)
 #: How long a subscription that came with a pull is remembered after the last such pull.
 COMPENSATION_MS: Final = 600_000
 COMPENSATION_COUNT_MAX: Final = 10_000
+SMALL_GROUP_SIZE: Final = 32
+DELAY_MS_MAX: Final = 1_000
+#: Java's fixed period where notices are not sent in real time.
+BATCH_MS: Final = 15_000
 
 
 class GroupNotice(msgspec.Struct, frozen=True):
@@ -173,6 +178,84 @@ class ConsumerGroup:
             return True
         unknown = without_sub and not self.subscriptions
         return unknown or (old is not None and old != fingerprint)
+
+
+class ChangeNotices:
+    """Decides when the members of a group are notified of a change; does not send anything.
+
+    A notice (40) makes each member fetch the member list and rebalance. If a thousand consumers
+    join at once and each join notified all of them, half a million notices would go out, each
+    answered by a list of a thousand names. So:
+
+    * A group of up to :data:`SMALL_GROUP_SIZE` members is notified at once, every time, as in Java.
+    * A larger group is notified at once after a quiet time. Changes in quick succession are
+      collected; the shortest time between two rounds is one millisecond per member, at most
+      :data:`DELAY_MS_MAX`. A large group thus gets about one notice per millisecond.
+    * With ``realTimeNotifyConsumerChange=false`` all changes are collected for ``batch_ms``.
+
+    If the clock seems to have been set back, a notice that is due later than any wait allows is
+    due now.
+    """
+
+    def __init__(self, *, batch_ms: int = 0) -> None:
+        self.batch_ms = batch_ms
+        self._notified_ms: dict[str, int] = {}  # the last round of each large group
+        self._due_ms: dict[str, int] = {}  # groups with collected changes
+        self._heap: list[tuple[int, str]] = []  # entries that differ from _due_ms are stale
+
+    @property
+    def _delay_ms_max(self) -> int:
+        return max(self.batch_ms, DELAY_MS_MAX)
+
+    def changed(self, group: str, member_count: int, now_ms: int) -> bool:
+        """Record a change; whether to notify the members now."""
+        if self.batch_ms:
+            self._save(group, now_ms + self.batch_ms)
+            return False
+        if member_count <= SMALL_GROUP_SIZE:
+            self.forget(group)  # this round covers the collected changes
+            return True
+        if group in self._due_ms:
+            return False
+        notified_ms = self._notified_ms.get(group)
+        pause_ms = min(member_count, DELAY_MS_MAX)
+        if notified_ms is None or not 0 <= now_ms - notified_ms < pause_ms:
+            self._notified_ms[group] = now_ms
+            return True
+        self._save(group, notified_ms + pause_ms)
+        return False
+
+    def _save(self, group: str, due_ms: int) -> None:
+        if group not in self._due_ms:
+            self._due_ms[group] = due_ms
+            heapq.heappush(self._heap, (due_ms, group))
+
+    def forget(self, group: str) -> None:
+        """Drop the collected changes of a group, for example because it has no members."""
+        self._due_ms.pop(group, None)
+        self._notified_ms.pop(group, None)
+
+    def next_due(self, now_ms: int) -> int | None:
+        """When :meth:`take_due` will next return a group; None while there is nothing."""
+        self._drop_stale()
+        return min(self._heap[0][0], now_ms + self._delay_ms_max) if self._heap else None
+
+    def take_due(self, now_ms: int) -> list[str]:
+        """The groups to notify now."""
+        groups = []
+        self._drop_stale()
+        while self._heap and not now_ms < self._heap[0][0] <= now_ms + self._delay_ms_max:
+            _, group = heapq.heappop(self._heap)
+            del self._due_ms[group]
+            if not self.batch_ms:
+                self._notified_ms[group] = now_ms
+            groups.append(group)
+            self._drop_stale()
+        return groups
+
+    def _drop_stale(self) -> None:
+        while self._heap and self._due_ms.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
 
 
 class ConsumerTable:

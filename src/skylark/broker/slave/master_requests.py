@@ -9,15 +9,15 @@ how groups get their messages               402
 state of the timer                          60    56 bytes, not JSON
 messages that wait in the timer, by topic   61
 state of replication: where the log ends    907
-a group that was born at the slave          200   told, not asked
-an offset that grew at the slave            15    told, not asked
+a group that was created at the slave       200   sent to the master
+an offset that grew at the slave            15    sent to the master
 ==========================================  ====  =================================================
 
-A page is asked for with the version that the first one had. If the table changes meanwhile, the
-answer has another version and begins at the first entry again. An answer without total is whole:
-a master of 4.x knows no pages.
+A page is requested with the version that the first one had. If the table changes meanwhile, the
+answer has another version and begins at the first entry again. An answer without a total holds the
+whole table: a master of 4.x knows no pages.
 
-Answers to the part of ``BrokerOuterAPI`` that ``SlaveSynchronize`` calls.
+Counterpart of the part of Java's ``BrokerOuterAPI`` that ``SlaveSynchronize`` calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
-from skylark.broker.slave.slave_commits import Commit
+from skylark.broker.slave.slave_changes import Commit
 from skylark.core.errors import RemoteProtocolError, broker_error
 from skylark.store.config_tables import (
     DelayOffsetTable,
@@ -53,15 +53,19 @@ from skylark.wire.headers.ha import (
 )
 from skylark.wire.headers.offset import UpdateConsumerOffsetRequestHeader
 
-#: Entries of one page, as Java asks for.
+#: Entries of one page, as Java requests.
 PAGE_SIZE: Final = 2_000
-#: Pages until somebody must be joking: a million topics, and some changes meanwhile.
+#: More pages are a fault of the master: this is a million topics, and some changes meanwhile.
 PAGES_MAX: Final = 1_000
 
 T = TypeVar("T")
+Entry = TypeVar("Entry")
 
-#: Sends a request to the master and returns the answer, whatever its code.
+#: Sends a request to the master and returns the answer, which may have any code.
 Ask = Callable[[Command], Awaitable[Command]]
+#: Requests the page from an entry number on, of a version (as JSON, empty at first): its entries,
+#: its version, and how many entries the table has.
+GetPage = Callable[[int, str], Awaitable[tuple[dict[str, Entry], DataVersion, int | None]]]
 
 
 class Topics(NamedTuple):
@@ -79,60 +83,73 @@ class Groups(NamedTuple):
     version: DataVersion
 
 
-async def topics(ask: Ask) -> Topics:
+async def get_topics(ask: Ask) -> Topics:
     """GET_ALL_TOPIC_CONFIG (21)."""
-    found: Topics | None = None
-    for _ in range(PAGES_MAX):
+
+    async def get_page(
+        first: int, version: str
+    ) -> tuple[dict[str, TopicConfig], DataVersion, int | None]:
         header = GetAllTopicConfigRequestHeader(
-            topic_seq=0 if found is None else len(found.table),
-            data_version="" if found is None else encode_body(found.version).decode(),
-            max_topic_num=PAGE_SIZE,
+            topic_seq=first, data_version=version, max_topic_num=PAGE_SIZE
         )
         answer = await _answer(ask, RequestCode.GET_ALL_TOPIC_CONFIG, header)
         page = _body(TopicConfigAndMappingSerializeWrapper, answer)
-        if found is None or found.version != page.data_version:
-            found = Topics({}, page.data_version)
-        found.table.update(page.topic_config_table)
         total = decode_ext(GetAllTopicConfigResponseHeader, answer.ext).total_topic_num
-        if _is_whole(len(found.table), len(page.topic_config_table), total):
-            return found
-    raise RemoteProtocolError(f"the topics of the master do not end after {PAGES_MAX} pages")
+        return page.topic_config_table, page.data_version, total
+
+    return Topics(*await _get_pages("topics", get_page))
 
 
-async def groups(ask: Ask) -> Groups:
+async def get_groups(ask: Ask) -> Groups:
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
-    found: Groups | None = None
-    for _ in range(PAGES_MAX):
+    bans: dict[str, dict[str, int]] = {}
+
+    async def get_page(
+        first: int, version: str
+    ) -> tuple[dict[str, SubscriptionGroupConfig], DataVersion, int | None]:
         header = GetAllSubscriptionGroupRequestHeader(
-            group_seq=0 if found is None else len(found.table),
-            data_version="" if found is None else encode_body(found.version).decode(),
-            max_group_num=PAGE_SIZE,
+            group_seq=first, data_version=version, max_group_num=PAGE_SIZE
         )
         answer = await _answer(ask, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header)
         page = _body(SubscriptionGroupWrapper, answer)
-        if found is None or found.version != page.data_version:
-            found = Groups({}, {}, page.data_version)
-        found.table.update(page.subscription_group_table)
-        found.bans.update(page.forbidden_table)
+        if encode_body(page.data_version).decode() != version:
+            bans.clear()  # of another version of the table
+        bans.update(page.forbidden_table)
         total = decode_ext(GetAllSubscriptionGroupResponseHeader, answer.ext).total_group_num
-        if _is_whole(len(found.table), len(page.subscription_group_table), total):
-            return found
-    raise RemoteProtocolError(f"the groups of the master do not end after {PAGES_MAX} pages")
+        return page.subscription_group_table, page.data_version, total
+
+    table, version = await _get_pages("groups", get_page)
+    return Groups(table, bans, version)
 
 
-async def offsets(ask: Ask) -> ConsumerOffsetSerializeWrapper:
+async def _get_pages(name: str, get_page: GetPage[Entry]) -> tuple[dict[str, Entry], DataVersion]:
+    """All pages of a table; begins again if the table changes meanwhile."""
+    table: dict[str, Entry] = {}
+    version: DataVersion | None = None
+    for _ in range(PAGES_MAX):
+        text = "" if version is None else encode_body(version).decode()
+        entries, page_version, total = await get_page(len(table), text)
+        if version != page_version:
+            table, version = {}, page_version
+        table.update(entries)
+        if total is None or len(table) >= total or not entries:
+            return table, version
+    raise RemoteProtocolError(f"the {name} of the master do not end after {PAGES_MAX} pages")
+
+
+async def get_offsets(ask: Ask) -> ConsumerOffsetSerializeWrapper:
     """GET_ALL_CONSUMER_OFFSET (43)."""
     answer = await _answer(ask, RequestCode.GET_ALL_CONSUMER_OFFSET)
     return _body(ConsumerOffsetSerializeWrapper, answer)
 
 
-async def tell_group(ask: Ask, group: SubscriptionGroupConfig) -> None:
+async def send_group(ask: Ask, group: SubscriptionGroupConfig) -> None:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); raises BrokerError if the master refuses."""
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     _checked(await ask(Command(code=code, body=encode_body(group))))
 
 
-async def tell_commit(ask: Ask, commit: Commit) -> None:
+async def send_commit(ask: Ask, commit: Commit) -> None:
     """UPDATE_CONSUMER_OFFSET (15); raises BrokerError if the master refuses."""
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=commit.group,
@@ -143,30 +160,30 @@ async def tell_commit(ask: Ask, commit: Commit) -> None:
     await _answer(ask, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
-async def delays(ask: Ask) -> DelayOffsetTable:
+async def get_delay_offsets(ask: Ask) -> DelayOffsetTable:
     """GET_ALL_DELAY_OFFSET (45)."""
     return _body(DelayOffsetTable, await _answer(ask, RequestCode.GET_ALL_DELAY_OFFSET))
 
 
-async def request_modes(ask: Ask) -> MessageRequestModeTable:
+async def get_request_modes(ask: Ask) -> MessageRequestModeTable:
     """GET_ALL_MESSAGE_REQUEST_MODE (402)."""
     answer = await _answer(ask, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     return _body(MessageRequestModeTable, answer)
 
 
-async def timer_checkpoint(ask: Ask) -> TimerCheckpoint:
+async def get_timer_checkpoint(ask: Ask) -> TimerCheckpoint:
     """GET_TIMER_CHECK_POINT (60)."""
     answer = await _answer(ask, RequestCode.GET_TIMER_CHECK_POINT)
     return TimerCheckpoint.decode(answer.body or b"")
 
 
-async def timer_counts(ask: Ask) -> TimerMetricsTable:
+async def get_timer_counts(ask: Ask) -> TimerMetricsTable:
     """GET_TIMER_METRICS (61)."""
     return _body(TimerMetricsTable, await _answer(ask, RequestCode.GET_TIMER_METRICS))
 
 
-async def log_end(ask: Ask) -> int:
-    """GET_BROKER_HA_STATUS (907): where the log of the master ends; 0 if it cannot say."""
+async def get_log_end(ask: Ask) -> int:
+    """GET_BROKER_HA_STATUS (907): where the log of the master ends; 0 if it does not know 907."""
     answer = await ask(Command(code=RequestCode.GET_BROKER_HA_STATUS))
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return 0
@@ -186,7 +203,3 @@ def _checked(answer: Command) -> Command:
 
 def _body(body_type: type[T], answer: Command) -> T:
     return decode_body(body_type, answer.body or b"{}")
-
-
-def _is_whole(count: int, page_count: int, total: int | None) -> bool:
-    return total is None or count >= total or not page_count

@@ -1,25 +1,23 @@
-"""A slave copies the tables of its master: topics, groups, offsets, delay levels, timer.
+"""Metadata sync: a slave copies the tables of its master (topics, groups, offsets, delays, timer).
 
 ::
 
-    master known, or back again --> a whole copy at once
-    every slaveSyncInterval     --> a whole copy
-    every 3 s                   --> the state of the timer only, which ages fast
-    master does not answer      --> tried again every 3 s, and said once
+    master known, or back again --> copies all tables at once
+    every slaveSyncInterval     --> copies all tables
+    every 3 s                   --> copies the state of the timer only, which changes fast
+    master does not answer      --> tries again every 3 s; logs it once
 
-Messages come another way (:mod:`skylark.replication`). The tables are those of the slave itself
-from then on, saved and registered with the name servers as its own: who loses the master finds
-everything here. Whatever fails is tried again in the next round; the rest of a round does not
-depend on it.
+Messages come another way (:mod:`skylark.replication`). The slave saves the tables and registers
+them with the name servers as its own, so that consumers find everything here when the master is
+gone. A table that cannot be copied is tried again in the next round; the others do not depend on
+it.
 
-Before groups and offsets are copied, the master is told which groups were born here while it was
-away (:mod:`skylark.broker.slave.slave_groups`), and what was committed
-(:mod:`skylark.broker.slave.slave_commits`); in this order, for it takes no offsets of groups that
-it does not know. Progress of deliveries is used only when the log has what was delivered
-(:mod:`skylark.broker.slave.slave_deliveries`).
+Before the slave copies groups and offsets, it sends the master what changed here while the master
+was away (:mod:`skylark.broker.slave.slave_changes`). It uses the progress of deliveries only when
+its log has what was delivered (:mod:`skylark.broker.slave.slave_deliveries`).
 
-Java copies first after a minute and then every minute, and 4.x every 10 s, as here. Answers to
-``SlaveSynchronize``.
+Java copies first after a minute and then every minute; 4.x every 10 s, as here. Counterpart of
+Java's ``SlaveSynchronize``.
 """
 
 from __future__ import annotations
@@ -28,21 +26,29 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
+from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.request_modes import RequestModes
+from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.slave import master_requests as questions
-from skylark.broker.slave.slave_commits import Commit, SlaveCommits
-from skylark.broker.slave.slave_deliveries import DeliveryCopies, HeldCopy
-from skylark.broker.slave.slave_groups import NewGroups
-from skylark.broker.table_saver import InThread
+from skylark.broker.slave import master_requests
+from skylark.broker.slave.master_requests import Ask
+from skylark.broker.slave.slave_changes import (
+    SLAVE_OFFSETS,
+    Commit,
+    NewGroups,
+    SlaveCommits,
+    SlaveOffsetTable,
+)
+from skylark.broker.slave.slave_deliveries import DeliveryCopies
+from skylark.broker.table_saver import InThread, TableSaver
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.core.clock import Clock, TimerHandle
 from skylark.core.errors import BrokerError, GoAwayError, SkylarkError, TransportError
 from skylark.core.lifecycle import Tasks
+from skylark.store.config_files import DELAY_OFFSETS, ConfigFiles
 from skylark.store.config_tables import DelayOffsetTable
-from skylark.wire.bodies.slave_sync_body import TimerCheckpoint
 from skylark.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -53,54 +59,89 @@ TABLE_TIMEOUT_S: Final = 30.0
 
 #: Sends a request to an address, with a limit in seconds; the answer may have any code.
 CallAddress = Callable[[str, Command, float], Awaitable[Command]]
-_Step = Callable[[questions.Ask], Awaitable[None]]
+_Step = Callable[[Ask], Awaitable[None]]
+
+
+class SlaveTables(NamedTuple):
+    """The tables of the broker that are copied."""
+
+    topics: TopicTable
+    groups: GroupTable
+    offsets: OffsetTable
+    request_modes: RequestModes
 
 
 class SlaveSync:
-    """Copies for one slave, from ``start`` to ``stop``."""
+    """Copies for one slave, from ``start`` to ``stop``; ``load`` comes before."""
 
     def __init__(
         self,
         live: LiveSettings,
-        topics: TopicTable,
-        groups: NewGroups,
-        request_modes: RequestModes,
-        commits: SlaveCommits,
+        tables: SlaveTables,
         copies: DeliveryCopies,
         clock: Clock,
         *,
         call: CallAddress,
-        flushed_where: Callable[[], int],
         delete_queues: Callable[[tuple[str, ...]], None],
         modes_saved: Callable[[], None],
         in_thread: InThread = asyncio.to_thread,
     ) -> None:
-        """``flushed_where``: up to where the own log is on disk; ``delete_queues`` of topics that
-        the master has deleted; ``modes_saved``: the request modes have changed."""
+        """``delete_queues`` of topics that the master has deleted; ``modes_saved``: the request
+        modes have changed."""
         self._live = live
-        self._topics = topics
-        self._groups = groups
-        self._request_modes = request_modes
-        self._commits = commits
+        self._topics = tables.topics
+        self._offsets = tables.offsets
+        self._request_modes = tables.request_modes
+        self._new_groups = NewGroups(tables.groups)
+        self._commits = SlaveCommits(tables.offsets)
         self._copies = copies
         self._clock = clock
         self._call = call
         self._delete_queues = delete_queues
         self._modes_saved = modes_saved
         self._in_thread = in_thread
-        self._held_delays = HeldCopy[DelayOffsetTable](flushed_where)
-        self._held_checkpoint = HeldCopy[TimerCheckpoint](flushed_where)
         self._master: str | None = None
         self._tasks = Tasks("slave sync", limit=8)
         self._timer: TimerHandle | None = None
         self._is_running = False
-        self._is_at_work = False
+        self._is_copying = False
         self._whole_due = 0.0  # monotonic
-        self._problems: dict[str, str] = {}  # what was said, by step
+        self._problems: dict[str, str] = {}  # the last logged problem of each step
         #: Whole copies, without any failure.
         self.copy_count = 0
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
+
+    def load(self, files: ConfigFiles, saver: TableSaver) -> None:
+        """Restore what the last run has saved, and have it saved from now on; raises StoreError.
+
+        Comes after the tables of the broker were loaded.
+        """
+        own = files.load(SLAVE_OFFSETS)
+        self._commits.load(own.offset_table)
+        self._new_groups.load(own.new_groups)
+        self._copies.load(files.load(DELAY_OFFSETS))
+        saver.every(
+            SLAVE_OFFSETS,
+            self._changes_here,
+            interval_ms=lambda: self._live.current.flush_consumer_offset_interval,
+            changes=lambda: self._offsets.change_count,
+        )
+        saver.every(
+            DELAY_OFFSETS,
+            self.delays,
+            interval_ms=lambda: self._live.current.flush_delay_offset_interval,
+        )
+
+    def _changes_here(self) -> SlaveOffsetTable:
+        """The content of ``slaveOffset.json``."""
+        return SlaveOffsetTable(
+            offset_table=self._commits.snapshot(), new_groups=self._new_groups.names()
+        )
+
+    def delays(self) -> DelayOffsetTable:
+        """The content of ``delayOffset.json``."""
+        return self._copies.delays
 
     def start(self) -> None:
         """Copy from now on, as soon as the master is known."""
@@ -108,7 +149,7 @@ class SlaveSync:
         self._arm(0.0)
 
     async def stop(self) -> None:
-        """Copy no more."""
+        """Stop copying; comes before the tables are saved for the last time."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -127,8 +168,8 @@ class SlaveSync:
         return "master" not in self._problems
 
     def _arm(self, delay_s: float) -> None:
-        """Have the next round begin then, unless one is under way, which will see to it."""
-        if not self._is_running or self._master is None or self._is_at_work:
+        """Set the timer of the next round; a round under way sets it at its end."""
+        if not self._is_running or self._master is None or self._is_copying:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -136,19 +177,19 @@ class SlaveSync:
 
     def _begin_round(self) -> None:
         self._timer = None
-        self._is_at_work = True
+        self._is_copying = True
         self._tasks.spawn(self._round(), name="round")
 
     # --- rounds -----------------------------------------------------------------------------------
 
     async def _round(self) -> None:
         master = self._master
-        assert master is not None, "a round is begun when it is known"
+        assert master is not None, "_arm begins a round only when the master is known"
         is_whole = self._clock.monotonic() >= self._whole_due
         try:
             succeeded = await self._copy_all(master, self._steps(is_whole))
         finally:
-            self._is_at_work = False
+            self._is_copying = False
         if is_whole and succeeded:
             self.copy_count += 1
             interval_s = self._live.current.slave_sync_interval / 1000
@@ -188,97 +229,95 @@ class SlaveSync:
             try:
                 await step(ask)
             except (TransportError, GoAwayError) as error:
-                self._failed("master", f"master {master} cannot be asked for its tables: {error}")
+                self._log_once(
+                    "master", f"the slave cannot copy the tables of master {master}: {error}"
+                )
                 return False
             except SkylarkError as error:
-                self._failed(name, f"the {name} of master {master} are not copied: {error}")
+                self._log_once(
+                    name, f"the slave cannot copy the {name} of master {master}: {error}"
+                )
             else:
                 self._problems.pop(name, None)
         if self._problems.pop("master", None) is not None:
             log.info("master %s answers again", master)
         return True
 
-    def _failed(self, step: str, problem: str) -> None:
-        """Say it, unless it was what this step ended in the last time."""
+    def _log_once(self, step: str, problem: str) -> None:
+        """Log a problem, unless the step had the same one the last time."""
         if self._problems.get(step) != problem:
             self._problems[step] = problem
             log.warning("%s", problem)
 
     # --- steps ------------------------------------------------------------------------------------
 
-    async def _copy_topics(self, ask: questions.Ask) -> None:
-        topics = await questions.topics(ask)
+    async def _copy_topics(self, ask: Ask) -> None:
+        topics = await master_requests.get_topics(ask)
         if topics.version != self._topics.version:
             change = self._topics.copy_from(topics.table, topics.version)
             if change.deleted:
                 self._delete_queues(change.deleted)
 
-    async def _copy_groups(self, ask: questions.Ask) -> None:
-        groups = await questions.groups(ask)
-        new = self._groups.missing_at(groups.table)
+    async def _copy_groups(self, ask: Ask) -> None:
+        groups = await master_requests.get_groups(ask)
+        new = self._new_groups.missing_at(groups.table)
         for group in new:
-            with _unwanted(group.group_name):
-                await questions.tell_group(ask, group)
+            with _refusal_logged(group.group_name):
+                await master_requests.send_group(ask, group)
         if new:
-            log.info("the master was told %d groups that were born here", len(new))
-            groups = await questions.groups(ask)
-        self._groups.take(
-            groups.table, groups.bans, groups.version, told={group.group_name for group in new}
+            log.info("the slave sent %d groups that were created here to the master", len(new))
+            groups = await master_requests.get_groups(ask)
+        self._new_groups.take(
+            groups.table, groups.bans, groups.version, sent={group.group_name for group in new}
         )
 
-    async def _copy_offsets(self, ask: questions.Ask) -> None:
-        table = await questions.offsets(ask)
-        told: list[Commit] = []
-        unknown = set(self._groups.names())  # which the master takes no offsets of, yet
+    async def _copy_offsets(self, ask: Ask) -> None:
+        table = await master_requests.get_offsets(ask)
+        sent: list[Commit] = []
+        unknown = set(self._new_groups.names())  # the master refuses their offsets for now
         for commit in self._commits.missing_at(table):
             if commit.group not in unknown:
-                with _unwanted(commit):  # no such group or topic any more: nobody will miss it
-                    await questions.tell_commit(ask, commit)
-                told.append(commit)
-        if told:
-            log.info("the master was told %d offsets that were committed here", len(told))
-        self._commits.take(table, told)
+                with _refusal_logged(commit):  # its group or topic was deleted at the master
+                    await master_requests.send_commit(ask, commit)
+                sent.append(commit)
+        if sent:
+            log.info("the slave sent %d offsets that were committed here to the master", len(sent))
+        self._commits.take(table, sent)
 
-    async def _copy_delays(self, ask: questions.Ask) -> None:
-        self._use_delays()
-        table = await questions.delays(ask)
-        end = await questions.log_end(ask)
-        self._held_delays.put(end, table)
-        self._use_delays()
+    async def _copy_delays(self, ask: Ask) -> None:
+        self._copies.use_held_delays()
+        table = await master_requests.get_delay_offsets(ask)
+        self._copies.held_delays.put(await master_requests.get_log_end(ask), table)
+        self._copies.use_held_delays()
 
-    def _use_delays(self) -> None:
-        table = self._held_delays.take()
-        if table is not None:
-            self._copies.take_delays(table)
-
-    async def _copy_request_modes(self, ask: questions.Ask) -> None:
-        table = await questions.request_modes(ask)
+    async def _copy_request_modes(self, ask: Ask) -> None:
+        table = await master_requests.get_request_modes(ask)
         if table != self._request_modes.snapshot():
             self._request_modes.load(table)
             self._modes_saved()
 
-    async def _copy_timer_counts(self, ask: questions.Ask) -> None:
-        table = await questions.timer_counts(ask)
+    async def _copy_timer_counts(self, ask: Ask) -> None:
+        table = await master_requests.get_timer_counts(ask)
         await self._in_thread(self._copies.take_counts, table)
 
-    async def _copy_timer_checkpoint(self, ask: questions.Ask) -> None:
+    async def _copy_timer_checkpoint(self, ask: Ask) -> None:
         await self._use_checkpoint()
-        checkpoint = await questions.timer_checkpoint(ask)
-        self._held_checkpoint.put(await questions.log_end(ask), checkpoint)
+        checkpoint = await master_requests.get_timer_checkpoint(ask)
+        self._copies.held_checkpoint.put(await master_requests.get_log_end(ask), checkpoint)
         await self._use_checkpoint()
 
     async def _use_checkpoint(self) -> None:
-        checkpoint = self._held_checkpoint.take()
+        checkpoint = self._copies.held_checkpoint.take()
         if checkpoint is not None:
             await self._in_thread(self._copies.take_checkpoint, checkpoint)
 
 
 @contextmanager
-def _unwanted(told: object) -> Iterator[None]:
-    """Go on if the master refuses what it is told; raises if it may take it later."""
+def _refusal_logged(sent: object) -> Iterator[None]:
+    """Log it and go on if the master refuses for good; raises if it may accept later."""
     try:
         yield
     except BrokerError as error:
         if error.retriable:
             raise
-        log.warning("the master does not want %s: %s", told, error)
+        log.warning("the master refuses %s: %s", sent, error)

@@ -1,18 +1,18 @@
-"""How far the master of a slave has delivered delayed and timed messages, kept by the slave.
+"""How far the master of a slave has delivered delayed and timed messages, as the slave knows it.
 
 A slave delivers nothing. But when it is started again as a master, it must go on where the old one
 was: ``delayOffset.json``, ``timercheck`` and ``timermetrics`` are copies of the master's.
 
-**Never ahead of the log.** What the copies call delivered is not delivered again. So they may be
-used only when the slave has the messages that were delivered, on its own disk. A copy is held back
-until the log of the slave is on disk up to where the master's ended when it gave the copy. One is
-held at a time; what comes meanwhile is dropped, for another one comes soon. Java uses copies at
+**Never ahead of the log.** What the copies call delivered is not delivered again. So the slave may
+use them only when it has the delivered messages on its own disk. A copy is held until the log of
+the slave is on disk up to where the master's log ended when it gave the copy. One copy is held at a
+time; copies that come meanwhile are dropped, because the next one comes soon. Java uses copies at
 once, and loses delayed messages when the master dies.
 
 **The timer log** (wheel and list of waiting messages) is not copied. A checkpoint that says more
-than there is makes the timer build both anew from the timer topic, without what was delivered
-(:mod:`skylark.store.timer.timer_recovery`). Units that the store has from former times, when it was
-a master, must not pass for the master's: the checkpoint then gets a position behind them.
+than there is makes the timer rebuild both from the timer topic, without what was delivered
+(:mod:`skylark.store.timer.timer_recovery`). Units that the store has from an earlier time as a
+master must not count as the new master's: the checkpoint then gets a position behind them.
 
 A crash leaves each file as it was or as it is; they do not depend on each other.
 """
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class HeldCopy(Generic[T]):
-    """One thing that is copied again and again, and used when the log has what it speaks of."""
+    """A copy that waits until the log of the slave is on disk far enough."""
 
     def __init__(self, flushed_where: Callable[[], int]) -> None:
         self._flushed_where = flushed_where
@@ -51,7 +51,7 @@ class HeldCopy(Generic[T]):
             self._held = (master_end, copy)
 
     def take(self) -> T | None:
-        """What is held, if the log is far enough; it is to be used now."""
+        """The held copy, if the log is on disk far enough; the caller uses it now."""
         if self._held is None or self._held[0] > self._flushed_where():
             return None
         copy = self._held[1]
@@ -60,7 +60,7 @@ class HeldCopy(Generic[T]):
 
 
 class DeliveryCopies:
-    """The three files of a slave; those of the timer are written by whoever calls."""
+    """The three files of a slave. Methods that write the timer's files block."""
 
     def __init__(
         self,
@@ -69,17 +69,21 @@ class DeliveryCopies:
         config_files: ConfigFiles,
         *,
         timer_log_file_size: int,
+        flushed_where: Callable[[], int],
     ) -> None:
+        """``flushed_where``: up to where the log of the slave is on disk."""
         self._config_files = config_files
         self._checkpoint = TimerCheckpointFile(files, root / CONFIG_DIRECTORY)
         self._timer_log = TimerLog(root / LOG_DIRECTORY, timer_log_file_size, files)
         self._own_units_end = 0
         self._counts_version = DataVersion()
+        self.held_delays = HeldCopy[DelayOffsetTable](flushed_where)
+        self.held_checkpoint = HeldCopy[TimerCheckpoint](flushed_where)
         #: The content of ``delayOffset.json``; it is saved with the other tables.
         self.delays = DelayOffsetTable()
 
     def load(self, delays: DelayOffsetTable) -> None:
-        """Take over what the last run has left; raises StoreError."""
+        """Restore what the last run has saved; raises StoreError."""
         self.delays = delays
         self._checkpoint.load()
         self._counts_version = self._config_files.load(TIMER_METRICS).data_version
@@ -87,17 +91,19 @@ class DeliveryCopies:
         self._own_units_end = self._timer_log.end
         self._timer_log.close()
 
-    def take_delays(self, table: DelayOffsetTable) -> None:
-        """The progress of the delay levels."""
-        self.delays = table
+    def use_held_delays(self) -> None:
+        """Use the held progress of the delay levels, if the log is far enough."""
+        table = self.held_delays.take()
+        if table is not None:
+            self.delays = table
 
     @property
     def checkpoint(self) -> TimerCheckpoint:
-        """How far the timer of the master was."""
+        """The progress of the master's timer that is in use."""
         return self._checkpoint.saved
 
     def take_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
-        """The progress of the timer; raises StoreFileError."""
+        """Write the progress of the timer; raises StoreFileError."""
         if self._own_units_end:
             position = max(checkpoint.last_timer_log_flush_pos, self._own_units_end + UNIT_SIZE)
             checkpoint = msgspec.structs.replace(checkpoint, last_timer_log_flush_pos=position)
@@ -106,7 +112,7 @@ class DeliveryCopies:
             self._checkpoint.saved = checkpoint
 
     def take_counts(self, table: TimerMetricsTable) -> None:
-        """How many timed messages wait; raises StoreFileError."""
+        """Write how many timed messages wait; raises StoreFileError."""
         if table.data_version != self._counts_version:
             self._config_files.save(TIMER_METRICS, table)
             self._counts_version = table.data_version

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skylark.broker.config import BrokerConfig, MetricsExporterType
 from skylark.broker.stats.consumer_lag import Lag, LagReport
@@ -29,22 +29,26 @@ from skylark.broker.stats.metrics import (
     constant_labels,
     watch_protection,
 )
-from skylark.broker.stats.rpc_latency import RpcTimes
 from skylark.broker.topics.attributes import MESSAGE_TYPE
 from skylark.broker.topics.topic_table import TopicTable
-from skylark.core.clock import Clock
-from skylark.core.metrics import Registry
+from skylark.core.clock import Clock, TimeSource
+from skylark.core.metrics import Histogram, Registry
 from skylark.core.names import is_dlq_topic, is_retry_topic, is_system_group
+from skylark.net.connection import Connection
 from skylark.net.metrics_http import MetricsServer
 from skylark.net.transport import Network
 from skylark.wire.bodies.heartbeat import ConsumeType
-from skylark.wire.codes import version_name
+from skylark.wire.catalogue import name_of
+from skylark.wire.codes import ResponseCode, version_name
+from skylark.wire.command import Command
 
 if TYPE_CHECKING:
     from skylark.broker.composition import BrokerGraph
 
-UNSPECIFIED = "unspecified"
-_CONSUME_MODES: Mapping[ConsumeType | None, str] = {
+UNSPECIFIED: Final = "unspecified"
+#: Requests whose end is awaited; more than can be in hand at a time.
+OPEN_COUNT_MAX: Final = 100_000
+_CONSUME_MODES: Final[Mapping[ConsumeType | None, str]] = {
     ConsumeType.CONSUME_ACTIVELY: "pull",
     ConsumeType.CONSUME_PASSIVELY: "push",
     ConsumeType.CONSUME_POP: "pop",
@@ -64,6 +68,61 @@ class PreparedRegistry(Registry):
         for _ in self.prepare():
             yield ""
         yield from super().render_parts()
+
+
+class RpcTimes:
+    """Measures how long requests take (``rocketmq_rpc_latency``); an interceptor.
+
+    The time runs from the call of the handler until the answer is known, which may be later:
+    messages that wait for the disk count with their wait, and so do held pulls, which have the
+    label ``is_long_polling``. A request without an answer is not measured. This must be the last
+    interceptor, next to the handler: a request that another interceptor answers took no time.
+
+    Counterpart of Java's ``RemotingMetricsManager``, with its names in lower case.
+    """
+
+    def __init__(self, metrics: BrokerMetrics, clock: TimeSource) -> None:
+        self._metric = metrics.rpc_latency
+        self._monotonic = clock.monotonic
+        self._began: dict[int, float] = {}  # by the identity of a request
+        self._held: set[int] = set()  # of these, the held pulls
+        self._children: dict[tuple[int, int, bool, bool], Histogram] = {}
+
+    def before(self, _connection: Connection, request: Command) -> None:
+        if len(self._began) >= OPEN_COUNT_MAX:  # some never ended
+            self._began.clear()
+            self._held.clear()
+        self._began[id(request)] = self._monotonic()
+
+    def held(self, request: Command) -> None:
+        """This request is a pull that waits for messages."""
+        self._held.add(id(request))
+
+    def after(
+        self, _connection: Connection, request: Command, response: Command | None
+    ) -> Command | None:
+        now = self._monotonic()
+        identity = id(request)
+        began = self._began.pop(identity, now)
+        was_held = identity in self._held
+        if was_held:
+            self._held.discard(identity)
+        if response is not None:
+            key = (request.code, response.code, was_held, request.is_oneway)
+            child = self._children.get(key)
+            if child is None:
+                child = self._children[key] = self._child(*key)
+            child.observe((now - began) * 1000)
+        return response
+
+    def _child(self, code: int, response_code: int, was_held: bool, is_oneway: bool) -> Histogram:
+        return self._metric.labels(
+            PROTOCOL_TYPE,
+            name_of(code).lower(),
+            _response_name(response_code),
+            "true" if was_held else "false",
+            "oneway" if is_oneway else "success",
+        )
 
 
 class Exporter:
@@ -296,3 +355,10 @@ def _flag(value: bool) -> str:
 
 def _language(name: str | None) -> str:
     return (name or "other").lower()
+
+
+def _response_name(code: int) -> str:
+    try:
+        return ResponseCode(code).name.lower()
+    except ValueError:
+        return str(code)

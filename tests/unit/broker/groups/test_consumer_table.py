@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from skylark.broker.api import Peer
-from skylark.broker.groups.change_notices import SMALL_GROUP_SIZE
 from skylark.broker.groups.client_channel import ClientChannel, channel_of
 from skylark.broker.groups.consumer_table import (
     COMPENSATION_COUNT_MAX,
     COMPENSATION_MS,
+    SMALL_GROUP_SIZE,
     ConsumerTable,
     GroupNotice,
     HeartbeatResult,

@@ -443,7 +443,7 @@ async def test_a_slave_sends_clients_back_to_its_master(
         assert len(world.graph.pulls.held) == 1
         assert position(await world.pull(100)) == (20, "OFFSET_OVERFLOW_BADLY", 100)
         assert world.graph.slave is not None
-        for part in (world.graph.slave.sync, world.graph.replication):
+        for part in (world.graph.slave, world.graph.replication):
             monkeypatch.setattr(part, "set_master", lambda *_: None)  # nobody is there
         registration = world.graph.registration
         registration.master = MasterAddress("127.0.0.1:1", "127.0.0.1:2")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.slave import master_requests as questions
-from skylark.broker.slave.slave_commits import Commit
+from skylark.broker.slave import master_requests
+from skylark.broker.slave.slave_changes import Commit
 from skylark.core.errors import BrokerError, RemoteProtocolError
 from skylark.wire.bodies.common_body import DataVersion
 from skylark.wire.bodies.config import SubscriptionGroupConfig, TopicConfig
@@ -49,18 +49,18 @@ class Apache:
 
 async def test_the_tables_of_an_apache_master_are_copied() -> None:
     apache = Apache()
-    topics = await questions.topics(apache.ask)
+    topics = await master_requests.get_topics(apache.ask)
     assert len(topics.table) == 18
     assert (topics.version.counter, topics.version.timestamp) == (3, 1_794_711_599_476)
     assert topics.table["BenchmarkTest"].read_queue_nums == 1024
-    assert (await questions.offsets(apache.ask)).offset_table == {}
-    assert (await questions.delays(apache.ask)).offset_table == {1: 1}
-    groups = await questions.groups(apache.ask)
+    assert (await master_requests.get_offsets(apache.ask)).offset_table == {}
+    assert (await master_requests.get_delay_offsets(apache.ask)).offset_table == {1: 1}
+    groups = await master_requests.get_groups(apache.ask)
     assert len(groups.table) == 8
     assert "CID_ONSAPI_OWNER" in groups.table
-    assert (await questions.request_modes(apache.ask)).message_request_mode_map == {}
-    assert (await questions.timer_counts(apache.ask)).timing_count["FrameA"].count == 0
-    checkpoint = await questions.timer_checkpoint(apache.ask)
+    assert (await master_requests.get_request_modes(apache.ask)).message_request_mode_map == {}
+    assert (await master_requests.get_timer_counts(apache.ask)).timing_count["FrameA"].count == 0
+    checkpoint = await master_requests.get_timer_checkpoint(apache.ask)
     assert (checkpoint.last_timer_log_flush_pos, checkpoint.master_timer_queue_offset) == (52, 1)
     assert apache.asked == [21, 43, 45, 201, 402, 61, 60]
 
@@ -104,25 +104,25 @@ class Paging:
 
 async def test_tables_come_in_pages_and_from_the_start_if_they_change() -> None:
     master = Paging()
-    topics = await questions.topics(master.ask)
+    topics = await master_requests.get_topics(master.ask)
     assert sorted(topics.table) == ["n0", "n1", "n2", "n3", "n4"]
     assert topics.version == DataVersion(counter=2)
     assert [ext["topicSeq"] for ext in master.requests] == ["0", "2", "2", "4"]
     master = Paging()
-    groups = await questions.groups(master.ask)
+    groups = await master_requests.get_groups(master.ask)
     assert sorted(groups.table) == ["n0", "n1", "n2", "n3", "n4"]
     assert groups.bans == {"n0": {"T": 4}, "n2": {"T": 4}, "n4": {"T": 4}}
 
 
 async def test_an_answer_without_total_is_whole() -> None:
     master = Paging(total=False)
-    assert sorted((await questions.topics(master.ask)).table) == ["n0", "n1"]
-    assert sorted((await questions.groups(master.ask)).table) == ["n0", "n1"]
+    assert sorted((await master_requests.get_topics(master.ask)).table) == ["n0", "n1"]
+    assert sorted((await master_requests.get_groups(master.ask)).table) == ["n0", "n1"]
 
 
 async def test_tables_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "PAGES_MAX", 2)
-    for ask in (questions.topics, questions.groups):
+    monkeypatch.setattr(master_requests, "PAGES_MAX", 2)
+    for ask in (master_requests.get_topics, master_requests.get_groups):
         with pytest.raises(RemoteProtocolError, match="do not end after 2 pages"):
             await ask(Paging().ask)
 
@@ -132,6 +132,6 @@ async def test_what_a_master_cannot_say_or_does_not_want() -> None:
         code = 3 if request.code == RequestCode.GET_BROKER_HA_STATUS else 26
         return Command(code=code, remark="no such group")
 
-    assert await questions.log_end(refuse) == 0
+    assert await master_requests.get_log_end(refuse) == 0
     with pytest.raises(BrokerError, match="no such group"):
-        await questions.tell_commit(refuse, Commit("T@g", 0, 1))
+        await master_requests.send_commit(refuse, Commit("T@g", 0, 1))

@@ -105,7 +105,7 @@ async def slave(root: Path, master: Master, **given: str) -> AsyncIterator[Store
     settings = {"brokerRole": "SLAVE", "brokerId": "1", **given}
     async with stored(root, **settings) as world:
         assert world.graph.slave is not None
-        sync = world.graph.slave.sync
+        sync = world.graph.slave
         sync._call = master.call
         sync.set_master("10.0.0.1:10911")
         await world.clock.drain()
@@ -175,7 +175,7 @@ async def test_a_master_that_comes_back_is_told_before_it_is_asked(
     master = Master()
     async with slave(tmp_path, master) as world:
         assert world.graph.slave is not None
-        sync = world.graph.slave.sync
+        sync = world.graph.slave
         master.is_there = False
         with caplog.at_level(logging.INFO, "skylark.broker.slave.metadata_sync"):
             await world.clock.advance(seconds=30)
@@ -193,9 +193,9 @@ async def test_a_master_that_comes_back_is_told_before_it_is_asked(
             r.getMessage() for r in caplog.records if r.name == "skylark.broker.slave.metadata_sync"
         ]
         assert said == [
-            "master 10.0.0.1:10911 cannot be asked for its tables: nobody listens on"
+            "the slave cannot copy the tables of master 10.0.0.1:10911: nobody listens on"
             " 10.0.0.1:10911",
-            "the master was told 1 offsets that were committed here",
+            "the slave sent 1 offsets that were committed here to the master",
             "master 10.0.0.1:10911 answers again",
         ]
         await world.clock.advance(seconds=10)
@@ -219,7 +219,7 @@ async def test_a_table_that_fails_does_not_hold_up_the_others(
             assert world.graph.offsets.get("g", "T", 0) == 5
 
 
-async def test_commits_that_the_master_does_not_want_are_not_told_again(tmp_path: Path) -> None:
+async def test_commits_that_the_master_refuses_are_not_sent_again(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
         world.graph.offsets.commit("gone", "T", 0, 8)
@@ -229,7 +229,7 @@ async def test_commits_that_the_master_does_not_want_are_not_told_again(tmp_path
         assert 15 not in master.took()
 
 
-async def test_commits_that_the_master_may_take_later_are_told_again(tmp_path: Path) -> None:
+async def test_commits_that_the_master_may_accept_later_are_sent_again(tmp_path: Path) -> None:
     master = Master()
     async with slave(tmp_path, master) as world:
         world.graph.offsets.commit("g", "T", 0, 8)
@@ -297,7 +297,7 @@ async def test_a_group_that_the_master_does_not_want_goes(
             await world.clock.advance(seconds=20)
         assert master.took().count(200) == 1
         assert "new" not in world.graph.groups
-        assert "the master does not want new: not today" in caplog.messages
+        assert "the master refuses new: not today" in caplog.messages
 
 
 async def test_without_timer_nobody_asks_for_its_state(tmp_path: Path) -> None:
@@ -313,6 +313,6 @@ async def test_another_master_is_asked_at_once(tmp_path: Path) -> None:
     async with slave(tmp_path, master) as world:
         master.took()
         assert world.graph.slave is not None
-        world.graph.slave.sync.set_master("10.0.0.2:10911")
+        world.graph.slave.set_master("10.0.0.2:10911")
         await world.clock.drain()
         assert master.took() == WHOLE

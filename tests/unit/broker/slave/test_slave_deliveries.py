@@ -28,7 +28,11 @@ CHECKPOINT = TimerCheckpoint(
 def copies(root: Path) -> DeliveryCopies:
     files = OsFileSystem()
     made = DeliveryCopies(
-        files, root, ConfigFiles(files, root / CONFIG_DIRECTORY), timer_log_file_size=FILE_SIZE
+        files,
+        root,
+        ConfigFiles(files, root / CONFIG_DIRECTORY),
+        timer_log_file_size=FILE_SIZE,
+        flushed_where=lambda: 0,
     )
     made.load(DelayOffsetTable())
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.broker.admin.runtime_handlers import used_ratio
+from skylark.broker.admin.runtime_info import used_ratio
 from skylark.store.file_system import DiskUsage
 from skylark.wire.bodies.common_body import KVTable
 from skylark.wire.bodies.ha_body import HARuntimeInfo

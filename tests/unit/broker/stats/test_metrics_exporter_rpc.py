@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from skylark.broker.stats import rpc_latency as rpc_times
+from skylark.broker.stats import metrics_exporter
 from skylark.broker.stats.metrics import BrokerMetrics
-from skylark.broker.stats.rpc_latency import RpcTimes
+from skylark.broker.stats.metrics_exporter import RpcTimes
 from skylark.core.metrics import Registry
 from skylark.net.connection import Connection
 from skylark.testing.virtual_clock import VirtualClock
@@ -102,7 +102,7 @@ def test_what_others_answered_took_no_time() -> None:
 
 
 def test_requests_that_never_end_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_times, "OPEN_COUNT_MAX", 3)
+    monkeypatch.setattr(metrics_exporter, "OPEN_COUNT_MAX", 3)
     timed = Timed()
     requests = [Command(code=RequestCode.SEND_MESSAGE) for _ in range(5)]
     for request in requests:

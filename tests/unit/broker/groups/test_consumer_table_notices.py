@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.broker.groups.change_notices import (
+from skylark.broker.groups.consumer_table import (
     BATCH_MS,
     DELAY_MS_MAX,
     SMALL_GROUP_SIZE,

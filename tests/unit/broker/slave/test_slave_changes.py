@@ -5,7 +5,7 @@ from __future__ import annotations
 from skylark.broker.config import load_broker_config
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.broker.slave.slave_commits import Commit, SlaveCommits
+from skylark.broker.slave.slave_changes import Commit, SlaveCommits
 from skylark.testing.virtual_clock import VirtualClock
 from skylark.wire.bodies.slave_sync_body import ConsumerOffsetSerializeWrapper
 
