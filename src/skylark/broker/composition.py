@@ -331,7 +331,7 @@ class BrokerGraph:
             self.groups,
             self.consumers,
             self.filters,
-            steady_ms=self.liveness.now_ms,
+            steady_ms=self.clock.steady_ms,
         )
         self.pulls = PullService(
             PullPolicy(self.live, self._has_master),
@@ -349,7 +349,7 @@ class BrokerGraph:
             puts=self.puts,
             pulls=self.pulls,
             offsets=OffsetService(self.store, self.topics, self.groups, self.offsets),
-            locks=LockService(self.locks, self.liveness.now_ms),
+            locks=LockService(self.locks, self.clock),
             clients=ClientService(
                 self.live,
                 self.topics,
@@ -371,7 +371,7 @@ class BrokerGraph:
             self.groups,
             self.topics,
             self.locks,
-            steady_ms=self.liveness.now_ms,
+            steady_ms=self.clock.steady_ms,
             on_dead_letter=lambda group, topic: self.exporter.dead_letter(group, topic),
         )
         sends = SendStep(

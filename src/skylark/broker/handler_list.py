@@ -105,7 +105,7 @@ def _about_settings(graph: BrokerGraph, settings_file: SettingsFile) -> list[Han
             graph.offsets,
             graph.locks,
             graph.saved,
-            graph.liveness.now_ms,
+            graph.clock,
             group_deleted=graph.stats.group_deleted,
         ),
         SettingsHandlers(

@@ -105,7 +105,6 @@ class World:
         self._has_power = True
 
     def _handlers(self) -> list[Any]:
-        now_ms = self.liveness.now_ms
         return [
             ClientHandlers(
                 ClientService(
@@ -119,7 +118,7 @@ class World:
                     self.clock,
                 )
             ),
-            LockHandlers(LockService(self.locks, now_ms)),
+            LockHandlers(LockService(self.locks, self.clock)),
             TopicHandlers(
                 self.live,
                 self.topics,
@@ -136,7 +135,7 @@ class World:
                 self.offsets,
                 self.locks,
                 self.saved,
-                now_ms,
+                self.clock,
                 group_deleted=self.stats.group_deleted,
             ),
             SettingsHandlers(

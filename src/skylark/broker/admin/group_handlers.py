@@ -18,6 +18,7 @@ from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.saved_replies import until_saved
 from skylark.broker.table_pages import PageRequest
 from skylark.broker.table_saver import SavedTables
+from skylark.core.clock import Clock
 from skylark.core.errors import (
     BrokerError,
     ConsumerNotOnlineError,
@@ -61,21 +62,18 @@ class GroupHandlers:
         offsets: OffsetTable,
         locks: QueueLocks,
         saved: SavedTables,
-        now_ms: Callable[[], int],
+        clock: Clock,
         *,
         group_deleted: Callable[[str], None],
     ) -> None:
-        """``now_ms`` is the time of :class:`~skylark.broker.groups.client_liveness.ClientLiveness`.
-
-        ``group_deleted`` forgets the statistics of a group.
-        """
+        """``group_deleted`` drops the statistics of a group."""
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
         self._offsets = offsets
         self._locks = locks
         self._saved = saved
-        self._now_ms = now_ms
+        self._clock = clock
         self._group_deleted = group_deleted
 
     def add_to(self, dispatcher: Dispatcher) -> None:
@@ -167,7 +165,7 @@ class GroupHandlers:
         if body is None:
             raise ConsumerNotOnlineError(f"the consumer group[{group}] not online")
         body.subscription_conflicts = self._consumers.conflicts(group) or None
-        body.queue_locks = self._locks.held(group, self._now_ms()) or None
+        body.queue_locks = self._locks.held(group, self._clock.steady_ms()) or None
         return success(request, body=body)
 
     def get_producers(self, _connection: Connection, request: Command) -> Command:

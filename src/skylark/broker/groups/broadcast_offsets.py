@@ -22,7 +22,7 @@ from skylark.broker.api import Peer
 from skylark.broker.groups.consumer_offsets import OffsetTable
 from skylark.broker.groups.consumer_table import ConsumerTable
 from skylark.broker.live_settings import LiveSettings
-from skylark.core.clock import TimeSource
+from skylark.core.clock import Clock
 from skylark.store.message_store import MessageStore
 from skylark.wire.bodies.heartbeat import ConsumeType
 from skylark.wire.codes import ResponseCode
@@ -54,7 +54,7 @@ class BroadcastOffsets:
         consumers: ConsumerTable,
         offsets: OffsetTable,
         store: MessageStore,
-        clock: TimeSource,
+        clock: Clock,
         *,
         count_max: int = CLIENT_COUNT_MAX,
     ) -> None:
@@ -105,7 +105,7 @@ class BroadcastOffsets:
         next_offset: int,
     ) -> None:
         """A client gets this answer; what is before the offset it asked for, it has consumed."""
-        now_ms = round(self._clock.monotonic() * 1000)
+        now_ms = self._clock.steady_ms()
         clients = self._clients.setdefault((header.topic, header.consumer_group), {})
         from_proxy = header.request_source == FROM_PROXY
         client = clients.get(client_id)

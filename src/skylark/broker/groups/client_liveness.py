@@ -1,18 +1,17 @@
-"""Watches the clients of the broker: sends notices, expires silent clients, removes those gone.
+"""Client liveness: sends notices of changed groups, expires silent clients, removes closed ones.
 
-The decisions are those of :class:`~skylark.broker.groups.consumer_table.ConsumerTable` and
-:class:`~skylark.broker.groups.producer_table.ProducerTable`. This is the runner beside them:
+The rules are in :class:`~skylark.broker.groups.consumer_table.ConsumerTable` and
+:class:`~skylark.broker.groups.producer_table.ProducerTable`, which do no I/O. This module does it
+for them:
 
-* it sends the notices (40, one-way) that a changed group asks for, at once or when they are due;
-* every 10 s it looks for clients that have sent no heartbeat for too long, and closes their
-  connections;
-* when a peer that it watches is gone, it removes the client from its groups and notifies the other
-  members;
-* it marks the filters of groups that have no member any more as dead, and removes the long dead.
+* it sends the notices (40, one-way) of changed groups, at once or when they are due;
+* every 10 s it closes the connections of clients that have sent no heartbeat for too long;
+* when a connection closes, it removes the client from its groups and notifies the other members;
+* it marks the filters of groups without members as dead, and later removes them.
 
-**Time.** Tables of clients, and the queue locks, must be given the time of :meth:`now_ms`: the wall
-clock as it stood at start, and from then on steady. A step of the wall clock would otherwise expire
-all clients and free all locks at once. Filters are kept in a file and get the wall clock itself.
+**Time.** Tables of clients and queue locks use :meth:`Clock.steady_ms
+<skylark.core.clock.Clock.steady_ms>`. A step of the wall clock would otherwise expire all clients
+and free all locks at once. Filters are kept in a file and use the wall clock.
 
 Counterpart of Java's ``ClientHousekeepingService`` and ``DefaultConsumerIdsChangeListener``.
 """
@@ -42,9 +41,9 @@ SCAN_INTERVAL_S: Final = 10.0
 
 
 class ClientLiveness:
-    """Watches the clients of a broker; a component with ``start`` and ``stop``.
+    """Watches the clients of a broker, from ``start`` to ``stop``.
 
-    Stop it before the servers: nobody needs a notice of connections that the broker itself closes.
+    Stop it before the servers, so that connections which the broker itself closes cause no notices.
     """
 
     def __init__(
@@ -60,17 +59,11 @@ class ClientLiveness:
         self._locks = locks
         self._filters = filters
         self._clock = clock
-        self._started_ms = clock.now_ms()
-        self._started_at = clock.monotonic()
         self._is_running = False
         self._watched: set[Peer] = set()
         self._scan_timer: TimerHandle | None = None
         self._notice_timer: TimerHandle | None = None
         self._notice_due_ms = 0
-
-    def now_ms(self) -> int:
-        """The time for tables of clients and locks."""
-        return self._started_ms + round((self._clock.monotonic() - self._started_at) * 1000)
 
     async def start(self) -> None:
         self._is_running = True
@@ -86,9 +79,9 @@ class ClientLiveness:
     # --- events ---------------------------------------------------------------------------------
 
     def notify(self, notices: Iterable[GroupNotice]) -> None:
-        """Send these notices now, and see to those that the table has saved up.
+        """Send these notices now, and set the timer for those that the table has collected.
 
-        To be called after every event in the table of consumers, with or without notices.
+        Call it after every event in the table of consumers, with or without notices.
         """
         if self._is_running:
             for notice in notices:
@@ -109,12 +102,12 @@ class ClientLiveness:
     def _peer_closed(self, peer: Peer) -> None:
         self._watched.discard(peer)
         self._producers.channel_closed(peer)
-        self.left(self._consumers.channel_closed(peer, self.now_ms()))
+        self.left(self._consumers.channel_closed(peer, self._clock.steady_ms()))
 
     def clock_advanced(self, from_ms: int, to_ms: int, clients_alive: bool) -> None:
-        """Hook for ``VirtualClock.on_advance``: time that passes in a moment kills nobody."""
+        """Hook for ``VirtualClock.on_advance``: moved time expires no connected client."""
         if clients_alive:
-            now_ms = self.now_ms()
+            now_ms = self._clock.steady_ms()
             self._consumers.refresh(now_ms)
             self._producers.refresh(now_ms)
             self._locks.refresh(now_ms - (to_ms - from_ms), now_ms, self._is_online)
@@ -123,7 +116,7 @@ class ClientLiveness:
 
     def _scan(self) -> None:
         self._scan_timer = self._clock.call_later(SCAN_INTERVAL_S, self._scan)
-        now_ms = self.now_ms()
+        now_ms = self._clock.steady_ms()
         expired = self._consumers.expire(now_ms)
         silent = dict.fromkeys([*expired.peers, *self._producers.expire(now_ms)])
         self._mark_filters_dead(expired.groups_gone)
@@ -133,7 +126,7 @@ class ClientLiveness:
             peer.close()
 
     def _arm(self) -> None:
-        now_ms = self.now_ms()
+        now_ms = self._clock.steady_ms()
         due_ms = self._consumers.next_notice_ms(now_ms)
         if due_ms is None:
             return
@@ -147,7 +140,7 @@ class ClientLiveness:
     def _send_due(self) -> None:
         self._notice_timer = None
         # A timer may fire a fraction of a millisecond early: what was due counts as due.
-        self.notify(self._consumers.due_notices(max(self.now_ms(), self._notice_due_ms)))
+        self.notify(self._consumers.due_notices(max(self._clock.steady_ms(), self._notice_due_ms)))
 
     def _mark_filters_dead(self, groups_gone: Iterable[str]) -> None:
         for group in groups_gone:

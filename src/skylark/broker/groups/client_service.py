@@ -29,7 +29,7 @@ from skylark.broker.groups.producer_table import ProducerTable
 from skylark.broker.groups.subscription_groups import GroupTable
 from skylark.broker.live_settings import LiveSettings
 from skylark.broker.topics.topic_table import TopicTable
-from skylark.core.clock import TimeSource
+from skylark.core.clock import Clock
 from skylark.core.errors import BrokerError
 from skylark.core.names import retry_topic
 from skylark.filter.errors import FilterSyntaxError
@@ -59,7 +59,7 @@ class ClientService:
         producers: ProducerTable,
         filters: ConsumerFilterTable,
         liveness: ClientLiveness,
-        clock: TimeSource,
+        clock: Clock,
     ) -> None:
         self._live = live
         self._topics = topics
@@ -76,7 +76,7 @@ class ClientService:
         """Register or renew the groups of a client; both versions of heartbeats."""
         peer.client_id = heartbeat.client_id
         channel = channel_of(peer, heartbeat.client_id, language=language, version=version)
-        now_ms = self._liveness.now_ms()
+        now_ms = self._clock.steady_ms()
         results = [
             result
             for data in heartbeat.consumer_data_set
@@ -139,7 +139,7 @@ class ClientService:
             removed = self._consumers.unregister(
                 consumer_group,
                 peer,
-                self._liveness.now_ms(),
+                self._clock.steady_ms(),
                 notify=group is None or group.notify_consumer_ids_changed_enable,
             )
             self._liveness.left(removed)

@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.api import Peer
+from skylark.core.clock import Clock
 from skylark.wire.bodies.admin_body import QueueLock
 from skylark.wire.bodies.common_body import MessageQueue
 
@@ -149,19 +150,17 @@ class QueueLocks:
 
 
 class LockService:
-    """The locks by the time of the broker; a :class:`~skylark.broker.api.LockService`."""
+    """Locks queues for endpoints; a :class:`~skylark.broker.api.LockService`."""
 
-    def __init__(self, locks: QueueLocks, now_ms: Callable[[], int]) -> None:
-        """``now_ms`` is the time of
-        :class:`~skylark.broker.groups.client_liveness.ClientLiveness`."""
+    def __init__(self, locks: QueueLocks, clock: Clock) -> None:
         self._locks = locks
-        self._now_ms = now_ms
+        self._clock = clock
 
     def lock(
         self, _peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]
     ) -> list[MessageQueue]:
         """Lock or renew; the queues of the request that the client holds now."""
-        return self._locks.lock(group, client_id, queues, self._now_ms())
+        return self._locks.lock(group, client_id, queues, self._clock.steady_ms())
 
     def unlock(
         self, _peer: Peer, group: str, client_id: str, queues: Sequence[MessageQueue]

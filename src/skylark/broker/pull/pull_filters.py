@@ -95,7 +95,7 @@ class PullFilters:
         filters: ConsumerFilterTable,
         steady_ms: Callable[[], int],
     ) -> None:
-        """``steady_ms`` is the time by which clients expire (``ClientLiveness.now_ms``)."""
+        """``steady_ms`` is the time by which clients expire (``Clock.steady_ms``)."""
         self._live = live
         self._groups = groups
         self._consumers = consumers

@@ -40,7 +40,7 @@ class StatsSampler:
 
     async def start(self) -> None:
         self._due_s = self._clock.monotonic()
-        self._window_due_ms = dict.fromkeys(WINDOWS, self._now_ms())
+        self._window_due_ms = dict.fromkeys(WINDOWS, self._clock.steady_ms())
         self._morning_ms = next_morning_ms(self._clock.now_ms())
         self._tick()
 
@@ -59,7 +59,7 @@ class StatsSampler:
         return self._store_stats.rows(now_ms), totals
 
     def _tick(self) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._clock.steady_ms()
         self._store_stats.sample(now_ms)
         for window, (interval_ms, _) in WINDOWS.items():
             late_ms = now_ms + SECOND_MS // 2 - self._window_due_ms[window]
@@ -73,7 +73,7 @@ class StatsSampler:
 
     def _sample(self, window: Window, meters: Iterator[Meter]) -> None:
         part = list(islice(meters, METERS_PER_TURN))
-        self._stats.sample(window, self._now_ms(), part)
+        self._stats.sample(window, self._clock.steady_ms(), part)
         if len(part) == METERS_PER_TURN:
             asyncio.get_running_loop().call_soon(self._sample, window, meters)
         elif window == "hour":
@@ -86,6 +86,3 @@ class StatsSampler:
         elif self._morning_ms - now_ms <= _DAY_MS_MAX:
             return
         self._morning_ms = next_morning_ms(now_ms)  # also when the clock was set back
-
-    def _now_ms(self) -> int:
-        return round(self._clock.monotonic() * 1000)

@@ -156,7 +156,7 @@ class Registration:
 
     async def register_all(self) -> None:
         """Announce the whole table, with the permissions that the broker has now, and wait."""
-        self._plan.all_changed(self._now_ms())
+        self._plan.all_changed(self._clock.steady_ms())
         self._step()
         await self.announced()
 
@@ -177,7 +177,7 @@ class Registration:
         """Carry out what the plan asks for by now, and wake up when it asks for more."""
         if not self._running:
             return
-        now_ms = self._now_ms()
+        now_ms = self._clock.steady_ms()
         self._follow_settings(now_ms)
         for address in self._plan.registered:
             if not self._client.connected(address) and self._plan.connection_lost(address, now_ms):
@@ -249,9 +249,9 @@ class Registration:
         except SkylarkError as caught:
             error = caught
         finally:
-            changed = self._plan.done(announcement, self._now_ms(), succeeded=succeeded)
+            changed = self._plan.done(announcement, self._clock.steady_ms(), succeeded=succeeded)
             if succeeded and config.is_slave and self._masters.get(address) is None:
-                self._plan.seek(address, self._now_ms())
+                self._plan.seek(address, self._clock.steady_ms())
             self._choose_master()
             self._log_outcome(address, succeeded, changed, error)
             self._step()
@@ -328,7 +328,7 @@ class Registration:
             return
         own = brokers.get(self._live.current.broker_name)
         if own is not None and MASTER_ID in own.broker_addrs and self.master is None:
-            self._plan.all_changed(self._now_ms())
+            self._plan.all_changed(self._clock.steady_ms())
             self._step()
 
     async def _unregister(self, address: str) -> None:
@@ -384,9 +384,6 @@ class Registration:
         elif error is not None:
             level = logging.WARNING if changed else logging.DEBUG
             log.log(level, "not registered with name server %s, trying on: %s", address, error)
-
-    def _now_ms(self) -> int:
-        return round(self._clock.monotonic() * 1000)
 
 
 def _encode(content: TopicConfigAndMappingSerializeWrapper, config: BrokerConfig) -> list[bytes]:

@@ -186,7 +186,7 @@ async def test_conflicts_and_locks_are_shown(world: World, peer: Peer) -> None:
         data = consumer("g", SubscriptionData(topic="T", sub_string=tags))
         await client.call(RequestCode.HEART_BEAT, {}, heartbeat(data, client_id=client_id))
     queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)
-    world.locks.lock("g", "A", [queue], world.liveness.now_ms())
+    world.locks.lock("g", "A", [queue], world.clock.steady_ms())
     shown = await peer.connections("g")
     assert shown.queue_locks == [
         QueueLock(message_queue=queue, client_id="A", expires_ms=world.clock.now_ms() + 60_000)

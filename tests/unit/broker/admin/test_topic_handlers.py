@@ -262,7 +262,7 @@ async def test_who_consumes_a_topic_and_what_a_group_consumes() -> None:
 async def test_the_subscription_of_a_group(world: World, peer: Peer) -> None:
     await peer.join("g", "T")
     pulled = SubscriptionData(topic="P", sub_string="a")
-    world.consumers.compensate("g", pulled, world.liveness.now_ms())
+    world.consumers.compensate("g", pulled, world.clock.steady_ms())
 
     async def ask(**ext: str) -> QuerySubscriptionResponseBody:
         answer = await peer.call(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, ext)

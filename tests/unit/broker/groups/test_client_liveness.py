@@ -210,12 +210,12 @@ async def test_virtual_time_kills_no_client_that_is_connected(world: World) -> N
     await subscribe(peer, "A", "x")
     await subscribe(gone, "B", "x")
     other = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)
-    now_ms = world.liveness.now_ms()
+    now_ms = world.clock.steady_ms()
     world.locks.lock("g", "A", [QUEUE], now_ms)
     world.locks.lock("g", "B", [other], now_ms)
     await gone.disconnect()
     await world.clock.advance(hours=5)
-    now_ms = world.liveness.now_ms()
+    now_ms = world.clock.steady_ms()
     assert world.consumers.client_ids("g") == ["A"]
     assert world.producers.find("A") is not None
     assert peer.is_connected
@@ -227,7 +227,7 @@ async def test_virtual_time_kills_no_client_that_is_connected(world: World) -> N
 async def test_a_connection_that_is_about_to_end_renews_nothing(world: World) -> None:
     peer = world.peer()
     await subscribe(peer, "A", "x")
-    now_ms = world.liveness.now_ms()
+    now_ms = world.clock.steady_ms()
     world.locks.lock("g", "A", [QUEUE], now_ms - 20_000)
     (connection,) = world.server.connections
     connection.abort()
@@ -251,12 +251,12 @@ async def test_a_step_of_the_wall_clock_expires_nobody(step_ms: int) -> None:
     async with running(clock=clock) as world:
         peer = world.peer()
         await subscribe(peer, "A", "x")
-        world.locks.lock("g", "A", [QUEUE], world.liveness.now_ms())
+        world.locks.lock("g", "A", [QUEUE], world.clock.steady_ms())
         clock.step_ms = step_ms
         await clock.advance(50, clients_alive=False)
-        assert world.liveness.now_ms() == START_MS + 50_000
+        assert world.clock.steady_ms() == START_MS + 50_000
         assert peer.is_connected
-        assert world.locks.holder("g", QUEUE, world.liveness.now_ms()) == "A"
+        assert world.locks.holder("g", QUEUE, world.clock.steady_ms()) == "A"
         await clock.advance(80, clients_alive=False)
         assert not peer.is_connected, "real silence is noticed all the same"
 

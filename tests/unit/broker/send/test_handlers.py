@@ -308,7 +308,7 @@ async def test_a_retry_topic_sends_the_rest_to_the_dead_letters(tmp_path: Path) 
         answer = await world.send("%RETRY%G", j="3", properties="DELAY\x015\x02")
         assert (answer.code, (answer.ext or {})["queueId"]) == (0, "0")
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-        world.graph.locks.lock("G", "c1", [queue], world.graph.liveness.now_ms())
+        world.graph.locks.lock("G", "c1", [queue], world.clock.steady_ms())
         assert (await world.send("%RETRY%G", j="0", properties="RETRY_TOPIC\x01T\x02")).code == 0
         dead = world.records("%DLQ%G")
         assert [record.reconsume_times for record in dead] == [3, 0]

@@ -159,7 +159,7 @@ async def test_a_plain_send_to_the_retry_topic_may_be_tried_once_more_often(tmp_
         assert [record.reconsume_times for record in world.records(RETRY)] == [2]
         assert [record.reconsume_times for record in world.records(DEAD)] == [3]
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-        world.graph.locks.lock("G", "c1", [queue], world.graph.liveness.now_ms())
+        world.graph.locks.lock("G", "c1", [queue], world.clock.steady_ms())
         assert (await world.send(RETRY, j="0")).code == 0  # consumed in order right now
         assert [record.reconsume_times for record in world.records(DEAD)] == [3, 0]
 
