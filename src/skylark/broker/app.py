@@ -150,6 +150,7 @@ class Broker:
         if graph.slave is None:
             graph.transactions.start()
         await graph.saver.start()
+        await graph.save_new_topics()
         await graph.sampler.start()
         graph.slow_groups.start()
         graph.retention_watch.start()

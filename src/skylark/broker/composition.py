@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -87,6 +88,7 @@ from skylark.broker.table_saver import (
     load_tables,
 )
 from skylark.broker.topics.attributes import QUEUE_TYPE
+from skylark.broker.topics.config_rebuild import LostTopicsCheck
 from skylark.broker.topics.registration import MasterAddress, Registration
 from skylark.broker.topics.topic_table import TopicTable
 from skylark.broker.transaction.end_transaction import EndTransactionStep
@@ -100,6 +102,7 @@ from skylark.broker.transaction.record_lookup import topic_of_half
 from skylark.broker.transaction.transaction_service import TransactionService
 from skylark.core.clock import Clock
 from skylark.core.config import InvalidConfigError
+from skylark.core.errors import StoreError
 from skylark.core.hashing import UniqueIdGenerator
 from skylark.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from skylark.filter.bloom import BloomFilter
@@ -163,6 +166,7 @@ class BrokerGraph:
         self.saved = self.saver.add_tables(self.live, self.topics, self.groups, self.offsets)
         self.modes_saved = self.saver.on_change(MESSAGE_REQUEST_MODES, self.request_modes.snapshot)
         self._store_host = _store_host(config)
+        self._lost_topics = LostTopicsCheck(config, self.topics, files)
         self.store = MessageStore(
             config.store,
             store_host=self._store_host,
@@ -479,11 +483,21 @@ class BrokerGraph:
     def open_store(self) -> None:
         """Take over the messages. May take long, and may run in a thread while nothing is served:
         whoever opens a store owns it, and hands it over by returning."""
+        self._lost_topics.check_folders()
         self.store.open(is_batch_topic=self._is_batch_topic)
+        self._lost_topics.check(self.store.queues.topics())
         if self.store.replica is None:
             self.transactions.recover()
         else:
             self.store.replica.on_grown = self.pulls.waiting.grown
+
+    async def save_new_topics(self) -> None:
+        """Write ``topics.json`` of a new master before it accepts messages; see
+        :mod:`skylark.broker.topics.config_rebuild`."""
+        if self.slave is None and not self.topics.has_file:
+            self.saved.topics.mark()
+            with suppress(StoreError):  # the saver logs it and tries again
+                await self.saved.topics.written()
 
     def bring_to_disk(self) -> None:
         """The end of an orderly stop, after ``store.stop()``; in any thread, as ``open_store``."""

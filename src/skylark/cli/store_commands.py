@@ -1,12 +1,13 @@
-"""``skylark store``: checks and dumps the files of a message store, Skylark's or Apache's.
+"""``skylark store``: checks, dumps and repairs the files of a message store, Skylark's or Apache's.
 
-It changes nothing. It can read a store in use, and then prints a note on stderr.
+``check`` and ``dump`` change nothing. They can read a store in use; ``dump`` then prints a note on
+stderr. ``rebuild-config`` writes the tables of a stopped broker after it has shown what it writes.
 
 =====  ===========================================================
 code   meaning
 =====  ===========================================================
-0      no findings except notes; everything was dumped
-1      findings; or the dump skipped bytes of the log that are not records
+0      no findings except notes; everything was dumped; the tables lack nothing or are written
+1      findings; the dump skipped bytes of the log that are not records; not confirmed
 2      the directory is not a store, or a setting is wrong
 4      the directory does not exist
 =====  ===========================================================
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skylark.cli.cli_context import CliContext
-from skylark.cli.command_helpers import key_value
+from skylark.cli.command_helpers import confirm, key_value, yes_option
 from skylark.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from skylark.store.inspection.log_walk import Hole
     from skylark.store.inspection.store_check import CheckReport
     from skylark.store.inspection.store_directory import FileSizes, Survey
+    from skylark.wire.bodies.config import TopicConfig
 
 _COLUMNS = ("severity", "kind", "file", "offset", "text")
 _SETTINGS_HELP = """\
@@ -49,7 +51,7 @@ class _NotAStoreError(click.ClickException):
 
 @click.group("store")
 def command() -> None:
-    """Check or dump the files of a message store."""
+    """Check, dump or repair the files of a message store."""
 
 
 def _store_options(function: Any) -> Any:
@@ -263,6 +265,64 @@ def _report_holes(holes: Sequence[Hole]) -> None:
         click.echo(f"no record at {hole.log_offset}: {fault}", err=True)
     if holes:
         raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+# ---- rebuild-config ------------------------------------------------------------------------------
+
+
+@command.command("rebuild-config")
+@_store_options
+@yes_option
+@click.pass_obj
+def rebuild_config(
+    context: CliContext,
+    directory: Path,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    yes: bool,
+) -> None:
+    """Make lost topics and groups again from the queue folders of a store.
+
+    For a broker that does not start because config/topics.json is lost. DIR is the folder that
+    storePathRootDir names; its broker must be stopped. Shows the topics and groups that the tables
+    in DIR/config lack, asks for confirmation, and adds them. What the tables have stays.
+
+    A topic gets as many queues as have a folder, and can be read and written. Its other attributes
+    and the offsets of groups cannot be rebuilt: groups begin at their start position.
+
+    \b
+    Examples:
+      skylark store rebuild-config /var/lib/rocketmq/store
+      skylark store rebuild-config store --yes
+    """
+    from skylark.broker.topics.config_rebuild import plan_rebuild, write_rebuild
+    from skylark.core.clock import SystemClock
+    from skylark.store.files import OsFileSystem
+    from skylark.store.inspection.store_directory import State, survey
+
+    config, sizes = _settings(directory, config_file, assignments)
+    files = OsFileSystem()
+    with _directory_errors(directory):
+        surveyed = survey(files, directory, sizes, log_path=_log_path(directory, config))
+    if surveyed.state is State.IN_USE:
+        raise click.UsageError(f"a broker uses {directory}: stop it first")
+    plan = plan_rebuild(files, surveyed)
+    rows: list[dict[str, object]] = [
+        {"kind": "topic", "name": t.topic_name, "queues": t.read_queue_nums, **_queue_type(t)}
+        for t in plan.topics
+    ]
+    rows += [{"kind": "group", "name": group.group_name} for group in plan.groups]
+    if not rows:
+        context.output.info(f"the tables of {directory} lack no topic and no group")
+        return
+    context.output.rows(("kind", "name", "queues", "queue_type"), rows)
+    confirm(f"Write these to {directory / 'config'}?", yes=yes)
+    write_rebuild(files, directory, plan, SystemClock().now_ms())
+    context.output.info(f"wrote {len(plan.topics)} topics and {len(plan.groups)} groups")
+
+
+def _queue_type(topic: TopicConfig) -> dict[str, object]:
+    return {"queue_type": topic.attributes.get("queue.type", "SimpleCQ")}
 
 
 # ---- shared --------------------------------------------------------------------------------------

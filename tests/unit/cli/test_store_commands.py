@@ -220,7 +220,7 @@ def test_help_shows_examples() -> None:
     assert run.exit_code == 0
     assert "skylark store dump store --topic Orders --body text" in run.stdout
     run = skylark("store", "--help")
-    assert "Check or dump the files of a message store." in run.stdout
+    assert "Check, dump or repair the files of a message store." in run.stdout
 
 
 # ---- dump ------------------------------------------------------------------------------------
@@ -270,3 +270,60 @@ def test_a_closed_pipe_ends_quietly() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+# ---- rebuild-config ----------------------------------------------------------------------------
+
+
+def rebuild(store: Path, *arguments: str, answer: str | None = None) -> Result:
+    command = ["store", "rebuild-config", str(store), *arguments]
+    return CliRunner().invoke(cli, command, input=answer, prog_name="skylark")
+
+
+def test_a_rebuild_shows_what_it_writes_and_asks_first(basic: Path) -> None:
+    shutil.rmtree(basic / "config")
+    run = rebuild(basic, answer="n\n")
+    assert run.exit_code == 1
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert ["topic", "GoldenA", "4", "SimpleCQ"] in rows
+    assert ["topic", "GoldenBatchCq", "1", "BatchCQ"] in rows
+    assert ["group", "golden_retry_cg", "-", "-"] in rows
+    assert f"Write these to {basic / 'config'}?" in run.stderr
+    assert not (basic / "config").exists()
+    run = rebuild(basic, answer="y\n")
+    assert run.exit_code == 0
+    assert "wrote 9 topics and 1 groups" in run.stderr
+    assert b"GoldenA" in (basic / "config/topics.json").read_bytes()
+
+
+def test_a_rebuild_with_yes_does_not_ask(basic: Path) -> None:
+    shutil.rmtree(basic / "config")
+    run = CliRunner().invoke(
+        cli, ["--output", "json", "store", "rebuild-config", str(basic), "--yes"]
+    )
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert json.loads(run.stdout)[0] == {
+        "kind": "topic",
+        "name": "%DLQ%golden_retry_cg",
+        "queues": 1,
+        "queue_type": "SimpleCQ",
+    }
+    run = rebuild(basic, "--yes")
+    assert (run.exit_code, run.stdout) == (0, "")
+    assert run.stderr == f"the tables of {basic} lack no topic and no group\n"
+
+
+def test_a_rebuild_of_a_store_in_use_is_refused(
+    basic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(basic / "config")
+    monkeypatch.setattr(OsFileSystem, "is_locked", lambda _files, _path: True)
+    run = rebuild(basic, "--yes")
+    assert run.exit_code == 2
+    assert f"a broker uses {basic}: stop it first" in run.stderr
+    assert not (basic / "config").exists()
+
+
+def test_a_rebuild_needs_a_store(tmp_path: Path) -> None:
+    assert rebuild(tmp_path / "nothing", "--yes").exit_code == 4
+    assert rebuild(tmp_path, "--yes").exit_code == 2

@@ -79,6 +79,8 @@ class TopicTable:
         self._listeners: list[TopicListener] = []
         self.version = DataVersion(timestamp=clock.now_ms())
         self._mapping_version = self.version  # of static topics, which do not exist
+        #: Whether ``topics.json`` or its backup named any topic; see :mod:`config_rebuild`.
+        self.has_file = False
 
     def subscribe(self, listener: TopicListener) -> None:
         """Call ``listener`` after every change."""
@@ -342,6 +344,7 @@ class TopicTable:
     def load(self, table: config_tables.TopicTable) -> None:
         """Take over ``topics.json``; system topics that it lacks stay."""
         self._topics.update(table.topic_config_table)
+        self.has_file = bool(table.topic_config_table)
         if table.data_version != DataVersion():
             self.version = table.data_version
 

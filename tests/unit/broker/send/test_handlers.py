@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -428,6 +429,7 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
 async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         config = tmp_path / "store/config"
+        shutil.rmtree(config)
         config.write_bytes(b"not a directory")
         sending = asyncio.create_task(world.send("New"))
         await world.clock.drain()

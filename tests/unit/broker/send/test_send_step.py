@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -386,6 +387,7 @@ async def test_answers_wait_until_a_topic_that_the_run_made_is_saved(tmp_path: P
 async def test_a_topic_that_cannot_be_saved_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with stored(tmp_path) as world:
         config = tmp_path / "store/config"
+        shutil.rmtree(config)
         config.write_bytes(b"not a directory")
         producer = await send_together(world, [request(n, "New") for n in range(3)])
         failed, codes = world.graph.saved.topics.failed, producer.codes
